@@ -207,18 +207,14 @@ def correct_for_version(
     if llm.is_mixture and _vllm_version(engine) is not None and not latency.joint_s:
         latency = latency.padded_to([size for size in GRAPH_SIZES if size <= captured])
     if layer_s := longer_layer_s(llm, engine):
-        added_s = layer_s * experts_layers(llm)
-        basis = (
-            f"{latency.basis}; {1e6 * layer_s:.0f} us longer per layer of experts, "
-            f"as on vLLM {engine.version}"
-        )
-        latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
+        why = f"{1e6 * layer_s:.0f} us longer per layer of experts, as on vLLM {engine.version}"
+        latency = _with_added_s(latency, layer_s * experts_layers(llm), why)
     if chunks_s := longer_chunks_s(llm, engine):
-        basis = f"{latency.basis}; {1e3 * chunks_s:.0f} ms of launching attention in chunks"
-        latency = replace(latency, f_s=tuple(f_s + chunks_s for f_s in latency.f_s), basis=basis)
+        why = f"{1e3 * chunks_s:.0f} ms of launching attention in chunks"
+        latency = _with_added_s(latency, chunks_s, why)
     if latency.kind == "kernels" and (shorter_s := shorter_index_s(llm, gpu, engine)):
-        basis = f"{latency.basis}; {1e3 * shorter_s:.1f} ms shorter by SGLang's kernels of sparse attention"
-        latency = replace(latency, f_s=tuple(f_s - shorter_s for f_s in latency.f_s), basis=basis)
+        why = f"{1e3 * shorter_s:.1f} ms shorter by SGLang's kernels of sparse attention"
+        latency = _with_added_s(latency, -shorter_s, why)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, gpu, engine):
         # This is f(G) + s layers of the module's docstring. `step_s` includes h, which is added to every
@@ -231,6 +227,12 @@ def correct_for_version(
         )
         latency = replace(latency.with_least(least_s, beyond_tokens=float(captured)), basis=basis)
     return latency
+
+
+def _with_added_s(latency: StepLatency, added_s: float, why: str) -> StepLatency:
+    """The step times with so many seconds more in every step; `why` is added to their basis."""
+    f_s = tuple(seconds + added_s for seconds in latency.f_s)
+    return replace(latency, f_s=f_s, basis=f"{latency.basis}; {why}")
 
 
 def _vllm_version(engine: Engine | None) -> tuple[int, ...] | None:
