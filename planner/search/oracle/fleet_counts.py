@@ -29,9 +29,8 @@ def names_of(counts: Counts) -> NamedCounts:
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is not among them."""
-    names = [
-        (f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools
-    ]  # As `Option.name`.
+    # As `Option.name`.
+    names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools]
     return counts_named(names, options)
 
 

@@ -84,11 +84,11 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
     return is_within(limits, (pool for counts in fleets for pool in counts or ()))
 
 
-def require_shared_nodes(limits: FleetLimits) -> None:
+def require_shared_nodes(limits: FleetLimits, llms: int) -> None:
     """Raises InfeasibleError where each of several LLMs has nodes of its own: then no fleets are searched for
     within shared limits (shared_bill.py).
     """
-    if not limits.by_gpu:
+    if llms > 1 and not limits.by_gpu:
         raise InfeasibleError(
             "capacity: the fleets of all LLMs, each on nodes of its own, are not within the limits together",
             kind="capacity",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -144,8 +144,7 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     """The plan `best`, in which each LLM has nodes of its own, as the answer. The bounds are those of the
     `first` plan, because GPUs in use cost no more than whole nodes.
     """
-    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
-    filled = NodesFilled((), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss))
+    filled = _nodes_filled(best, first, without=())
     return replace(
         best,
         bound=first.bound,
@@ -181,6 +180,12 @@ def _bills(shared: SharedPlan) -> tuple[float, float]:
     return shared.bill.usd_per_h, losses[0] if losses else 0.0
 
 
+def _nodes_filled(best: SharedPlan, first: SharedPlan, *, without: Sequence[str]) -> NodesFilled:
+    """The fact that says how much less the plan `best`, made `without` these GPUs, costs than the `first`."""
+    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
+    return NodesFilled(tuple(without), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss))
+
+
 def _bill_or_none(bill: float) -> float | None:
     """A bill of `_bills`; None for the 0 or the infinity of fleets that are missing."""
     return bill if 0.0 < bill < math.inf else None
@@ -194,10 +199,7 @@ def _beside_first(
     saves against that plan.
     """
     parts = list(parts)
-    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
-    filled = NodesFilled(
-        tuple(sorted(left_out)), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss)
-    )
+    filled = _nodes_filled(best, first, without=sorted(left_out))
     names = [part.name for part in parts]
     gives = gives_way_facts(
         parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit

@@ -81,7 +81,7 @@ def plan_on_paper(
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(each)[1].best for each in alone)):
-        joint_limits.require_shared_nodes(limits)
+        joint_limits.require_shared_nodes(limits, len(parts))
         until = slice_of(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(parts, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)

@@ -135,7 +135,7 @@ def share_production(
         llm_productions.append(llm)
     fleets, shared, tries = [llm.alone for llm in llm_productions], None, 0
     if not joint_limits.fit_together(limits, fleets):
-        joint_limits.require_shared_nodes(limits)
+        joint_limits.require_shared_nodes(limits, len(llms))
         chosen = _plan_within_shared_limits(llm_productions, limits, deadline, progress)
         if chosen is None:
             return None
