@@ -39,7 +39,7 @@ from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError
 from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges, sort_waits
+from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges, ranges, sort_waits
 from planner.units import DAY_S
 
 MOST_DRAWN = 20_000_000  # Requests of one description.
@@ -768,7 +768,7 @@ def _prompt_blocks(
         block *= 2
     count = tokens // block
     offsets = np.concatenate(([0], np.cumsum(count)))
-    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+    number = ranges(np.zeros_like(count), count)
     shared_blocks = shared // block
     longest = int(count.max()) + 1
     # Each text and each session has a range of `longest` ids; the ranges of texts come first.

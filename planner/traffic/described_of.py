@@ -15,7 +15,7 @@ from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.traffic.described import CLIENT_RATE_S, CLIENT_RATE_VAR, Clients, Description, Prefixes, Sessions
 from planner.traffic.lengths import LengthHistogram
-from planner.traffic.sessions import session_numbers, waits_for_others
+from planner.traffic.sessions import first_rows, session_numbers, waits_for_others
 from planner.traffic.trace import IntArray, Trace
 from planner.units import HOUR_S
 
@@ -54,7 +54,7 @@ def described_of(trace: Trace) -> Description:
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
     # Only the first request of a session arrives by itself; the others follow it.
-    starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
+    starts = trace if session is None else trace.select(first_rows(session))
     fano = _fano_factors(starts, every_s, duration_s)
     # In sessions a prompt shares the conversation before it. Other shared texts are not described then.
     prefixes = _describe_prefixes(trace) if trace.has_prefixes and session is None else None

@@ -13,6 +13,9 @@ number of agents at work, and not how users come and go (`begin_together`).
 
 from __future__ import annotations
 
+import threading
+import weakref
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,8 +52,24 @@ def with_nominal_arrivals(trace: Trace) -> Trace:
     return trace.select(order, arrival_s=arrival_s[order])
 
 
+# Every scenario needs the sessions of the trace that it is drawn from, so they are kept as long as that trace
+# is in memory.
+_kept_sessions: weakref.WeakKeyDictionary[Trace, IntArray] = weakref.WeakKeyDictionary()
+_keeping = threading.Lock()
+
+
 def session_numbers(trace: Trace) -> IntArray:
-    """(n,): the number of each request's session."""
+    """(n,): the number of each request's session. Nobody may write into this array."""
+    with _keeping:
+        session = _kept_sessions.get(trace)
+    if session is None:
+        session = _number_sessions(trace)
+        with _keeping:
+            _kept_sessions[trace] = session
+    return session
+
+
+def _number_sessions(trace: Trace) -> IntArray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -63,6 +63,13 @@ def _never_falls(values: npt.NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
+def ranges(first: IntArray, count: IntArray) -> IntArray:
+    """For every row the `count` whole numbers from `first` on, one row after the other."""
+    ends = np.cumsum(count)
+    numbers: IntArray = np.arange(count.sum()) + np.repeat(first - (ends - count), count)
+    return numbers
+
+
 def join_arrays(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Concatenate `parts`, and empty that list so that their memory is freed."""
     joined_array = np.concatenate(parts)
@@ -201,8 +208,7 @@ class Trace:
         if self.has_prefixes:
             blocks = np.diff(self.prefix_offsets)[chosen]
             offsets = np.concatenate(([0], np.cumsum(blocks)))
-            # An id's old position is the old start of its request plus the id's distance from the new start.
-            ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
+            ids_at = ranges(self.prefix_offsets[chosen], blocks)
         return replace(
             self,
             arrival_s=self.arrival_s[chosen] if arrival_s is None else arrival_s,

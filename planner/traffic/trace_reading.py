@@ -88,14 +88,13 @@ def read_files(
                 for source in sources
                 for number, line in source.lines()
             )
-            sessions = agent_files.read_agent_files(kind, _name_of(paths), lines)
-            return ReadTrace(with_larger_blocks(sessions), kind, None)
-        if folder := next((path for path in paths if path not in files), None):
+            result = ReadTrace(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
+        elif folder := next((path for path in paths if path not in files), None):
             raise TraceError(
                 f"{folder}: is a directory, and {sources[0].path.name} in it is no file of agents' sessions; "
                 "give files"
             )
-        if len(sources) == 1 and not log_options.says_something and _has_format(sources[0]):
+        elif len(sources) == 1 and not log_options.says_something and _has_format(sources[0]):
             source = sources[0]
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
             read_file = partial(

@@ -18,7 +18,7 @@ import numpy as np
 from planner.search.prefixes.prefix_placing import stable_nodes
 from planner.traffic.prefixes import block_uses, prefix_tree
 from planner.traffic.scaling import combine_parts, with_own_blocks
-from planner.traffic.sessions import session_numbers
+from planner.traffic.sessions import first_rows, session_numbers
 from planner.traffic.trace import IntArray, Trace
 
 
@@ -29,8 +29,7 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
     if not trace.duration_s > 0:  # Requests that all arrive at once have no stable prefixes.
         return trace
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
-    first_request = np.full(session.max() + 1, len(trace))  # The first request of each session.
-    np.minimum.at(first_request, session, np.arange(len(trace)))
+    first_request = first_rows(session)
     prefix = popular_prefixes(trace)[first_request]  # The prefix of each session.
     prefixes = np.unique(prefix[prefix >= 0])
     if len(prefixes) < 2 or not drift_frac > 0:
