@@ -1,27 +1,29 @@
-"""Predicted against measured, on runs of real engines that others published.
-
-docs/evidence/accuracy.md is its table.
+"""Compares predictions with published measurements of real engines; docs/evidence/accuracy.md has the table.
 
     python benchmarks/reality.py DIR [--engine runs|none] [--only SOURCE] [--every N] [--json]
 
-Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
-what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, the version of the
-engine that ran (and how it scheduled where that is not the version's default), no constant of the run's own.
-`--engine none` takes the step times alone. Prints which share of the runs is left out, the errors per source,
-LLM and GPU, what others reach on such data, and what was left out and why. Saturated runs count like others.
-Exit code 1 where a bound is missed, 2 where there is nothing to replay.
+Simulates every run in DIR, and the measured points of the package aiconfigurator-core if it is installed.
+Each is simulated as for a user who describes the deployment in a fleet.yaml: with the catalog's step times
+and the version of the engine that ran (and its scheduling, where that is not the version's default). Nothing
+is fitted to the run itself. With `--engine none` the engine's host adds no time to the steps.
 
-Reads these (the README beside the data says how they were measured):
+Prints the share of runs that is left out, the errors per source, LLM and GPU, the errors that other
+simulators report on such data, and every reason for leaving runs out. Saturated runs count like all others.
+The exit code is 1 if an error is above its bound (BOUNDS), and 2 if there is nothing to simulate.
+
+Reads these files; the README beside the data says how they were measured. In an open loop requests arrive at
+their own times; in a closed loop each client sends its next request when the last one has ended.
 
     *inference_perf*.json                      open loop, stages of a constant rate
-    *ml_energy*.jsonl, *output_lengths*.json   all requests at once, one line per run; histograms of outputs
+    *ml_energy*.jsonl, *output_lengths*.json   all requests sent at once, a line per run; histograms of the
+                                               lengths of outputs
     *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock;
                                                RUN--tpN--*.csv.gz: kernel profiles for `plan import`
-    *inferencex*.jsonl                         closed loop, one line per run, medians and 99th percentiles
-    *llmd*.jsonl                               open loop, fleets of llm-d's guides: ladders of rates, and
-                                               prefill and decode apart
-    *.runs.json                                counted as left out: sessions
-    systems/silicon_sample.csv of the wheel    closed loop, means of TTFT and TPOT
+    *inferencex*.jsonl                         closed loop, a line per run, medians and 99th percentiles
+    *llmd*.jsonl                               open loop, fleets of llm-d's guides: several rates in turn
+                                               ("ladders"), and fleets of prefill and decode workers
+    *.runs.json                                sessions, which are only counted as left out
+    systems/silicon_sample.csv                 closed loop, means of TTFT and TPOT; in aiconfigurator-core
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Document = Mapping[str, Any]
 
-CONFIGS = Path(__file__).parent / "configs"  # LLMs that are in no catalog: shapes their authors publish
-GPUS = {  # as the sources call them
+CONFIGS = Path(__file__).parent / "configs"  # Published config.json files of LLMs that the catalog lacks.
+GPUS = {  # A GPU's name in the sources -> its row in the catalog.
     "H100 SXM 80 GB": "h100-80g",
     "H100": "h100-80g",
     "H200": "h200-141g",
@@ -77,16 +79,20 @@ GPUS = {  # as the sources call them
     "b300_sxm": "b300-288g",
     "RTXPRO6000": "rtx-pro-6000",
 }
-WEIGHTS = {  # as the sources call them: formats of most weights
+# The format of weights by its name in the sources -> our names of the formats in which most of an LLM's
+# weights may be.
+WEIGHTS = {
     "": ("bf16",),
     "bfloat16": ("bf16",),
     "fp8": ("fp8", "fp8-block"),
     "mxfp4": ("mxfp4",),
     "fp8_block": ("fp8-block", "fp8"),
     "int4_wo": ("int4", "int4-g32"),
-    "nvfp4": ("nvfp4", "mxfp4"),  # InferenceX's "fp4", which of gpt-oss is what OpenAI published
+    # InferenceX's "fp4"; gpt-oss in "fp4" has the weights that OpenAI published, which are in mxfp4.
+    "nvfp4": ("nvfp4", "mxfp4"),
 }
-CHECKPOINTS = {  # where the source names the LLM and not what was loaded
+# The checkpoint that was loaded, where the source names the LLM alone: by LLM and format of the weights.
+CHECKPOINTS = {
     ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
     # InferenceX loads the next version, which has the same shape.
     ("meta-llama/Llama-3.1-70B", "nvfp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
@@ -96,73 +102,80 @@ CHECKPOINTS = {  # where the source names the LLM and not what was loaded
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
     ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",
 }
-SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # `vllm serve` on a GPU of 70 GB and more
-BLOCK_TOKENS = 16
+SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # vLLM's defaults on GPUs of 70 GB and more.
+BLOCK_TOKENS = 16  # Tokens of a KV block, vLLM's default.
+# "itl", a name of the sources, is every gap between two tokens of an answer (TBT).
 QUANTITIES = ("ttft", "tpot", "itl", "e2e", "throughput", "power")
 QUANTILES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-FAILED_FRAC = 0.01  # of a stage's requests: from here on it is overloaded
-HOST_BOUND_FRAC = 0.6  # of their power limit: GPUs that draw less wait for their host
-PROMPTS = {  # median and spread of a lognormal, about: ML.ENERGY states none
-    "lm-arena-chat": (150, 1.3),  # every turn of a chat with all before it: 340 on average, a tenth above 790
+FAILED_FRAC = 0.01  # A stage in which more than this share of the requests failed is overloaded.
+HOST_BOUND_FRAC = 0.6  # GPUs that draw less than this share of their power limit wait for their host.
+# Prompt lengths of a task [tokens]: about the median of a lognormal distribution and the standard deviation
+# of its logarithm. ML.ENERGY does not publish them.
+PROMPTS = {
+    # Every turn of a chat follows all turns before it: 340 tokens on average, a tenth above 790.
+    "lm-arena-chat": (150, 1.3),
     "gpqa": (200, 0.4),
-    "sourcegraph-fim": (800, 0.7),  # so that of 96 in flight 89 fit into one H100's KV cache, as was measured
+    # With these numbers 89 of 96 requests in flight fit the KV cache of one H100, as was measured.
+    "sourcegraph-fim": (800, 0.7),
 }
-LONGEST_PROMPT = 8192
-# ML.ENERGY sets VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 for gpt-oss on B200 (its *.env.yaml): not vLLM's default.
+LONGEST_PROMPT = 8192  # Longer drawn prompts are cut to this length.
+# ML.ENERGY ran gpt-oss on B200 with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 (its *.env.yaml), which is not vLLM's
+# default, so these runs have fits of their own.
 MXFP8_FITS = repository_dir("catalogs") / "latency" / "mxfp8"
-SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"
-SENT = {
-    "lm-arena-chat": 1024,
-    "gpqa": 198,
-    "sourcegraph-fim": 1024,
-}  # Prompts that ML.ENERGY sends each time.
+SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"  # How often a run sends its prompts.
+# The number of prompts of a task, all of which ML.ENERGY sends each time.
+SENT = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024}
 UNSTATED_RANKS = (
     "data-parallel ranks: two took as long as one of them with as many clients (MiniMax-M2.5 on B200 with "
     "TP 2), so they did not share the requests"
 )
-UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
-# Between 0.18 and 0.19: its runs are of the day on which those of 0.19 begin.
+# The version of vLLM where InferenceX states none; it ran with asynchronous scheduling.
+UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}
+# This build is taken for a version between 0.18 and 0.19: its runs are of the day on which those of 0.19
+# begin.
 NIGHTLIES = {"nightly-5b8c30d62b754b57": "0.18.2"}
 AUTHORS = "AIConfigurator's authors"
-BACKENDS = {
-    "vllm": ("silicon-sample", "vLLM"),
-    "sglang": ("sglang", "SGLang"),
-}  # Source and engine of points.
-POLLED = ("b200-180g", "b300-288g")  # InferenceX's SGLang there: --scheduler-recv-interval.
-MOST_TP = 8
+# Backend of a point in silicon_sample.csv -> our name of the source, and the engine.
+BACKENDS = {"vllm": ("silicon-sample", "vLLM"), "sglang": ("sglang", "SGLang")}
+# On these GPUs InferenceX's SGLang looks for new requests every few steps only (--scheduler-recv-interval).
+POLLED = ("b200-180g", "b300-288g")
+MOST_TP = 8  # A larger tp_size in silicon_sample.csv counts GPUs twice.
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
-MOST_FLOPS_FRAC = 0.6  # of the peak over all the time; no other campaign asks for more than 49 %
+# A run that needs more than this share of the peak FLOP/s over its whole time cannot have computed its
+# prompts; no other campaign needs more than 49 %.
+MOST_FLOPS_FRAC = 0.6
 SAME_AGAIN = "the same measurement is in the file already"
 # InferenceX's nightlies of vLLM of February 2026 lie between 0.15 and 0.16; its file names no GPU.
 INFERENCEX_ENGINE, INFERENCEX_GPU = "vLLM 0.16.0", "h200-141g"
-# Drafts and how many of them are accepted. serve_glm5_sbatch.sh of InferenceX starts vLLM with MTP and one
-# draft token; the README beside the data has the share.
+# Draft tokens per step, and the share of them that is accepted. InferenceX's serve_glm5_sbatch.sh starts vLLM
+# with MTP and one draft token; the README beside the data has the share.
 DRAFTS = {"zai-org/GLM-5-FP8": (1, 0.8)}
-# bmk_glm5_sbatch.sh beside it sends all runs of one length to one server, with more and more clients and the
-# prompts of one seed: vLLM's prefix cache knows those that the run before has sent.
+# InferenceX's bmk_glm5_sbatch.sh sends all runs of one length to one server, with more and more clients. All
+# draw their prompts with one seed, so vLLM's prefix cache has the prompts of the run before.
 ONE_SERVER = ("zai-org/GLM-5-FP8",)
 # llm-d's guides (modelserver, benchmark-templates and router in guides of llm-d/llm-d, read on 2026-11-26).
 # A stock Kubernetes Service sends each connection to a worker drawn at random. llm-d's scorers send a prompt
-# to whoever has its beginning, one that nobody has to the worker that had to compute such a one longest ago,
-# and load weighs as much: cache-aware.
+# to the worker that has its beginning cached. If no worker has, it goes to the worker whose last prompt of
+# this kind was longest ago. Load weighs as much as the cache. Our nearest routing is cache-aware.
 LLMD_ROUTING: Mapping[str, Document] = {"rr": {"routing": "random"}, "aware": {"routing": "cache-aware"}}
 LLMD_WEIGHTS = {"openai/gpt-oss-120b": "mxfp4"}
-LLMD_MEMORY_FRAC = 0.95  # --gpu-memory-utilization of the optimized baseline
-LLMD_WARM_UP = (15.0, 50.0)  # requests/s and seconds of the stage before a ladder, which is not reported
-LLMD_SEEDS = 3  # ladders of which a prediction is the mean
-LLMD_GAP_S = 600.0  # Stages begin when the one before has ended; longer than any request takes.
-LLMD_SATURATED_S = 5.0  # From a mean TTFT of so much on requests queue for seconds: the stage is saturated.
-CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
+LLMD_MEMORY_FRAC = 0.95  # --gpu-memory-utilization of llm-d's guide "optimized baseline".
+LLMD_WARM_UP = (15.0, 50.0)  # Requests/s and seconds of the stage before a ladder; no results are reported.
+LLMD_SEEDS = 3  # A prediction is the mean over ladders drawn with so many seeds.
+LLMD_GAP_S = 600.0  # Between two stages, longer than any request takes: a stage starts on idle workers.
+LLMD_SATURATED_S = 5.0  # A stage with a larger mean TTFT is saturated: its requests queue for seconds.
+CLIENT_ROUNDS = 10  # Requests per client of a closed loop, for load generators that report on all of them.
 
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine was given, as means over a run's requests, for tools that take no more than that.
+    """The load of an engine as means over a run's requests, for tools that take nothing else.
 
-    `requests`: in flight at once; of an open loop by Little's law, from the rate and the E2E that was
-    measured. `cached_tokens` of `input_tokens` are in the prefix cache. `experts_whole`: expert parallelism.
-    `ranks` of data parallelism share the requests. Of `drafts` per step so many are `accepted`.
+    `requests` are in flight at once; in an open loop this number follows by Little's law from the rate and
+    the measured E2E. `cached_tokens` of the `input_tokens` are in the prefix cache. With `experts_whole`
+    every GPU has whole experts (expert parallelism). `ranks` of data parallelism share the requests.
+    `accepted` is the share of the `drafts` per step that is accepted.
     """
 
     input_tokens: float
@@ -178,7 +191,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured where: `campaign` is what was taken together, `case` tells its runs apart."""
+    """A measured run. A `campaign` is a group of runs measured together; `case` names the run in its
+    campaign.
+
+    `regime` is "overloaded", "saturated", "host-bound" or "".
+    """
 
     source: str
     campaign: str
@@ -193,9 +210,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a run: seconds, tokens per second or Watts. `basis`: where the step times come from.
+    """One figure of a run: seconds, tokens per second or Watts.
 
-    `bounds`: what is predicted at both ends of their spread, None where none is known.
+    `basis` is the origin of the step times: "fit" or "roofline" of the catalog, or "import" of the run's own
+    kernel profiles. `bounds` are the predictions at both ends of the step times' spread; None if no spread is
+    known.
     """
 
     run: Run
@@ -222,12 +241,14 @@ class Row:
 
 @dataclass(frozen=True)
 class LeftOut:
+    """A run that is not simulated, and `why`."""
+
     run: Run
     why: str
 
     @property
     def is_replayed_once(self) -> bool:
-        """Whether nothing is lost: the same measurement is replayed from another line."""
+        """Whether nothing is lost, because another line with the same measurement is simulated."""
         return self.why == SAME_AGAIN
 
 
@@ -236,9 +257,11 @@ Found = Iterator[Row | LeftOut]
 
 @dataclass(frozen=True)
 class Engines:
-    """Fleets of one kind of worker, as fleet.yaml describes them. `modelled`: with the engine that ran. `z`:
-    prefills and decodes lie so many standard deviations of their spread above its medians. `every`: of each
-    campaign of silicon-sample only every so many-th point.
+    """Makes the fleets of runs as `plan simulate` does from a fleet.yaml.
+
+    If `modelled`, with the version of the engine that ran; otherwise the engine's host adds no time. With `z`
+    the times of prefills and of decodes are so many standard deviations of their spread above the medians.
+    `every` N takes only each N-th point of a campaign of silicon-sample.
     """
 
     catalog: Catalog
@@ -257,8 +280,8 @@ class Engines:
         policies: Document | None = None,
         workers: Sequence[Document] = ({},),
     ) -> Fleet:
-        """`engine`: keys of every worker besides SERVER, `workers`: what each pool has of its own. Raises
-        PlannerError for what is not modelled.
+        """The fleet of a run. `engine` are keys of all workers in addition to SERVER, `workers` those of each
+        pool. Raises PlannerError for a deployment that is not modelled.
         """
         worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
         document: dict[str, Any] = {
@@ -269,7 +292,7 @@ class Engines:
         if not self.modelled:
             document["engine"] = "none"
         elif named := re.match(r"(vLLM|SGLang) (\d+\.\d+(\.\d+)?)", run.engine):
-            document["engine"] = {"name": named[1].lower(), "version": named[2], **_told_apart(run)}
+            document["engine"] = {"name": named[1].lower(), "version": named[2], **_engine_settings(run)}
         elif run.engine.startswith("SGLang"):
             document["engine"] = {"name": "sglang"}
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
@@ -278,7 +301,7 @@ class Engines:
         return fleet if self.z is None else fleet.with_step_spread(*self.z)
 
     def _llm(self, name: str, weights: str) -> str:
-        """A name of the catalog, or the path of a config.json."""
+        """The LLM for fleet.yaml: its name in the catalog, or the path of a config.json."""
         if weights not in WEIGHTS:
             raise InputError(f"weights in {weights} are not modelled")
         name = CHECKPOINTS.get((name, weights), name)
@@ -297,10 +320,10 @@ class Engines:
         return "roofline" if fleet.pools[0].type.latency.kind == "roofline" else "fit"
 
 
-def _told_apart(run: Run) -> Document:
-    """What else is known of the engine of a run."""
+def _engine_settings(run: Run) -> Document:
+    """The keys of `engine` in fleet.yaml that set this run's engine apart from the defaults of its version."""
     if run.source == "llmservingsim":
-        return {"front_end": "0 s"}  # times are of the engine's own clock
+        return {"front_end": "0 s"}  # The times are of the engine's own clock, so no front end is in them.
     if run.load is not None and run.load.drafts:
         drafts, accepted = run.load.drafts, run.load.accepted
         return {"speculative": {"method": "mtp", "tokens": drafts, "acceptance": accepted}}
@@ -312,8 +335,11 @@ def _told_apart(run: Run) -> Document:
 
 
 def _mixes_steps(run: Run) -> bool:
-    """Whether this SGLang was started with --enable-mixed-chunk: AIConfigurator's generator does so from the
-    template of 0.5.6 on, and its release 0.4.0, whose template is of 0.5.1, does not.
+    """Whether the run's SGLang was started with --enable-mixed-chunk, so that prompts and decodes share
+    steps.
+
+    AIConfigurator's generator starts it so from its template for SGLang 0.5.6 on. The template for 0.5.1, in
+    its release 0.4.0, does not.
     """
     version = re.match(r"SGLang 0\.(\d+)\.(\d+)", run.engine)
     is_authors = run.campaign.startswith(AUTHORS)
@@ -321,16 +347,18 @@ def _mixes_steps(run: Run) -> bool:
 
 
 def _places() -> list[Path]:
-    """Folders of config.json files: ours, and that of the wheel."""
+    """Folders of config.json files: ours, and that of aiconfigurator-core."""
     return [CONFIGS] if (wheel := _wheel()) is None else [CONFIGS, wheel / "model_configs"]
 
 
 def _wheel() -> Path | None:
+    """The folder of the installed package aiconfigurator-core, None if it is not installed."""
     spec = importlib.util.find_spec("aiconfigurator_core")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def refused(run: Run, error: PlannerError) -> LeftOut:
+    """The run left out for this error, whose text is shortened to the reason."""
     why = str(error).removeprefix("fleet.yaml: ").removeprefix("llm: ").removeprefix("workers[0]: ")
     for place in _places():
         why = why.replace(f"{place}/", "")
@@ -338,7 +366,7 @@ def refused(run: Run, error: PlannerError) -> LeftOut:
 
 
 def statistic(values: Floats, name: str) -> float:
-    """Of those that are numbers: a request of one token has no time per token."""
+    """The mean or quantile of all values that are not NaN: a request of one token has no time per token."""
     q = QUANTILES[name]
     return float(np.nanmean(values) if q is None else np.nanquantile(values, q))
 
@@ -349,10 +377,11 @@ def statistic(values: Floats, name: str) -> float:
 def inference_perf(path: Path, engines: Engines) -> Found:
     """Means and percentiles of TTFT, time per token and E2E per stage, and of the gaps between tokens.
 
-    vLLM wrote `output_len` tokens to every request (ignore_eos); `output_tokens` counts what a tokeniser
-    makes of the text, up to a fifth less, and would stretch the time per token. The client saw two chunks per
-    token, one right after the other: `tpot_s` counts half a token, and quantile q of the true gaps is
-    (1 + q) / 2 of those in `itl_s`.
+    vLLM wrote `output_len` tokens for every request (ignore_eos). The file's `output_tokens` are counted from
+    the text by a tokeniser and are up to a fifth less, which would make the time per token too long. The
+    client saw each token as two chunks, one right after the other. So the file's `tpot_s` is the time of half
+    a token, and half of the gaps in `itl_s` are nearly 0: quantile q of the true gaps is quantile (1 + q) / 2
+    there.
     """
     for name, document in json.loads(path.read_text()).items():
         engine = document["engine"]
@@ -399,7 +428,9 @@ def _stage_regime(stage: Document) -> str:
 
 
 def _stage_load(document: Document, stage: Document, duration_s: float) -> Load:
-    """After the first round all whole blocks of a prompt are cached, but for its last token."""
+    """The mean load of a stage. Users repeat their prompts, so after the first round all whole blocks of a
+    prompt are cached, except for that of its last token, which the engine always computes.
+    """
     inputs = float(stage["prompt_tokens"]["mean"])
     return Load(
         inputs,
@@ -417,8 +448,10 @@ def _stage_rows(
     simulation: Simulation,
     chosen: npt.NDArray[np.bool_],
 ) -> Iterator[Row]:
+    """The figures of a stage; `chosen` are its requests in the simulation of the whole run."""
     names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
     tokens = int(document["data"]["shared_prefix"]["output_len"])
+    # The true mean time per token; the file's percentiles of `tpot_s` are scaled by the same factor.
     token_s = (stage["e2e_s"]["mean"] - stage["ttft_s"]["mean"]) / (tokens - 1)
     for quantity, values, factor in (
         ("ttft", simulation.ttft_s, 1.0),
@@ -429,16 +462,16 @@ def _stage_rows(
             measured = float(stage[f"{quantity}_s"][key]) * factor
             yield Row(run, basis, quantity, name, statistic(values[chosen], name), measured)
     gaps = gap_runs(simulation)
-    for name, q, key in (("p50", 0.5, "p75"), ("p90", 0.9, "p95")):
+    for name, q, key in (("p50", 0.5, "p75"), ("p90", 0.9, "p95")):  # The key is quantile (1 + q) / 2.
         yield Row(run, basis, "itl", name, gap_percentile_s(gaps, q), float(stage["itl_s"][key]))
 
 
 def shared_prompts(document: Document, *, seed: int = 0) -> tuple[Trace, Ints, list[float]]:
-    """The requests of a run, the stage of each, and when the stages begin (and when the last has ended).
+    """The requests of a run, the stage of each, and the starts of the stages, with the end of the last [s].
 
-    Every user sends one prompt again and again, in turn, and the users of a group begin it alike. Within a
-    stage the intervals are exponential and fill it exactly, as the client draws them. A minute lies between
-    stages, more than any request takes.
+    Users take turns, each with one prompt that it sends again and again; the prompts of a group of users
+    begin alike. As in the client, the intervals within a stage are exponential and fill it exactly. A minute
+    lies between stages, longer than any request takes.
     """
     rng = np.random.default_rng(seed)
     data, stages = document["data"]["shared_prefix"], document["stages"]
@@ -452,6 +485,7 @@ def shared_prompts(document: Document, *, seed: int = 0) -> tuple[Trace, Ints, l
     user = np.concatenate([np.arange(len(each)) % users for each in arrivals])
     common = int(data["system_prompt_len"]) // BLOCK_TOKENS
     blocks = np.maximum(lengths // BLOCK_TOKENS, common)
+    # No prompt has a million blocks, so no two groups or users have ids in common.
     ids = [
         np.concatenate(
             [
@@ -474,7 +508,7 @@ def shared_prompts(document: Document, *, seed: int = 0) -> tuple[Trace, Ints, l
 
 
 def spread_lengths(quantiles: Document, n: int) -> Ints:
-    """(n,) lengths with these quantiles (min, p10, median, max, ...), in order."""
+    """(n,) lengths with these quantiles (min, p10, median, max, ...), in ascending order."""
     known = {"min": 0.0, "median": 0.5, "max": 1.0}
     points = sorted(
         (known[key] if key in known else float(key[1:]) / 100, float(value))
@@ -486,18 +520,18 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
     return lengths
 
 
-# --- ML.ENERGY: all requests at once, to an engine with so many seats
+# --- ML.ENERGY: all requests are sent at once. An engine's seats are its max_num_seqs.
 
 
 def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
-    """Gaps between tokens of a whole run; tokens per second and Watts while all seats are taken.
+    """Gaps between tokens of a whole run, and tokens per second and Watts while all seats are taken.
 
-    A run with all its GPUs in one group is a worker of that tensor parallelism, with whole experts on its
-    GPUs where it had expert parallelism. Prompts are drawn from PROMPTS, outputs from the histogram of the
-    LLM and task. Runs of many seats send the same prompts several times (SWEEPS), so vLLM's prefix cache has
-    them.
+    A run with all its GPUs in one group is simulated as one worker with this tensor parallelism, and with
+    expert parallelism if the run had it. Prompt lengths are drawn by PROMPTS, output lengths from the
+    histogram of the LLM and task. Runs with many seats send the same prompts several times (SWEEPS), so
+    vLLM's prefix cache has them.
     """
-    taken: Counter[tuple[str, str]] = Counter()  # some were measured twice
+    taken: Counter[tuple[str, str]] = Counter()  # Some cases were measured twice and need different names.
     for line in path.read_text().splitlines():
         point = json.loads(line)
         split, seats = point["parallelization"], int(point["max_num_seqs"])
@@ -536,9 +570,9 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
 
 
 def _seat_load(point: Document) -> Load:
-    """Prompts are computed once and cached for the repeats."""
+    """The mean load of a run; prompts are computed once, and cached when they are sent again."""
     median, sigma = PROMPTS[point["task"]]
-    inputs = median * math.exp(sigma**2 / 2)
+    inputs = median * math.exp(sigma**2 / 2)  # The mean of the lognormal distribution.
     return Load(
         inputs,
         float(point["avg_output_len"]),
@@ -550,8 +584,8 @@ def _seat_load(point: Document) -> Load:
 
 
 def repeats_of(point: Document) -> int:
-    """How often a run sends its prompts: as the sweep says for these seats, or for the next fewer. Where none
-    is known it is the least with which more requests wait than are in flight.
+    """How often a run sends its prompts: the number in SWEEPS for its seats, or for the next fewer seats. If
+    SWEEPS has neither, the prompts are sent so often that there are at least twice as many requests as seats.
     """
     campaign = f"{point['llm']} {point['task']} {point['num_gpus']} x {point['gpu_model']}"
     seats = int(point["max_num_seqs"])
@@ -561,8 +595,10 @@ def repeats_of(point: Document) -> int:
 
 
 def all_at_once(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 0) -> Simulation:
-    """A row's requests, sent at once. As in ml-energy/benchmark (c1d6557) its window begins when as many as
-    there are seats have their first token, and ends when only as many and one have not finished.
+    """Simulates a run, whose requests are all sent at once.
+
+    The window of its figures is that of ml-energy/benchmark (c1d6557): from the moment when as many requests
+    as there are seats have their first token, until only one request more than there are seats is left.
     """
     seats, rng = int(point["max_num_seqs"]), np.random.default_rng(seed)
     sent = SENT[point["task"]]
@@ -576,6 +612,8 @@ def all_at_once(fleet: Fleet, point: Document, lengths: Document, *, seed: int =
     prompt = np.arange(n) % sent
     blocks = inputs[prompt] // BLOCK_TOKENS
     offsets = np.concatenate(([0], np.cumsum(blocks)))
+    # The blocks of a prompt are numbered from a million times its number, so that prompts have none in
+    # common.
     ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks) + np.repeat(prompt * 1_000_000, blocks)
     trace = Trace(
         "all at once",
@@ -594,7 +632,7 @@ def all_at_once(fleet: Fleet, point: Document, lengths: Document, *, seed: int =
 
 
 def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
-    """(n,) lengths from a histogram: a bin by its count, any length in it alike."""
+    """(n,) lengths drawn from a histogram: a bin with the frequency of its count, and uniformly within it."""
     edges, counts = np.array(histogram["bins"]), np.array(histogram["counts"], dtype=float)
     chosen = rng.choice(len(counts), size=n, p=counts / counts.sum())
     lengths = np.round(rng.uniform(edges[chosen], edges[chosen + 1])).astype(np.int64)
@@ -602,11 +640,13 @@ def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
 
 
 def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fleet: Fleet) -> Iterator[Row]:
+    """The figures of a run: gaps over the whole run, tokens per second and Watts within its window."""
     start_s, end_s = simulation.window_s
     whole_s = (0.0, float((simulation.arrival_s + simulation.e2e_s).max()))
     gaps = gap_runs(replace(simulation, window_s=whole_s))
     for name, key in (("p50", "median_itl_ms"), ("p90", "p90_itl_ms"), ("p99", "p99_itl_ms")):
         yield Row(run, basis, "itl", name, gap_percentile_s(gaps, QUANTILES[name] or 0.5), point[key] / 1e3)
+    # The tokens of the window: one per gap, and the first tokens of requests.
     gaps = gap_runs(simulation)
     first_s = simulation.arrival_s + simulation.ttft_s
     tokens = int(
@@ -617,7 +657,7 @@ def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fl
     try:
         power = expected_power(fleet, simulation)
     except PlannerError:
-        return  # no figures for this GPU
+        return  # The catalog has no figures for this GPU.
     if power is not None:
         yield Row(run, basis, "power", "mean", power.mean_w, float(point["avg_power_watts"]))
 
@@ -626,8 +666,8 @@ def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fl
 
 
 def request_logs(folder: Path, engines: Engines) -> Found:
-    """TTFT, time per token and E2E, with our step times, and with those of a user who imports the kernel
-    profiles that lie beside the run.
+    """TTFT, time per token and E2E of each run, with the catalog's step times, and with those that are fitted
+    to the kernel profiles beside the run (`plan import`, `plan fit`).
     """
     for path in sorted(folder.rglob("*.requests.jsonl")):
         stem = path.name.removesuffix(".requests.jsonl")
@@ -665,6 +705,7 @@ def request_logs(folder: Path, engines: Engines) -> Found:
 
 
 def _log_load(log: Sequence[Document]) -> Load:
+    """The mean load of a run; by Little's law the mean in flight is the sum of all E2E over the run's length."""
     keys = ("arrival_time", "last_token_ts", "input_toks", "output_toks")
     sent_s, last_s, inputs, outputs = np.array([[float(each[key]) for key in keys] for each in log]).T
     in_flight = float((last_s - sent_s).sum() / (last_s.max() - sent_s.min()))
@@ -672,7 +713,7 @@ def _log_load(log: Sequence[Document]) -> Load:
 
 
 def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
-    """Of this run. Experts are profiled on one GPU, for every TP."""
+    """The kernel profiles of a run. Experts are profiled on one GPU, and the file counts for every TP."""
     found = sorted(folder.rglob(f"{stem}--tp{tp}--*.csv*"))
     if found and not any("--moe." in path.name for path in found):
         found += sorted(folder.rglob(f"{stem}--tp1--moe.csv*"))
@@ -680,7 +721,7 @@ def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
 
 
 def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatency:
-    """What `plan import llmservingsim` and `plan fit` make of kernel profiles."""
+    """The step times that `plan import llmservingsim` and `plan fit` make of kernel profiles."""
     facts = StatedSetup(llm=run.llm, gpu=run.gpu, tp=run.tp)
     table = importers.read("llmservingsim", profiles, facts, catalog)
     assert isinstance(table, StepTable)
@@ -688,8 +729,10 @@ def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatenc
 
 
 def _request_rows(run: Run, basis: str, log: Sequence[Document], fleet: Fleet) -> Iterator[Row]:
-    """From the moment a request reached the engine. The engine notes it only between two steps (`queued_ts`),
-    so the client's clock counts, set so that the quickest hand-over took no time.
+    """The figures of a run, counted from the moment at which a request reached the engine.
+
+    The engine notes this moment (`queued_ts`) only between two steps, up to a step too late. So the client's
+    times are taken, on the engine's clock: shifted so that the quickest hand-over takes no time.
     """
     columns = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts", "input_toks", "output_toks")
     table = np.array([[float(request[key]) for key in columns] for request in log])
@@ -712,16 +755,18 @@ def _request_rows(run: Run, basis: str, log: Sequence[Document], fleet: Fleet) -
 
 
 def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tuple(BACKENDS)) -> Found:
-    """Mean TTFT and TPOT of the points of vLLM and SGLang, each measurement once: the file has some two or
-    three times.
+    """Mean TTFT and TPOT of the points of vLLM and SGLang. The file has some measurements two or three times;
+    each is taken once.
 
-    InferenceX drew lengths from 0.8 to 1 of the nominal ones; AIConfigurator's authors sent equal ones, to
-    engines with the token budget of its generator: a prompt, the batch and 1500 tokens. InferenceX's scripts
-    for SGLang (benchmarks/single_node, read on 2026-11-28) have a budget of 32768 tokens. On B200 and B300
-    its scheduler looks for new requests every 10 or 30 steps, so TTFT does not count there. A campaign
-    is left
-    out if one of its points cannot have computed its prompts, or not have read its KV cache: the file does
-    not say how many prompts the engine held, and in which format.
+    InferenceX drew lengths from 0.8 to 1 of the nominal ones. AIConfigurator's authors sent prompts of equal
+    length to engines with the token budget of their generator: a prompt, the batch and 1500 tokens. The
+    scripts by which InferenceX starts SGLang (benchmarks/single_node, read on 2026-11-28) set a budget of
+    32768 tokens. On B200 and B300 its scheduler looks for new requests every 10 or 30 steps, so TTFT is not
+    compared there.
+
+    A campaign is left out if the GPUs cannot have computed all prompts of one of its points, or cannot have
+    read as much KV as its steps would: the file says neither how many prompts were cached nor in which format
+    the KV was.
     """
     found = list(_points(path, engines, backends))
     unstated = {
@@ -732,11 +777,12 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     for each in found:
         if not isinstance(each, Row) or each.run.campaign not in unstated:
             yield each
-        elif each.quantity == "ttft":  # once a point
+        elif each.quantity == "ttft":  # A point may have rows of two quantities, and is left out once.
             yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
 
 
 def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
+    """The figures of all points of the file, whatever their campaigns leave open."""
     seen, counted = set(), Counter[str]()
     for point in csv.DictReader(path.read_text().splitlines()):
         if point["backend"] not in backends:
@@ -777,19 +823,23 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
 
 
 def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
-    """Token budget and seats of the engine of a point with prompts of `length` tokens."""
+    """Token budget and max_num_seqs of the engine of a point with prompts of `length` tokens."""
     is_authors = run.campaign.startswith(AUTHORS)
     if run.source == "silicon-sample":
         budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
         return {"max_num_batched_tokens": budget}
-    if _mixes_steps(run):  # SGLang takes as many whole prompts as are shorter than the budget together.
+    if _mixes_steps(run):
+        # SGLang puts whole prompts into a step, as many as are shorter together than its budget of a prompt
+        # and 1500 tokens.
         prompts = (length + 1499) // length
         return {"max_num_batched_tokens": prompts * length + clients, "max_num_seqs": clients}
-    # InferenceX gives 0.82 of the memory to weights and KV, about what SGLang does with a budget of 16384.
+    # InferenceX lets weights and KV have 0.82 of the memory, about what SGLang gives them by default with a
+    # budget of 16384.
     return {"max_num_batched_tokens": 8192 if is_authors else 16384, "max_num_seqs": 512}
 
 
 def _point_load(point: Mapping[str, str], shortest: float) -> Load:
+    """The mean load of a point, whose lengths are uniform from `shortest` to 1 of the nominal ones."""
     share = (1 + shortest) / 2
     return Load(
         share * int(point["isl"]),
@@ -801,9 +851,9 @@ def _point_load(point: Mapping[str, str], shortest: float) -> Load:
 
 
 def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, shortest: float) -> None:
-    """Raises for a point that hangs on what the file does not say: how much KV cache the engine had, where
-    all clients need more than it has by default, and how many prompts it held, where the GPUs cannot have
-    computed them all in the time that the requests took.
+    """Raises InputError for a point that depends on something the file does not say: on the size of the KV
+    cache, if all clients together need more than it has by default; on how many prompts were cached, if the
+    GPUs cannot have computed all of them in the time that the requests took; or on the format of the KV.
     """
     worker, share = fleet.pools[0].type, (1 + shortest) / 2
     inputs, outputs = share * int(point["isl"]), share * int(point["osl"])
@@ -818,6 +868,7 @@ def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, short
         peak = worker.gpu.fp4_flops_per_s or peak
     if flops > MOST_FLOPS_FRAC * peak * worker.gpus * request_s:
         raise InputError(PROMPTS_HELD)
+    # A decode step reads the weights and all KV; an answer is half written on average.
     step_bytes = active_weight_bytes(fleet.llm, clients) + clients * (inputs + outputs / 2) * (
         fleet.llm.kv_bytes_per_token
     )
@@ -860,9 +911,9 @@ def client_means(
 def inferencex(path: Path, engines: Engines) -> Found:
     """Median and 99th percentile of TTFT, time per token and E2E, and tokens per second.
 
-    The clients of a file send prompts of one length. A run is saturated where a request waits longer for its
-    first token than for all others, which is known of the measurement alone. Where one server saw runs of
-    more and more clients (ONE_SERVER), a run begins with the prompts of the one before.
+    The clients of a file send prompts of one length. A run is called saturated if the measured median request
+    waits longer for its first token than for all others. If one server had runs with more and more clients
+    (ONE_SERVER), the simulation begins with the requests of the run before, for their cached prompts.
     """
     points = [json.loads(line) for line in path.read_text().splitlines()]
     for point in points:
@@ -889,7 +940,9 @@ def inferencex(path: Path, engines: Engines) -> Found:
             continue
         earlier = _requests_before(point, points) if point["model_id"] in ONE_SERVER else 0
         if earlier * (inputs + outputs) > fleet.pools[0].type.kv_tokens:
-            earlier = 0  # The least recently used are the next to come: none of them is left.
+            # The cache cannot hold them all. It evicts the least recently used, which in a round are those
+            # that come next, so none is left when it is sent again.
+            earlier = 0
         simulation = simulate(fleet, _one_seed(earlier, n, inputs, outputs), closed_loop=clients)
         for quantity, key, values in (
             ("ttft", "ttft", simulation.ttft_s),
@@ -907,7 +960,9 @@ def inferencex(path: Path, engines: Engines) -> Found:
 
 
 def _requests_before(point: Document, points: Sequence[Document]) -> int:
-    """Requests of the run with the next fewer clients among those of as long prompts; 0 if there is none."""
+    """How many requests the run before had: that with prompts as long and the next fewer clients; 0 if this
+    run is the first.
+    """
     each_tokens = point["total_input_tokens"] / point["num_prompts"]
     alike = [each for each in points if each["total_input_tokens"] / each["num_prompts"] == each_tokens]
     fewer = [each for each in alike if each["max_concurrency"] < point["max_concurrency"]]
@@ -915,7 +970,7 @@ def _requests_before(point: Document, points: Sequence[Document]) -> int:
 
 
 def _one_seed(earlier: int, n: int, inputs: int, outputs: int) -> Trace:
-    """`n` requests after `earlier` ones, both with the first prompts of one row of prompts."""
+    """`n` requests after `earlier` ones; request k of both has the same prompt, as both have one seed."""
     prompts = np.concatenate((np.arange(earlier), np.arange(n)))
     blocks = inputs // BLOCK_TOKENS
     return Trace(
@@ -933,12 +988,12 @@ def _one_seed(earlier: int, n: int, inputs: int, outputs: int) -> Trace:
 
 
 def llmd(path: Path, engines: Engines) -> Found:
-    """Of a ladder of rates mean and P90 of TTFT and tokens per second; with prefill and decode apart E2E.
+    """Mean and P90 of TTFT and tokens per second for ladders of rates, TTFT and E2E for constant rates.
 
-    inference-perf draws exponential intervals (those of a constant rate fill its stage exactly) and begins
-    every stage with the first of its prompts again, when the one before has ended. Tokens per second go to
-    the end of a stage's last request. TTFT of prefill and decode apart is not compared: the client saw
-    several tokens in its first chunk.
+    The client, inference-perf, draws exponential intervals; those of a constant rate fill the stage exactly.
+    Every stage of a ladder begins with the first prompt again, after the stage before has ended. Tokens per
+    second are counted until a stage's last request ends. For fleets of prefill and decode workers TTFT is not
+    compared, because the client saw several tokens in its first chunk.
     """
     ladders: dict[tuple[str, str, str], list[Document]] = {}
     for line in path.read_text().splitlines():
@@ -958,6 +1013,10 @@ def _llmd_run(point: Document, campaign: str, tp: int) -> Run:
 
 
 def _llmd_ladder(points: Sequence[Document], engines: Engines) -> Found:
+    """The figures of all stages of a ladder, the mean over LLMD_SEEDS simulations.
+
+    A first fleet gives the LLM and GPU, from which the KV cache at LLMD_MEMORY_FRAC follows.
+    """
     count, tp = (int(each) for each in points[0]["workers"].split(" x TP"))
     runs = [_llmd_run(point, f"{point['llm']}, {point['routing']}", tp) for point in points]
     policies = LLMD_ROUTING[points[0]["routing"]]
@@ -982,12 +1041,14 @@ def _llmd_ladder(points: Sequence[Document], engines: Engines) -> Found:
         trace, stage_of = ladder(points, seed=seed)
         simulation = simulate(fleet, trace)
         for k in range(len(runs)):
-            of_it = stage_of == k + 1
-            arrivals_s, e2e_s = simulation.arrival_s[of_it], simulation.e2e_s[of_it]
-            tokens_per_s = trace.output_tokens[of_it].sum() / ((arrivals_s + e2e_s).max() - arrivals_s.min())
+            in_stage = stage_of == k + 1  # Stage 0 is the warm-up.
+            arrivals_s, e2e_s = simulation.arrival_s[in_stage], simulation.e2e_s[in_stage]
+            tokens_per_s = trace.output_tokens[in_stage].sum() / (
+                (arrivals_s + e2e_s).max() - arrivals_s.min()
+            )
             predicted.setdefault((k, "throughput", "mean"), []).append(float(tokens_per_s))
             for name in ("mean", "p90"):
-                value = statistic(simulation.ttft_s[of_it], name)
+                value = statistic(simulation.ttft_s[in_stage], name)
                 predicted.setdefault((k, "ttft", name), []).append(value)
     for (k, quantity, name), values in predicted.items():
         point = points[k]
@@ -1030,7 +1091,9 @@ def ladder(points: Sequence[Document], *, seed: int = 0) -> tuple[Trace, Ints]:
 
 
 def _llmd_constant(point: Document, engines: Engines) -> Found:
-    """One rate, prompts with nothing in common: workers behind a Service, or prefill and decode apart."""
+    """The figures of a constant rate of prompts that have nothing in common, for mixed workers behind a
+    Kubernetes Service, or for prefill and decode workers.
+    """
     pairs = bool(point["disaggregated"])
     pools = [point["prefill"], point["decode"]] if pairs else [point["workers"]]
     sizes = [tuple(int(each) for each in pool.split(" x TP")) for pool in pools]
@@ -1062,7 +1125,7 @@ def _llmd_constant(point: Document, engines: Engines) -> Found:
 
 
 def unread(folder: Path) -> Iterator[LeftOut]:
-    """Runs of known files that are not replayed here, so that their share is counted."""
+    """Runs in files of sessions, which are not simulated here but count as left out."""
     for path in sorted(folder.rglob("*.runs.json")):
         for each in json.loads(path.read_text()):
             run = Run(
@@ -1077,12 +1140,14 @@ def unread(folder: Path) -> Iterator[LeftOut]:
             yield LeftOut(run, "sessions whose turns wait for one another: benchmarks/agents_reality.py")
 
 
-# --- what it must reach, what others reach
+# --- bounds on our errors, and the errors of other simulators
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The mean size of a source's errors, or (`bias`) the size of their mean, is at most `limit_frac`."""
+    """The mean absolute error of a source's runs, or with `bias` the absolute value of their mean error, must
+    be at most `limit_frac`. `over` describes the runs that count, which `holds_for` selects.
+    """
 
     source: str
     quantity: str
@@ -1093,12 +1158,13 @@ class Bound:
     holds_for: Callable[[Row], bool] = lambda row: True
 
     def of(self, rows: Sequence[Row]) -> Floats:
-        asked = self.source, self.quantity, self.statistic
+        """The relative errors of the rows that count."""
+        figure = self.source, self.quantity, self.statistic
         return np.array(
             [
                 row.error_frac
                 for row in rows
-                if (row.run.source, row.quantity, row.statistic) == asked and self.holds_for(row)
+                if (row.run.source, row.quantity, row.statistic) == figure and self.holds_for(row)
             ]
         )
 
@@ -1106,12 +1172,16 @@ class Bound:
         return float(abs(errors.mean()) if self.bias else np.abs(errors).mean())
 
 
-MIXTURES = ("-A3B-", "-A22B-", "gpt-oss", "Llama-4", "DeepSeek")  # in names of ML.ENERGY's
+# Parts of ML.ENERGY's names by which mixtures of experts are recognised.
+MIXTURES = ("-A3B-", "-A22B-", "gpt-oss", "Llama-4", "DeepSeek")
 
 
 def _on(
     gpu: str, *, fit: bool = False, busy: bool = False, named: Sequence[str] = ("",)
 ) -> Callable[[Row], bool]:
+    """Selects rows on a GPU ("": any): with `fit` only those with a fit, with `busy` only those whose GPUs do
+    not wait for their host, and only LLMs with one of `named` in their name.
+    """
     return lambda row: (
         (not gpu or row.run.gpu == gpu)
         and any(part in row.run.llm for part in named)
@@ -1161,7 +1231,8 @@ BOUNDS = (
     Bound("silicon-sample", "ttft", "mean", 0.15, "GPUs with fits", holds_for=_on("", fit=True)),
     Bound("silicon-sample", "tpot", "mean", 0.08, "GPUs with fits", holds_for=_on("", fit=True)),
 )
-PEERS = (  # source, who, where, TTFT, TPOT or ITL, E2E
+# Errors that other simulators report: source, simulator, over which runs, TTFT, TPOT or ITL, E2E.
+PEERS = (
     ("inference-perf", "BLIS", "15 runs like these, other LLMs", "24 %", "22 %", "23 %"),
     ("inference-perf", "AIConfigurator 0.9", "9 of them", "809 %", "21 %", "17 %"),
     ("inference-perf", "Vidur", "4 of them", "18 %", "10 %", "9 %"),
@@ -1179,19 +1250,20 @@ PEERS = (  # source, who, where, TTFT, TPOT or ITL, E2E
 )
 
 
-INSIDE_FRAC = (0.85, 0.95)  # of the measurements, between the ends of a spread that holds 90 %
-INSIDE = {  # statistics that count
-    "ttft": {("ttft", "mean")},
-    "tpot": {("tpot", "mean"), ("itl", "p50")},
-    "e2e": {("e2e", "mean")},
-}
+# A spread states an interval for 90 % of measurements: the share that lies in it must be within these limits.
+INSIDE_FRAC = (0.85, 0.95)
+# The figures that are compared with the spread, by quantity.
+INSIDE = {"ttft": {("ttft", "mean")}, "tpot": {("tpot", "mean"), ("itl", "p50")}, "e2e": {("e2e", "mean")}}
 
 
+# The same for InferenceX's runs, which have no means.
 MEDIANS = {"ttft": ("ttft", "p50"), "tpot": ("tpot", "p50"), "e2e": ("e2e", "p50")}
 
 
 def counted(rows: Sequence[Row], quantity: str) -> list[Row]:
-    """One figure per run, of all but host-bound runs, as far as their spread is known."""
+    """The rows of `quantity` that are compared with their spread: one figure per run, without host-bound runs
+    and runs of which no spread is known.
+    """
     return [
         row
         for row in rows
@@ -1203,7 +1275,7 @@ def counted(rows: Sequence[Row], quantity: str) -> list[Row]:
 
 
 def inside(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Which share of what was measured lies between what the ends of the spread predict."""
+    """The share of measurements between the predictions at both ends of the spread, for each quantity."""
     answers = []
     for quantity in INSIDE:
         found = counted(rows, quantity)
@@ -1224,7 +1296,7 @@ def _sources(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> set[str]:
 
 
 def judged(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> list[dict[str, Any]]:
-    """Every bound of the sources that were looked at; one that nothing could be held to is missed."""
+    """Every bound on a source of which there are runs. A bound without any figure counts as missed."""
     sources = _sources(rows, left_out)
     answers = []
     for bound in BOUNDS:
@@ -1250,7 +1322,7 @@ def judged(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> list[dict[str, A
 
 
 def share_left_out(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> dict[str, int]:
-    """How many runs there are, how many are not replayed, and of which nothing is lost by that."""
+    """How many runs there are, are simulated and are left out; `same_again` of these only repeat another."""
     runs = {row.run for row in rows}
     return {
         "runs": len(runs) + len(left_out),
@@ -1318,7 +1390,9 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
 
 
 def print_inside(rows: Sequence[Row]) -> None:
-    """By LLM and GPU: the mean error; the shares inside the spread, shorter and longer than it says."""
+    """Prints by LLM and GPU the mean error, and the shares of measurements inside, below and above the
+    spread.
+    """
     print("\nBy LLM and GPU: mean error; inside the spread / shorter / longer than it says, in %.\n")
     print("| truth | LLM | GPU | step times | measured | TTFT | TPOT or ITL |\n|---|---|---|---|---|---|---|")
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
@@ -1329,9 +1403,9 @@ def print_inside(rows: Sequence[Row]) -> None:
     for key, group in sorted(groups.items()):
         cells, most = [], 0
         for quantity in ("ttft", "tpot"):
-            of_it = counted(group, quantity)
-            most = max(most, len(of_it))
-            cells.append(_inside_cell(of_it))
+            of_quantity = counted(group, quantity)
+            most = max(most, len(of_quantity))
+            cells.append(_inside_cell(of_quantity))
         print(f"| {' | '.join(key)} | {most} | {' | '.join(cells)} |")
 
 
@@ -1339,8 +1413,8 @@ def _inside_cell(rows: Sequence[Row]) -> str:
     if not rows:
         return "-"
     shorter = sum(row.bounds is not None and row.measured < min(row.bounds) for row in rows)
-    inside_it = sum(row.is_inside for row in rows)
-    shares = [100 * n / len(rows) for n in (inside_it, shorter, len(rows) - inside_it - shorter)]
+    within = sum(row.is_inside for row in rows)
+    shares = [100 * n / len(rows) for n in (within, shorter, len(rows) - within - shorter)]
     error = 100 * np.mean([abs(row.error_frac) for row in rows])
     return f"{error:.0f}; {' / '.join(f'{share:.0f}' for share in shares)}"
 
@@ -1367,7 +1441,9 @@ SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "llm-d"
 
 
 def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
-    """Every run in `folder`, and in the wheel where it is installed."""
+    """The figures of every run in `folder`, and in aiconfigurator-core if it is installed; of one source with
+    `only`.
+    """
     if only in (None, "inference-perf"):
         for path in sorted(folder.rglob("*inference_perf*.json")):
             yield from inference_perf(path, engines)
@@ -1393,10 +1469,12 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
 
 
 def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[list[Row], list[LeftOut]]:
-    """Every figure of every run, between which bounds its spread lets it lie; and what is left out.
+    """Every figure of every run, with the bounds that the spread of step times gives it; and what is left
+    out.
 
-    Prefills and decodes err on their own, so what each of them moves adds up as squares of logs do. A nominal
-    prediction is the median of its spread.
+    A prediction is simulated three times: with median step times, with prefills at the end of their spread,
+    and with decodes at theirs. The errors of prefills and decodes are independent, so the squares of the two
+    changes, as logarithms, add up to the square of half the width of the bounds.
     """
     ends = (None, (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
     nominal, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)

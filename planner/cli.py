@@ -425,31 +425,31 @@ def plan(
     # The parameters of limits are named after a metric and a percentile, whose four characters are cut off:
     # ttft_p95.
     limits = {name.replace("_", "-"): limit for name, limit in context.params.items() if name[:-4] in METRICS}
-    flags = QuestionOptions(
+    question = QuestionOptions(
         llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
     )
-    if slo is None and trace is None and out is None and not flags.values_by_option():
+    if slo is None and trace is None and out is None and not question.values_by_option():
         typer.echo(context.get_help())
         return
     plan_options = PlanOptions(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
     plan_options = replace(plan_options, verbose=verbose, quiet=quiet, resume=resume, target=target)
-    _run_plan(replace(plan_options, executor=executor, address=address), flags)
+    _run_plan(replace(plan_options, executor=executor, address=address), question)
 
 
-def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
+def _run_plan(plan_options: PlanOptions, question: QuestionOptions) -> None:
     """Plan for the question that the options give, or for slo.yaml, which has one LLM or several."""
-    slo, values_by_option = plan_options.slo, flags.values_by_option()
+    slo, values_by_option = plan_options.slo, question.values_by_option()
     if values_by_option:
         if slo is not None:
             raise InputError(
                 f"--{next(iter(values_by_option))}: is in place of slo.yaml; write it into {slo}, ask "
                 f"plan what-if --slo {slo} --change KEY=VALUE, or drop --slo"
             )
-        arguments = tuple(part for name, value in values_by_option.items() for part in (f"--{name}", value))
-        question_document = flags.document(has_trace=plan_options.trace is not None)
-        plan_one(replace(plan_options, question_options=question_document, flags=arguments))
+        flags = tuple(part for name, value in values_by_option.items() for part in (f"--{name}", value))
+        document = question.document(has_trace=plan_options.trace is not None)
+        plan_one(replace(plan_options, question_options=document, flags=flags))
         return
     if slo is None:
         raise _missing("--slo FILE")

@@ -81,8 +81,9 @@ class WorkerType:
 
     @property
     def taken_blocks_per_token(self) -> float:
-        """How many free KV blocks, which may be cached ones, a computed token takes: its own and those of
-        sliding windows. It is 0 if windows have no influence on what the cache keeps.
+        """How many free KV blocks a computed token takes, its own and those of sliding windows. Free blocks
+        may still hold cached prompts, which are lost when the blocks are taken. It is 0 if windows have no
+        influence on what the cache keeps.
         """
         beside = self.kv_beside
         version = self._vllm
@@ -131,7 +132,7 @@ class WorkerType:
 
     @property
     def step_tokens(self) -> int:
-        """The tokens of a decode in a step, of which all may be accepted: 1, or 1 plus its drafts."""
+        """The most tokens that a decode may gain in a step: 1, or 1 plus its drafts."""
         return 1 if self.speculation is None else self.speculation.most_tokens
 
     @property
@@ -314,7 +315,7 @@ class Policies:
 
     # Batchings:
     reserve_tokens: int = 0  # faster-transformer, orca: KV set aside for each request; 0, orca alone: none.
-    patience_steps: int = 10  # lightllm.
+    patience_steps: int = 10  # lightllm: after so many steps of decodes, new prompts are tried again.
     # distserve: tokens of context that a batch of decodes holds; 0: as many as the KV cache.
     decode_batch_tokens: int = 0
     watermark_frac: float = 0.01  # Blocks that must stay free when a prompt is admitted (`is_watermarked`).
@@ -330,13 +331,13 @@ class Policies:
 
     # Queues and routings by tenant: service is a weighted sum of computed prompt tokens and output tokens.
     tenant_weights: tuple[tuple[str, float], ...] = ()  # A tenant that is not named weighs 1.
-    extend_weight: float = 1.0
-    output_weight: float = 2.0
+    extend_weight: float = 1.0  # Of a computed prompt token.
+    output_weight: float = 2.0  # Of an output token.
     # Service that a tenant gets at a time: with dlpm, and with d2lpm on each worker. 0: twice the cost of the
     # trace's mean request.
     quantum_tokens: int = 0
     worker_quantum_tokens: int = 0
-    priority_groups: int = 10  # preble.
+    priority_groups: int = 10  # preble: its groups of prompts, by the cached share of each.
 
     # e2: it looks back over this time.
     share_window_s: float = 180.0

@@ -135,15 +135,15 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def advise_target(word: str, targets: Iterable[str]) -> str:
-    """A hint, "did you mean 'kubernetes'? ", with the target most like `word`, and "There are", which begins
-    the list of all.
+    """What a message says to `word`, which is no target, before it lists all: "did you mean 'kubernetes'? ",
+    what the target that is meant brings along, and "There are".
     """
-    brings = {
+    what_it_brings = {
         "helm": "It brings a Helm chart, in chart/. ",
         "terraform": "It rents the machines too. ",
         "slurm": "It brings a script for each pool, which srun can start. ",
     }.get(word.lower(), "")
-    hint = did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + brings
+    hint = did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + what_it_brings
     return f"{hint}There are" if hint else "there are"
 
 
@@ -173,8 +173,9 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
         return token_s, token_s, 0.0, 0.0
     sequences = worker_type.max_num_seqs
-    # A sequence lengthens a step by a token in the dense layers (the slope of f: `step_s` is given no decodes
-    # here) and by b, each of its KV tokens by d (models/latency.py).
+    # A sequence lengthens a step in two ways (models/latency.py): it has a token in the dense layers, which
+    # the slope of f gives (`step_s` gets no decodes here), and it is one more decode, which costs b.
+    # Each of its KV tokens costs d.
     sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
     # 1e-12 keeps the weight above 0: of workers with equal steps the one with fewer requests wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
@@ -307,7 +308,9 @@ class Pools(Policy):
     with_caches: bool = False
 
 
+# What vLLM does for a queue in which each request has a priority of its own.
 _PRIORITY = {VLLM: RouterDifference("priority", "goes by the number that each request brings with it")}
+# What the routers that look at caches do in place of a routing by caches that they lack.
 _CACHES = {
     VLLM_ROUTER: substitute_rule("cache_aware"),
     VLLM_ROUTER_PAIRS: substitute_rule("cache_aware"),
@@ -675,6 +678,7 @@ TABLE: tuple[Policy, ...] = (
         needs_caches=True,
         is_planned=True,
         is_default=True,
+        # The defaults of `Policies`, and values below and above them.
         setting_grid={"balance_ratio": (1.1, 1.5, 3.0), "share_window_s": (60.0, 180.0, 600.0)},
         has_window=True,
         at=_CACHES,
@@ -796,7 +800,7 @@ def default_routings(*, with_caches: bool) -> tuple[str, ...]:
 def is_deployed(row: Policy, target: str | None) -> bool:
     """Whether vLLM and the routers of `target` (None: `plan serve`) do what the row says.
 
-    Batching, admission and roles are vLLM's own, which only the default rows describe.
+    vLLM itself decides on batching, admission and roles; only the default rows describe what it does.
     """
     if isinstance(row, Queue):
         return not find_router_difference(row, VLLM).is_lacking and not (row.by_turns and target is not None)
@@ -851,7 +855,7 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-# More requests than workers ever differ by: routing by caches is kept however uneven load is.
+# No two workers ever differ by so many requests, so uneven load never overrides the routing by caches.
 _UNBOUNDED = 10**9
 _ROUND_ROBIN_RULE = RoutingRule("round-robin")
 _POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")

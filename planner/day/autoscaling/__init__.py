@@ -133,7 +133,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
 
 def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the counts that the controller begins with; InputError if it has other pools."""
-    with_all_pools(fleet, autoscaler)  # Only for its InputError.
+    with_all_pools(fleet, autoscaler)  # It raises the InputError; its result is not needed.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
     return fleet.with_counts(sizes[pool.name] for pool in fleet.pools)
 
