@@ -1,12 +1,12 @@
-"""Made-up traffic: independent requests of drawn lengths; prompts that share prefixes, as in Preble's five
-workloads; and programs of several requests.
+"""Draws traffic: independent requests, prompts that share prefixes, and programs of several requests.
 
-Lengths and sharing of the five follow Table 1 of Preble (Srivatsa et al. 2024, arXiv:2407.00023); `TABLE` has
-its rows. Where it leaves something open we choose, and say so in the functions below. Trees of thoughts and
-judges have the shapes of section 6.1 of "Locality-aware Fair Scheduling in LLM Serving" (DLPM, 2025).
+The prompts with prefixes are those of Preble's five workloads: lengths and sharing follow Table 1 of Srivatsa
+et al. 2024, arXiv:2407.00023, whose rows are in `TABLE`. Where the table leaves something open, we chose, and
+the functions say so. The programs, trees of thoughts and judges, have the shapes of section 6.1 of
+"Locality-aware Fair Scheduling in LLM Serving" (DLPM, 2025).
 
-A prompt is a path in a tree of texts, cut into blocks; two prompts share a block where they share all the
-text up to its end. Arrivals are a Poisson process.
+A prompt is a path from a root in a tree of texts, and is cut into blocks. Two prompts share a block if they
+share all text up to its end. Arrivals are a Poisson process where nothing else is said.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ Lengths = Callable[[np.random.Generator, int], IntArray]
 NO_EDGES = np.zeros((0, 2), np.int64)
 NO_TIMES = np.zeros(0)
 
-CANDIDATES = 8  # programs generated for one problem
-STEP_S = 2.0  # an agent's environment answers
-HEIGHT = 4  # of a tree of thoughts: 340 requests with 4 branches, 30 with 2
+CANDIDATES = 8  # "programming": so many requests try to solve the same problem.
+STEP_S = 2.0  # "embodied": the mean time in which an agent's environment answers.
+HEIGHT = 4  # Levels of a tree of thoughts; with 4 branches it has 340 requests, with 2 it has 30.
 
 
 @dataclass(frozen=True, slots=True)
 class PrebleShape:
     """A row of Preble's Table 1, each cell (mean, standard deviation).
 
-    `shared_frac` and `key_frac` are shares of a prompt; `key_requests` counts the requests of a key portion.
+    `shared_frac` is the share of a prompt that other prompts have too. The key portion of a prompt,
+    `key_frac` of it, is the deepest text with more tokens than all texts before it. `key_requests` counts the
+    requests with the same key portion.
     """
 
     prompt_tokens: MeanSd
@@ -53,7 +55,8 @@ TABLE = {
     "videoqa": PrebleShape((9865, 5976), (4, 1.5), (0.88, 0.32), (0.99, 0.002), (8.6, 2)),
     "loogle": PrebleShape((23474, 6105), (16, 9.9), (0.91, 0.24), (0.94, 0.15), (18, 8.6)),
 }
-SYSTEM_TOKENS = {"videoqa": 0, "loogle": 13}  # elsewhere what is shared but not the key portion
+# Tokens of the system prompt. In other workloads it is the shared text that is not in the key portion.
+SYSTEM_TOKENS = {"videoqa": 0, "loogle": 13}
 
 
 class _Texts:
@@ -65,7 +68,9 @@ class _Texts:
         self.count = 0
 
     def add(self, parent: IntArray, tokens: IntArray) -> IntArray:
-        """Texts of so many tokens (k,) after `parent` (k,), -1 for none; their numbers (k,)."""
+        """Adds texts of so many tokens (k,), each after its `parent` (k,), -1 for none. Returns their numbers
+        (k,).
+        """
         self.parent.append(parent)
         self.tokens.append(tokens)
         self.count += len(tokens)
@@ -82,8 +87,9 @@ class _Texts:
         after: IntArray = NO_EDGES,
         think_s: FloatArray = NO_TIMES,
     ) -> Trace:
-        """Requests (n,) whose prompts run from a root to the text `end`, in order of arrival."""
+        """Requests (n,) in order of arrival, whose prompts run from a root to the end of the texts `end`."""
         parent, tokens = np.concatenate(self.parent), np.concatenate(self.tokens)
+        # A text starts after all tokens above it: one level is added in each round.
         start = np.zeros(len(parent), np.int64)
         above = parent
         while (up := above >= 0).any():
@@ -94,9 +100,10 @@ class _Texts:
         offsets = np.concatenate(([0], np.cumsum(blocks)))
         block = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
         text = np.repeat(end, blocks)
-        # a block belongs to the deepest text of the path that starts before the block ends
+        # A block belongs to the deepest text of the path that starts before the block ends.
         while len(high := np.flatnonzero(start[text] // block_tokens > block)):
             text[high] = parent[text[high]]
+        # A text gets numbers for all blocks that may belong to it: its whole ones, and one at each end.
         first_id = np.cumsum(tokens // block_tokens + 2) - (tokens // block_tokens + 2)
         return Trace(
             name=name,
@@ -147,13 +154,13 @@ def synthesise(
 
 
 def fixed(tokens: int) -> Lengths:
-    """Every request the same."""
+    """Every request has this length."""
     _at_least_one("fixed length", tokens)
     return lambda rng, n: np.full(n, tokens, np.int64)
 
 
 def uniform(low_tokens: int, high_tokens: int) -> Lengths:
-    """Every whole number from low to high, both included, as likely as the next."""
+    """Every whole number from low to high, both included, is equally likely."""
     _at_least_one("lowest length", low_tokens)
     if high_tokens < low_tokens:
         raise InputError(f"uniform lengths: the highest ({high_tokens}) is below the lowest ({low_tokens})")
@@ -196,9 +203,10 @@ def preble(
     block_tokens: int = KV_BLOCK_TOKENS,
     zipf: float | None = None,
 ) -> Trace:
-    """One of the rows of TABLE; only the steps of "embodied" wait for each other, with time to think.
+    """Traffic as in the row `workload` of TABLE. Only in "embodied" do requests wait for others, with time in
+    between.
 
-    With `zipf` the k-th document (tool, video) is asked for in proportion to k^-zipf.
+    With `zipf` the share of requests for the k-th document (tool, video) is proportional to k^-zipf.
     """
     if workload not in TABLE:
         raise InputError(f"workload: expected one of {', '.join(TABLE)}, found {workload!r}")
@@ -224,11 +232,12 @@ def _documents(
     rng: np.random.Generator,
     zipf: float | None,
 ) -> Trace:
-    """System prompt, document (tool, video) and question: Toolbench, Video QA, LooGLE.
+    """Toolbench, Video QA, LooGLE: a prompt is a system prompt, a document (tool, video) and a question.
 
-    Documents are as popular as `key_requests` says (Gamma), their questions in random order. Where the row's
-    shared share is below what system prompt and document hold, the rest of the requests have a document of
-    their own. Questions are exponential; the rest of the variance of prompts is the documents'.
+    The number of requests per document is Gamma distributed as `key_requests` says, and they come in random
+    order. If system prompt and document are more of a prompt than `shared_frac`, some requests have a
+    document of their own. Lengths of questions have an exponential distribution, so their standard deviation
+    is their mean; the rest of the variance of prompts is that of the documents.
     """
     shape = TABLE[workload]
     mean, sd = shape.prompt_tokens
@@ -255,19 +264,22 @@ def _documents(
 def _embodied(
     workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
 ) -> Trace:
-    """Agents: an instruction, then steps that each append the last answer and what was observed.
+    """Agents: a run is an instruction, then steps that each append the last answer and the environment's.
 
-    A run has `key_requests` steps; the instruction is its key portion, and what a step appends follows from
-    the prompt's mean length. A step comes STEP_S after the answer to the one before it, on average (our
-    choice); `arrival_s` is as if answers took no time.
+    A run has `key_requests` steps. The instruction is its key portion, and the length of what a step appends
+    follows from the mean length of prompts. A step comes STEP_S after the answer to the one before it, on
+    average (our choice); `arrival_s` counts answers as if they took no time.
     """
     shape = TABLE[workload]
     mean, sd = shape.prompt_tokens
     steps = _gamma(shape.key_requests, int(2 * requests / shape.key_requests[0]) + 2, rng)
+    # As many runs as reach the number of requests; the last is cut to match it.
     steps = steps[: int(np.searchsorted(np.cumsum(steps), requests)) + 1]
     steps[-1] -= steps.sum() - requests
+    # The mean step lies in the middle of its run, after half of all that is appended.
     growth = mean * (1 - shape.key_frac[0]) * 2 / (shape.key_requests[0] - 1)
-    spread = growth * shape.key_requests[0] / np.sqrt(12)  # of a step's place in its run
+    # The standard deviation of prompts that comes from the step's place in its run, which is uniform.
+    spread = growth * shape.key_requests[0] / np.sqrt(12)
     run = np.repeat(np.arange(len(steps)), steps)
     step = np.arange(requests) - np.repeat(np.cumsum(steps) - steps, steps)
     outputs = _gamma(shape.output_tokens, requests, rng)
@@ -290,9 +302,11 @@ def _embodied(
 def _programming(
     workload: str, requests: int, rate_rps: float, block_tokens: int, rng: np.random.Generator
 ) -> Trace:
-    """Demonstrations shared by all, problems, CANDIDATES requests for each (our choice), 3 % of their own.
+    """Programming: all prompts begin with the same demonstrations, then follows a problem, then a text of the
+    request's own (3 %). CANDIDATES requests have the same problem (our choice).
 
-    Problems vary so much that the longest are key portions of their own; else the demonstrations are.
+    Lengths of problems vary so much that the longest problems are key portions; otherwise the demonstrations
+    are.
     """
     shape = TABLE[workload]
     mean, sd = shape.prompt_tokens
@@ -319,7 +333,8 @@ def tree_of_thoughts(
     rng: np.random.Generator,
     block_tokens: int = KV_BLOCK_TOKENS,
 ) -> Trace:
-    """Trees of HEIGHT levels: a thought asks for `branches` more, with all thoughts above it in the prompt.
+    """Trees of HEIGHT levels. Each thought leads to `branches` requests, whose prompts hold the question and
+    all thoughts above.
 
     `rate_rps` counts trees. The lengths are our choice.
     """
@@ -334,8 +349,8 @@ def tree_of_thoughts(
     for _ in range(HEIGHT):
         tree, end = np.repeat(tree, branches), np.repeat(above, branches)
         numbers = request + np.arange(len(end))
-        scored = np.repeat(parent, branches)
-        edges.append(np.column_stack((numbers, scored))[scored >= 0])
+        awaited = np.repeat(parent, branches)
+        edges.append(np.column_stack((numbers, awaited))[awaited >= 0])
         ends.append(end)
         outputs.append(_gamma(thought_tokens, len(end), rng))
         arrivals.append(start_s[tree])
@@ -362,9 +377,10 @@ def judges(
     rng: np.random.Generator,
     block_tokens: int = KV_BLOCK_TOKENS,
 ) -> Trace:
-    """Branch, solve, merge: name dimensions, judge the article in each of them at once, then sum up.
+    """Branch, solve, merge: a first request names dimensions of an article, further ones judge it in one
+    dimension each, at the same time, and a last one sums up.
 
-    `rate_rps` counts articles. The lengths are our choice; `template_tokens` are shared by all.
+    `rate_rps` counts articles. The lengths are our choice; all prompts begin with the same `template_tokens`.
     """
     if articles < 1 or dimensions < 1:
         raise InputError(f"judges: {articles} articles in {dimensions} dimensions, need >= 1 of both")
@@ -426,7 +442,7 @@ def merged(tenants: Mapping[str, Trace]) -> Trace:
 
 
 def _images(traces: Sequence[Trace]) -> IntArray | None:
-    """None where none of the traces says how many; who does not say has none."""
+    """The tokens of images of all requests, 0 for traces that do not state them; None if no trace does."""
     if all(trace.image_tokens is None for trace in traces):
         return None
     none = [np.zeros(len(trace), np.int64) for trace in traces]
@@ -445,7 +461,9 @@ def _in_order(
     block_tokens: int,
     think_s: FloatArray = NO_TIMES,
 ) -> Trace:
-    """Sort by arrival; requests of one program that arrive at once keep their order."""
+    """The trace of these requests, sorted by arrival; requests of one program that arrive at once keep their
+    order. `edges` (k, 2) are pairs of a request and the one it waits for.
+    """
     order = np.argsort(arrival_s, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -466,7 +484,9 @@ def _by_parent(edges: IntArray) -> IntArray:
 
 
 def _popular(requests: int, popularity: MeanSd, rng: np.random.Generator) -> IntArray:
-    """A document for each request, so that documents have so many requests (at least 2)."""
+    """The document of each request. The number of requests per document is drawn by `popularity`, at
+    least 2.
+    """
     if requests == 0:
         return np.zeros(0, np.int64)
     sizes = np.maximum(_gamma(popularity, int(2 * requests / popularity[0]) + 2, rng), 2)
@@ -483,7 +503,7 @@ def _gamma(tokens: MeanSd, size: int, rng: np.random.Generator) -> IntArray:
 
 
 def _poisson_s(requests: int, rate_rps: float, rng: np.random.Generator) -> FloatArray:
-    """Arrivals from 0 on."""
+    """Arrivals of a Poisson process, the first at 0."""
     if not 0 < rate_rps < np.inf:
         raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
     arrival_s: FloatArray = np.cumsum(rng.exponential(1 / rate_rps, requests))

@@ -1,20 +1,23 @@
-"""What plans keep in scenarios that no search or test has seen, and in the half of a trace they do not know.
+"""Simulates plans in scenarios that no search or test has seen, and on the half of a trace that they were not
+planned from.
 
     python benchmarks/held_out.py scenarios [--only NAME ...] [--count 200] [--hindsight] [--loss]
     python benchmarks/held_out.py halves [--only NAME ...]
     python benchmarks/held_out.py small [--only SEED ...] [--count 200]
     all: [--traces DIR]
 
-scenarios Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides. In
-          how many scenarios (planner/search/oracle/scenarios.py, of a kind of their own) the fleets on paper
-          and in production keep the SLO; with --loss also the fleet with a loss, after it. --hindsight looks
-          for the cheapest fleet of one worker type per pool that keeps 90 % of these very scenarios, and 88
-          % where production keeps more than 97 %.
-halves    Plans from each half of a trace at the rate of the other. Both fleets are simulated on that other,
-          with step times as predicted.
-small     Small questions: every fleet of level 0 that is over 2 % cheaper than production, in such scenarios.
+scenarios Plans with the defaults (safety: {kept_in: 0.9}) and without a time limit, so that answers do not
+          depend on the machine. Counts in how many new scenarios (planner/search/oracle/scenarios.py) the
+          fleet on paper and that of production keep the SLO; with --loss also the fleet with a loss, after
+          the loss. --hindsight looks for the cheapest fleet of level 0 that keeps the SLO in 90 % of these
+          same scenarios, and in 88 % if production keeps it in more than 97 %.
+halves    Plans from each half of a trace, at the rate of the other half, and simulates the fleets on paper
+and
+          of production on that other half, with step times as predicted.
+small     Small questions: simulates every fleet of level 0 that is over 2 % cheaper than production in new
+          scenarios.
 
-Prints Markdown, a row as soon as it is known. DIR holds AzureLLMInferenceTrace_{conv,code}.csv,
+Prints a table in Markdown, each row as soon as it is known. DIR holds AzureLLMInferenceTrace_{conv,code}.csv,
 mooncake_{conversation,synthetic}_trace.jsonl.gz and servegen/m-large-day9-1in20.csv.gz; default:
 ../shared/data/traces beside the clone.
 """
@@ -52,12 +55,15 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 
 DEFAULT_TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
-HELD_OUT, SEED = 3, 2718  # the kind of these scenarios; those of a search are 1, of its test 2
-AT_ONCE = 4  # scenarios in memory
+# The kind of these scenarios, which sets them apart from those of a search (1) and of its test (2); any seed.
+HELD_OUT, SEED = 3, 2718
+AT_ONCE = 4  # So many scenarios are simulated at once; more would need more memory.
+# With hindsight: the shares of scenarios in which a fleet must keep the SLO. FEWER is tried too if production
+# keeps it in more than MOST_KEPT.
 KEPT_IN, FEWER, MOST_KEPT = 0.9, 0.88, 0.97
-CHEAPER = 0.02
-MOST, MOST_ALONE = 12, 40  # workers of a pool of a small question, and where it is the only one
-EVERY_S = 300.0  # windows of a half
+CHEAPER = 0.02  # A fleet counts as cheaper than production by at least this share.
+MOST, MOST_ALONE = 12, 40  # Workers of a pool in a small question: of one of two pools, and of the only one.
+EVERY_S = 300.0  # Length of the windows in which a half is judged.
 USUAL: dict[str, object] = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 CONV, CODE = "AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"
 MOONCAKE, TOOLS = "mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz"
@@ -65,9 +71,9 @@ SERVEGEN = "servegen/m-large-day9-1in20.csv.gz"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A plan: of which trace, at which rate (None: its own), what else slo.yaml says, and `hours` of the
-    trace, from and until.
+class PlanCase:
+    """A question: a trace, of which `hours` (from, until) may be taken, and the keys of slo.yaml, `more`
+    being those without a field here. `rate_rps` None is the trace's own rate.
     """
 
     trace: str
@@ -91,65 +97,72 @@ class Asked:
 
 
 def between(trace: Trace, from_s: float, until_s: float) -> Trace:
-    """The requests that arrive within [from, until) of the first."""
+    """The requests that arrive from `from_s` to before `until_s` after the first."""
     at_s = trace.arrival_s - trace.arrival_s[0]
     part = trace.select((at_s >= from_s) & (at_s < until_s))
     return replace(part, arrival_s=part.arrival_s - part.arrival_s[0])
 
 
 PLANS = {
-    f"{name} {'own' if rate is None else f'{rate:g}'}": Asked(
+    f"{name} {'own' if rate is None else f'{rate:g}'}": PlanCase(
         file, rate, window={70.0: "first 10 min", 200.0: "first 3 min"}.get(rate or 0.0, "whole")
     )
     for name, file in (("conv", CONV), ("code", CODE))
     for rate in (None, 20.0, 70.0, 200.0)
 } | {
-    "conv 20, TTFT p90 1 s, TBT p99 100 ms": Asked(
+    "conv 20, TTFT p90 1 s, TBT p99 100 ms": PlanCase(
         CONV, 20.0, {"ttft": {"p90": "1 s"}, "tbt": {"p99": "100 ms"}}
     ),
-    "conv 20, TTFT p99 2 s": Asked(CONV, 20.0, {"ttft": {"p99": "2 s"}, "tbt": {"p99": "200 ms"}}),
-    "conv own, TPOT p90 40 ms, E2E p90 30 s": Asked(
+    "conv 20, TTFT p99 2 s": PlanCase(CONV, 20.0, {"ttft": {"p99": "2 s"}, "tbt": {"p99": "200 ms"}}),
+    "conv own, TPOT p90 40 ms, E2E p90 30 s": PlanCase(
         CONV, None, {"ttft": {"p90": "2 s"}, "tpot": {"p90": "40 ms"}, "e2e": {"p90": "30 s"}}
     ),
-    "code own, TTFT p90 500 ms": Asked(CODE, None, {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "100 ms"}}),
-    "code 20, TTFT p99 4 s, 8B": Asked(
+    "code own, TTFT p90 500 ms": PlanCase(CODE, None, {"ttft": {"p90": "500 ms"}, "tbt": {"p99": "100 ms"}}),
+    "code 20, TTFT p99 4 s, 8B": PlanCase(
         CODE, 20.0, {"ttft": {"p99": "4 s"}, "tbt": {"p99": "100 ms"}}, "llama-3.1-8b"
     ),
-    "mooncake own, TTFT p90 5 s": Asked(MOONCAKE, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}}),
-    "mooncake own, prefix caches": Asked(
+    "mooncake own, TTFT p90 5 s": PlanCase(
+        MOONCAKE, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}}
+    ),
+    "mooncake own, prefix caches": PlanCase(
         MOONCAKE,
         None,
         {"ttft": {"p90": "5 s"}, "tbt": {"p99": "200 ms"}},
         more={"policies": {"prefix_cache": True}},
         hours=(0.0, 0.25),
     ),
-    "mooncake synthetic, 30B-A3B": Asked(
+    "mooncake synthetic, 30B-A3B": PlanCase(
         TOOLS, None, {"ttft": {"p90": "5 s"}, "tbt": {"p99": "100 ms"}}, "Qwen/Qwen3-30B-A3B-Instruct-2507"
     ),
-    "servegen 13 h to 17 h": Asked(SERVEGEN, hours=(13.0, 17.0)),
-    "servegen 13 h to 17 h, every 30 min": Asked(
+    "servegen 13 h to 17 h": PlanCase(SERVEGEN, hours=(13.0, 17.0)),
+    "servegen 13 h to 17 h, every 30 min": PlanCase(
         SERVEGEN, None, USUAL | {"every": "30 min"}, hours=(13.0, 17.0)
     ),
 }
 
 
 def interval(kept: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's, 95 %, of a share."""
+    """Wilson's interval of 95 % for a share."""
     share, scale = kept / count, 1 + z * z / count
     middle = (share + z * z / (2 * count)) / scale
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2)) / scale
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def answered(asked: PlanQuestion, trace: Trace, catalog: Catalog) -> tuple[Problem, FleetSearch, Production]:
-    problem, found = best_of(search_llm(SearchInputs(asked, trace, catalog)))
-    made = plan_production(problem, found)
-    assert made is not None  # there is no time limit
-    return problem, found, made
+def answered(
+    question: PlanQuestion, trace: Trace, catalog: Catalog
+) -> tuple[Problem, FleetSearch, Production]:
+    """The problem, the search for the fleet on paper, and that for production."""
+    problem, on_paper = best_of(search_llm(SearchInputs(question, trace, catalog)))
+    production = plan_production(problem, on_paper)
+    assert production is not None  # It is None only if time runs out, and there is no time limit.
+    return problem, on_paper, production
 
 
 def counts_of(answer: Answered, options: Sequence[Option]) -> Counts:
-    """The fleet of an answer."""
+    """The fleet of an answer as options with their counts; options are recognised by role, GPU, parallelism
+    and token budget.
+    """
     of: dict[tuple[str, str, int, int, int], Option] = {
         (option.role, option.type.gpu.name, option.type.tp, option.type.pp, budget): option
         for option in options
@@ -202,8 +215,9 @@ def kept_in(
 def with_hindsight(
     problem: Problem, found: FleetSearch, production: Counts, scenarios: Scenarios, count: int
 ) -> Iterator[str]:
-    """The cheapest fleet found that keeps the SLO in KEPT_IN of these scenarios, and where production keeps
-    more than MOST_KEPT also that of FEWER; in how many it does, and in as many others.
+    """A text on the cheapest fleet that keeps the SLO in KEPT_IN of the first `count` scenarios, and if
+    production keeps it in more than MOST_KEPT, one on the cheapest for FEWER. It says in how many scenarios
+    the fleet keeps the SLO, and in how many of the next `count`.
     """
     ordered = with_scenarios(problem, [scenarios[number] for number in range(count)], count)
     is_too_good = count - ordered.oracle.missed_count(production, count) > MOST_KEPT * count
@@ -226,7 +240,8 @@ def with_hindsight(
         )
 
 
-def of_scenarios(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
+def of_scenarios(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
+    """Prints the table of scenarios."""
     catalog, count = read_catalog(), arguments.count
     table(
         (
@@ -287,7 +302,7 @@ def of_scenarios(plans: dict[str, Asked], arguments: argparse.Namespace) -> None
 
 
 def one_fewer(counts: Counts) -> list[Counts]:
-    """A worker less in one of the pools."""
+    """The fleets with a worker less in one of the pools."""
     return [
         tuple((option, count - (k == pool)) for k, (option, count) in enumerate(counts))
         for pool in range(len(counts))
@@ -295,7 +310,8 @@ def one_fewer(counts: Counts) -> list[Counts]:
     ]
 
 
-def halves(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
+def halves(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
+    """Prints the table of halves."""
     catalog = read_catalog()
     table(
         (
@@ -325,7 +341,7 @@ def halves(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
 
 
 def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
-    """What a fleet comes to on this traffic."""
+    """The last cells of a row of `halves`: how a fleet fares on this traffic."""
     oracle = replace(problem.oracle, trace=trace)
     simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=True)
     edges_s = windows_s(simulation, EVERY_S)
@@ -338,6 +354,7 @@ def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
 
 
 def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
+    """Prints the table of small questions."""
     catalog, count = read_catalog(), arguments.count
     may_miss = int((1 - KEPT_IN) * count + 1e-9)
     table(
@@ -385,6 +402,7 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
 
 
 def small_question(seed: int) -> tuple[float, dict[str, dict[str, str]], Trace]:
+    """A drawn question of 500 requests: its rate [requests/s], its limits and its trace."""
     rng = np.random.default_rng(seed)
     rate_rps = float(rng.choice([5.0, 10.0, 15.0, 25.0]))
     ttft, tbt = rng.choice(["500 ms", "1 s", "2 s"]), rng.choice(["60 ms", "80 ms", "150 ms"])
@@ -401,7 +419,9 @@ def small_question(seed: int) -> tuple[float, dict[str, dict[str, str]], Trace]:
 
 
 def every_cheaper(problem: Problem, found: FleetSearch, below: float) -> Iterator[Counts]:
-    """All fleets of level 0 within the limits that cost less."""
+    """All fleets of level 0 within the question's limits that cost less than `below`, with up to MOST workers
+    in each of two pools, or MOST_ALONE in a single one.
+    """
     of = {
         role: [o for o in found.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")
     }

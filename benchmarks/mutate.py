@@ -1,22 +1,24 @@
-"""Inputs with a mistake in them: does each end in one line, with the right exit code and no file left?
+"""Runs commands on inputs with mistakes: does each end in one line, the right exit code and no file left?
 
     python benchmarks/mutate.py [--each 1000] [--kind slo ...] [--seed 0] [--reading] [--beyond] [--keep DIR]
 
-Takes good inputs of every kind, changes one to three places of each (a key left out, misspelt or moved, a
-value of another type, size or unit, a row or cell of a table, a few bytes; with `--beyond` what is not a
-value at all: other scripts and half characters, YAML tags, merges and anchors, dates, encodings, links,
-archives that are cut off or named otherwise) and runs the real command on them
-in this process. With `--reading` a command ends once all is read and checked, where the first simulation or
-bound would begin: that is where mistakes are found, and a run takes a hundredth of a second. What counts as a
-fault:
+Takes good inputs of every kind, changes one to three places of each, and runs the real command on them in
+this process. A change is a key left out, misspelt or moved, a value of another type, size or unit, a row or
+cell of a table, or a few bytes. With `--beyond` it is something that is no plain value: digits of other
+scripts and half characters, YAML tags, merges and anchors, dates, other encodings, links, archives that are
+cut off or have a wrong name. With `--reading` a command ends once all is read and checked, where the first
+simulation or bound would begin: almost all mistakes show before, and a run takes a hundredth of a second.
+Faults are:
 
     traceback    an exception that is not ours to show
     hang         more than 20 CPU s
     exit code    none of 0 to 4; or 1, 2 and 3 without one line that begins with "plan: "
     warning      a warning of Python's or NumPy's on stderr
-    files        something new in the folder after exit code 1, 2 or 3, or a file left aside after any
+    files        a new file in the folder after exit code 1, 2 or 3, or a temporary file (.fleetplan-) after
+    any
 
-Prints the faults, each with what makes it again (--only KIND:NUMBER), and exits with 1 if there are any.
+Prints the faults, each with the argument that repeats it (--only KIND:NUMBER), and exits with 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -54,8 +56,10 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-HANG_S = 20
+HANG_S = 20  # CPU seconds after which a command counts as hanging.
+# A line of progress on stderr, "[ 1.2 s] ...", which is no fault.
 PROGRESS = re.compile(r"\[ *\d+\.\d s\] .*")
+# The good inputs. They are small, so that a command that reads them successfully takes little time.
 ROWS = [(i / 2, 200 + 10 * (i % 7), 2 + i % 3) for i in range(24)]
 TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(f"{a},{b},{c}\n" for a, b, c in ROWS)
 JSONL = "".join(
@@ -207,9 +211,9 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Kind:
-    """Good files, those of them that may be changed, and the commands that read them.
+    """A kind of input: good files, those of them that may be `changed`, and the commands that read them.
 
-    Of a packed file (.gz, .parquet) the text of what is in it is given.
+    `files` has the text of each file; for a packed one (.gz, .parquet) the text before packing.
     """
 
     files: Mapping[str, str]
@@ -219,7 +223,7 @@ class Kind:
 
 @dataclass
 class Found:
-    """How often what happened, and the faults."""
+    """How many runs of each kind there were, how often each exit code, and the faults."""
 
     runs: Counter[str] = field(default_factory=Counter)
     codes: Counter[object] = field(default_factory=Counter)
@@ -232,11 +236,11 @@ class HangError(BaseException):
 
 
 class ReadError(BaseException):
-    """All is read and checked, and no more was asked for; nothing that a command runs may catch this."""
+    """With --reading: all is read and checked. Nothing that a command runs may catch this."""
 
 
 def kinds(written: Mapping[str, str]) -> dict[str, Kind]:
-    """`written` are the files of a plan."""
+    """All kinds by name; `written` are the files of a plan, by their paths in its folder."""
     trace, fleet = {"trace.csv": TRACE}, {"fleet.yaml": text_of("fleet.yaml", FLEET)}
     plan = ("--time-limit", "2", "-o", "out")
     simulate = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv")
@@ -326,7 +330,7 @@ def text_of(name: str, document: Any) -> str:
 
 
 def packed(name: str, text: str) -> bytes:
-    """The good file."""
+    """The bytes of a good file of this name, packed if the name says so."""
     if name.endswith(".gz"):
         return gzip.compress(text.encode(), mtime=0)
     if name.endswith(".parquet"):
@@ -335,7 +339,7 @@ def packed(name: str, text: str) -> bytes:
 
 
 def in_parquet(text: str) -> bytes:
-    """A table of text; where it is none any more, one column with its lines."""
+    """The Parquet file of a CSV text. If changes left no table, it has one column with the lines."""
     try:
         table = pd.read_csv(io.StringIO(text))
     except ValueError:
@@ -346,7 +350,7 @@ def in_parquet(text: str) -> bytes:
 
 
 def mutated(name: str, text: str, rng: random.Random) -> bytes:
-    """The content of a file with one to three changes; of a packed one to what is in it, or to its bytes."""
+    """A file's content with one to three changes. A packed file is changed before or after it is packed."""
     if name.endswith(".gz"):
         inner = name.removesuffix(".gz")
         if rng.random() < 0.6:
@@ -365,6 +369,7 @@ def mutated(name: str, text: str, rng: random.Random) -> bytes:
     return damaged(raw, rng, text.encode("utf-16")) if rng.random() < 0.06 and raw else raw
 
 
+# With --beyond: texts that look like values and are none, or are values in other spellings.
 ODD_TEXTS = (
     *(
         "\u0661\u0662\u0663",
@@ -428,7 +433,7 @@ ODD_YAML = (
 
 
 def odd(name: str, text: str, rng: random.Random) -> bytes:
-    """The content of a file in which one thing is no plain value, or that is encoded otherwise."""
+    """With --beyond: a file's content with something in it that is no plain value, or in another encoding."""
     if name.endswith((".gz", ".parquet")):
         raw = odd(name.removesuffix(".gz"), text, rng) if name.endswith(".gz") else packed(name, text)
         other = gzip.compress(raw, mtime=0) if name.endswith(".gz") else raw
@@ -439,6 +444,7 @@ def odd(name: str, text: str, rng: random.Random) -> bytes:
     if rng.random() < 0.25:
         return encoded(text, rng)
     if name.endswith((".yaml", ".json")):
+        # The places of single values: after a colon, a comma, a bracket or the dash of a list.
         spans = [each.span(1) for each in re.finditer(r"(?m)(?:[:,\[]\s+|- )([^\s,:\[\]{}]+)", text)]
         if not spans:
             return text.encode()
@@ -456,6 +462,7 @@ def odd(name: str, text: str, rng: random.Random) -> bytes:
         return text.encode("utf-8", "surrogatepass")
     rows = [line.split(",") for line in text.splitlines()]
     at = rng.randrange(len(rows))
+    # Sometimes every row but the header is changed, not one row.
     for row in rows[1:] if rng.random() < 0.15 and rows[1:] else [rows[at]]:
         row[rng.randrange(len(row))] = rng.choice(ODD_TEXTS)
     text = "\n".join(",".join(row) for row in rows)
@@ -465,7 +472,7 @@ def odd(name: str, text: str, rng: random.Random) -> bytes:
 
 
 def encoded(text: str, rng: random.Random) -> bytes:
-    """The same text in another encoding, or packed and named as if it were not."""
+    """The same text in another encoding, or packed though the name does not say so."""
     how = rng.choice(
         ("utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252", "twice", "gzip", "zip")
     )
@@ -475,6 +482,7 @@ def encoded(text: str, rng: random.Random) -> bytes:
         return zipped(text.encode())
     if how == "twice":
         return b"\xef\xbb\xbf" * 2 + text.encode()
+    # ASCII is the same in these two encodings, so one character is made another.
     marked = text.replace("a", "\u00e4", 1) if how in ("latin-1", "cp1252") else text
     return marked.encode(how, "replace")
 
@@ -487,14 +495,16 @@ def zipped(raw: bytes) -> bytes:
 
 
 def linked(path: Path, rng: random.Random) -> None:
-    """A link in place of a file: to itself, to nothing, to its folder, to a device, or to what it was."""
+    """Replaces a file by a link: to itself, to nothing, to its folder, to a device, or to the file."""
     kept = path.with_name(f"real-{path.name}")
     path.rename(kept)
     path.symlink_to(rng.choice((path, path.with_name("nothing"), path.parent, Path("/dev/null"), kept, kept)))
 
 
 def damaged(raw: bytes, rng: random.Random, other: bytes = b"") -> bytes:
-    """A file that was cut off, or of which some bytes are others, are there again or were translated."""
+    """A file that is cut off, has a changed, added or repeated piece, or has line ends of Windows; or
+    `other`.
+    """
     at = rng.randrange(len(raw))
     return rng.choice(
         (
@@ -529,7 +539,7 @@ def reading_alone() -> Iterator[None]:
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of all that is in a document."""
+    """(container, key) of every value in a document, at all depths."""
     for key, value in list(node.items()) if isinstance(node, dict) else list(enumerate(node)):
         yield node, key
         if isinstance(value, dict | list):
@@ -537,11 +547,12 @@ def places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def in_tree(text: str, rng: random.Random, name: str = ".json") -> str:
+    """A JSON or YAML document with one change."""
     try:
         document = json.loads(text) if name.endswith(".json") else yaml.load(text, LOADER)
         found = list(places(document))
     except (ValueError, yaml.YAMLError, AttributeError, TypeError):
-        return text  # an earlier change made it no document
+        return text  # An earlier change left no document.
     if not found:
         return text
     holder, key = rng.choice(found)
@@ -552,7 +563,7 @@ def in_tree(text: str, rng: random.Random, name: str = ".json") -> str:
         del holder[key]
     elif how == 5 and isinstance(holder, dict):
         holder[misspelt(str(key), rng)] = holder.pop(key)
-    elif how == 6:
+    elif how == 6:  # The value of another place, or None if that place is gone.
         other, place = rng.choice(found)
         holder[key] = copy.deepcopy(other[place]) if place in other or isinstance(other, list) else None
     elif how == 7:
@@ -569,12 +580,14 @@ def in_tree(text: str, rng: random.Random, name: str = ".json") -> str:
 
 
 def misspelt(word: str, rng: random.Random) -> str:
+    """The word with a letter left out, or with a piece added or in place of a letter."""
     at = rng.randrange(len(word) + 1)
     more = rng.choice(("", "x", "0", "-", "_", " ", word[:3]))
     return word[:at] + more + word[at + 1 - bool(more) * rng.randrange(2) :]
 
 
 def in_lines(text: str, rng: random.Random) -> str:
+    """JSON lines with a change in one line, or with a line left out, repeated, emptied or moved."""
     lines = text.splitlines()
     at = rng.randrange(len(lines))
     if rng.random() < 0.8:
@@ -585,6 +598,7 @@ def in_lines(text: str, rng: random.Random) -> str:
 
 
 def in_table(text: str, rng: random.Random) -> str:
+    """A CSV table with a change in a cell, a row or a column."""
     rows = [line.split(",") for line in text.splitlines()] or [[""]]
     at, how = rng.randrange(len(rows)), rng.randrange(8)
     cell = rng.randrange(len(rows[at]))
@@ -606,7 +620,9 @@ def in_table(text: str, rng: random.Random) -> str:
 
 @contextlib.contextmanager
 def alarm(cpu_s: float) -> Iterator[None]:
-    """HangError after so many CPU seconds, or six times as many of the clock."""
+    """Raises HangError after so many CPU seconds, or after six times as many seconds of the clock, for a
+    command that waits without computing.
+    """
 
     def ring(*_: object) -> None:
         raise HangError
@@ -624,7 +640,9 @@ def alarm(cpu_s: float) -> Iterator[None]:
 
 
 def run(arguments: tuple[str, ...], folder: Path, most_s: float = HANG_S) -> tuple[object, str]:
-    """Exit code (an exception's traceback where it is none) and stderr of the command in `folder`."""
+    """Runs the command in `folder`; returns its exit code and stderr. In place of the code it returns "hang",
+    or the traceback of an exception that is not ours to raise.
+    """
     out, err, before = io.StringIO(), io.StringIO(), (Path.cwd(), sys.argv)
     os.chdir(folder)
     sys.argv = ["plan", *arguments]
@@ -656,17 +674,17 @@ def names_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def fault(code: object, said: str, new: set[str]) -> str:
-    """What is wrong with an end, '' where nothing is."""
-    lines = [line for line in said.splitlines() if not PROGRESS.fullmatch(line)]
+def fault(code: object, stderr: str, new: set[str]) -> str:
+    """What is wrong with the end of a command that left these `new` files; "" if nothing is."""
+    lines = [line for line in stderr.splitlines() if not PROGRESS.fullmatch(line)]
     if code == "hang":
         return "hang"
     if isinstance(code, str):
         return f"traceback: {code}"
     if code not in range(5):
-        return f"exit code {code}: {said[-300:]}"
+        return f"exit code {code}: {stderr[-300:]}"
     if code in (1, 2, 3) and not (lines and lines[-1].startswith("plan: ")):
-        return f"exit code {code} without a line: {said[-300:]}"
+        return f"exit code {code} without a line: {stderr[-300:]}"
     if noise := [line for line in lines if "Warning: " in line]:
         return f"warning: {noise[0]}"
     left = {name for name in new if ".fleetplan-" in name} or (new if code in (1, 2, 3) else set())
@@ -683,7 +701,11 @@ def mutate(
     *,
     beyond: bool = False,
 ) -> None:
-    """One input of a kind with a mistake in it, and what became of it; `beyond`: with what is no value."""
+    """Runs a command on input `number` of a kind and records its end in `found`.
+
+    The number seeds the changes, so that --only can repeat them. `beyond` is the option --beyond. The files
+    are copied to the folder `keep`.
+    """
     rng = random.Random(f"{seed} {name} {number}" + (" beyond" if beyond else ""))
     file = rng.choice(kind.changed)
     commands = [line for line in kind.commands if file in line] or list(kind.commands)
@@ -697,9 +719,9 @@ def mutate(
         if beyond and rng.random() < 0.06:
             linked(folder / file, rng)
         before, began_s = names_in(folder), time.monotonic()
-        code, said = run(command, folder)
+        code, stderr = run(command, folder)
         took_s = time.monotonic() - began_s
-        wrong = fault(code, said, names_in(folder) - before)
+        wrong = fault(code, stderr, names_in(folder) - before)
         found.runs[name] += 1
         found.codes[code if isinstance(code, int) else "other"] += 1
         found.longest_s = max(found.longest_s, took_s)
@@ -710,14 +732,14 @@ def mutate(
 
 
 def written_plan() -> dict[str, str]:
-    """The files of a plan, by the command itself."""
+    """The files that the command writes for a good question, by their paths in the folder of the plan."""
     with tempfile.TemporaryDirectory(prefix="fleetplan-mutate-") as made:
         folder = Path(made)
         (folder / "slo.yaml").write_text(text_of("slo.yaml", SLO))
         (folder / "trace.csv").write_text(TRACE)
-        code, said = run(("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"), folder, 300)
+        code, stderr = run(("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"), folder, 300)
         if code not in (0, 4):
-            raise SystemExit(f"the good question fails: {code} {said}")
+            raise SystemExit(f"the good question fails: {code} {stderr}")
         paths = [path for path in (folder / "out").rglob("*") if path.is_file()]
         return {str(path.relative_to(folder / "out")): path.read_text() for path in paths}
 
@@ -731,29 +753,29 @@ def main() -> None:
     parser.add_argument("--beyond", action="store_true", help="what is no plain value")
     parser.add_argument("--only", help="KIND:NUMBER, once")
     parser.add_argument("--keep", type=Path, help="with --only: a folder for its files")
-    told = parser.parse_args()
+    args = parser.parse_args()
     known, found = kinds(written_plan()), Found()
-    with reading_alone() if told.reading else contextlib.nullcontext():
-        run_all(told, known, found)
+    with reading_alone() if args.reading else contextlib.nullcontext():
+        run_all(args, known, found)
     print("exit codes:", dict(sorted(found.codes.items(), key=str)), f"; longest {found.longest_s:.1f} s")
     for wrong in found.faults:
         print(wrong)
     sys.exit(bool(found.faults))
 
 
-def run_all(told: argparse.Namespace, known: Mapping[str, Kind], found: Found) -> None:
-    """Those that were asked for."""
-    if told.only:
-        name, _, number = told.only.partition(":")
-        mutate(name, known[name], int(number), told.seed, found, told.keep, beyond=told.beyond)
+def run_all(args: argparse.Namespace, known: Mapping[str, Kind], found: Found) -> None:
+    """Runs the input of --only, or --each inputs of every kind in --kind (`known`: all kinds)."""
+    if args.only:
+        name, _, number = args.only.partition(":")
+        mutate(name, known[name], int(number), args.seed, found, args.keep, beyond=args.beyond)
     else:
-        for name in told.kind or known:
+        for name in args.kind or known:
             began_s, faults = time.process_time(), len(found.faults)
-            for number in range(told.each):
-                mutate(name, known[name], number, told.seed, found, beyond=told.beyond)
+            for number in range(args.each):
+                mutate(name, known[name], number, args.seed, found, beyond=args.beyond)
             took_s = time.process_time() - began_s
             print(
-                f"{name}: {told.each} runs, {took_s:.0f} CPU s, {len(found.faults) - faults} faults",
+                f"{name}: {args.each} runs, {took_s:.0f} CPU s, {len(found.faults) - faults} faults",
                 flush=True,
             )
 

@@ -252,6 +252,7 @@ class LeftOut:
         return self.why == SAME_AGAIN
 
 
+# What the reader of a source yields: figures of its runs, and the runs that it leaves out.
 Found = Iterator[Row | LeftOut]
 
 
@@ -321,7 +322,9 @@ class Engines:
 
 
 def _engine_settings(run: Run) -> Document:
-    """The keys of `engine` in fleet.yaml that set this run's engine apart from the defaults of its version."""
+    """The keys of `engine` in fleet.yaml that set this run's engine apart from the defaults of its
+    version.
+    """
     if run.source == "llmservingsim":
         return {"front_end": "0 s"}  # The times are of the engine's own clock, so no front end is in them.
     if run.load is not None and run.load.drafts:
@@ -705,7 +708,9 @@ def request_logs(folder: Path, engines: Engines) -> Found:
 
 
 def _log_load(log: Sequence[Document]) -> Load:
-    """The mean load of a run; by Little's law the mean in flight is the sum of all E2E over the run's length."""
+    """The mean load of a run; by Little's law the mean in flight is the sum of all E2E over the run's
+    length.
+    """
     keys = ("arrival_time", "last_token_ts", "input_toks", "output_toks")
     sent_s, last_s, inputs, outputs = np.array([[float(each[key]) for key in keys] for each in log]).T
     in_flight = float((last_s - sent_s).sum() / (last_s.max() - sent_s.min()))

@@ -1,12 +1,13 @@
-"""Questions that the planner once answered wrongly, and families of their kind against scans of all counts.
+"""Asks questions that the planner once answered wrongly, and more of their kinds, whose answers are checked
+by simulating all cheaper fleets.
 
     python benchmarks/wrong_answers.py DIR [--traces DIR] [--family rows code20 mi300x bursts] [--questions N]
 
 DIR holds the files of the list of wrong answers (code20.slo.yaml, pace.csv, ...), --traces
-AzureLLMInferenceTrace_{conv,code}.csv. `rows` asks the list's own questions with a user's defaults. The other
-families compare level 0 with a scan: of every worker type, and of every pair of them, each count whose price
-is below the level 0 that was said, the cheapest first, simulated until one holds. So nothing is assumed, and
-no fleet is simulated that is dearer than one that holds. Prints a table and exits 1 if an answer is wrong.
+AzureLLMInferenceTrace_{conv,code}.csv. `rows` asks the list's own questions with the defaults of `plan`. The
+other families compare level 0 with a scan. It simulates the fleets of every worker type and of every pair of
+types that cost less than the answer of level 0, the cheapest first, until one holds. It uses no pruning rule.
+Prints a table and exits with 1 if an answer is wrong.
 
     code20   TTFT p90 2 / 5 / 10 s x TBT p99 22 .. 50 ms on the code trace at 20 req/s, a100-80g and h100-80g
     mi300x   13 of those limits with mi300x alone
@@ -59,20 +60,21 @@ from planner.traffic.trace_reading import read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 SAMPLE = Path(__file__).resolve().parents[1] / "examples" / "traces" / "azure-conversation-sample.csv"
-CLOSE = 1e-6
-MOST = 24  # workers of a pool where no fleet was found
+CLOSE = 1e-6  # Prices that differ by no more than this share count as equal.
+MOST = 24  # The scan goes up to so many workers in a pool if the planner found no fleet, so no price ends it.
 GPUS = ("a100-80g", "h100-80g", "h200-141g", "mi300x-192g")
-WAVE = 16  # simulations between two looks at whether one holds
+WAVE = 16  # The scan simulates so many fleets at once, then looks whether one holds.
+# Limits on TTFT p90 and on TBT p99 [s] of the families code20 and mi300x.
 LIMITS_S = tuple(itertools.product((10.0, 5.0, 2.0), (0.05, 0.04, 0.035, 0.03, 0.028, 0.026, 0.024, 0.022)))
 FEW_S = tuple(itertools.product((10.0, 5.0, 2.0), (0.05, 0.04, 0.03, 0.026, 0.022)))[:13]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question, what was said and what is true."""
+    """One question, what the planner reported and what is true."""
 
     question: str
-    said: str
+    reported: str
     true: str
     is_right: bool
     seconds: float
@@ -92,7 +94,9 @@ def main() -> None:
         print(f"\n| {family} | said | true | right | s |\n|---|---|---|---|---|")
         for row in itertools.islice(FAMILIES[family](arguments), arguments.questions):
             right = "yes" if row.is_right else "**no**"
-            print(f"| {row.question} | {row.said} | {row.true} | {right} | {row.seconds:.0f} |", flush=True)
+            print(
+                f"| {row.question} | {row.reported} | {row.true} | {right} | {row.seconds:.0f} |", flush=True
+            )
             found.append(row)
     wrong = sum(not row.is_right for row in found)
     print(f"\n{len(found)} questions, {wrong} answered wrongly")
@@ -100,7 +104,7 @@ def main() -> None:
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The list's own questions; what is true is what the list says holds."""
+    """The list's own questions. The prices are those of fleets that hold, from the list."""
     directory, catalog = arguments.directory, read_catalog()
     code, conv = (arguments.traces / f"AzureLLMInferenceTrace_{name}.csv" for name in ("code", "conv"))
     for slo, trace, most in (
@@ -130,7 +134,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _planned(name: str, task: PlanQuestion, trace: Path, catalog: Catalog, most: float) -> Row:
-    """Level 0 and plan at most `most`, the bound below the plan, and the plan holds."""
+    """Plans, and checks that the plan holds and costs at most `most` USD/h, and level 0 too if it is
+    exact.
+    """
     start_s = time.perf_counter()
     try:
         found = plan(task, read_trace(trace), catalog)
@@ -138,14 +144,14 @@ def _planned(name: str, task: PlanQuestion, trace: Path, catalog: Catalog, most:
         return Row(name, f"exit {error.exit_code}: {str(error)[:60]}", _at_most(most), False, _since(start_s))
     certificate = found.certificate
     kind = "exact" if certificate.level0_exact else "not exact"
-    said = (
+    reported = (
         f"{certificate.value:.2f} (level 0 {certificate.level0:.2f}, {kind}; bound {certificate.bound:.2f})"
     )
     is_right = found.verdict.holds and certificate.value <= most + 0.005
     is_right &= (
         not certificate.level0_exact or name in ("mixed", "pace") or certificate.level0 <= most + 0.005
     )
-    return Row(name, said, _at_most(most), is_right, _since(start_s))
+    return Row(name, reported, _at_most(most), is_right, _since(start_s))
 
 
 def _at_most(usd_per_h: float) -> str:
@@ -153,6 +159,7 @@ def _at_most(usd_per_h: float) -> str:
 
 
 def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
+    """Checks that the lower bound of the question `pace` is not above a fleet that holds."""
     start_s = time.perf_counter()
     task, trace = read_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
     fleet = read_fleet(directory / "pace.fleet.yaml", catalog)
@@ -173,7 +180,7 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
 def _robust(
     traffic: dict[str, object], robust: dict[str, object], document: dict[str, object], catalog: Catalog
 ) -> Row:
-    """The plan for up to 2.5 % more traffic, simulated at 101 rates of the interval."""
+    """Checks by simulation that a plan for up to 2.5 % more traffic holds at 101 rates of the interval."""
     start_s = time.perf_counter()
     document = document | {"traffic": traffic, "robust": robust, "fleet": {"gpus": ["a100-80g", "h100-80g"]}}
     task, trace = parse_task(document, catalog), read_trace(SAMPLE)
@@ -187,18 +194,19 @@ def _robust(
         asked, _ = requested_traffic(trace, plain, seed=0)
         if not judge(simulate(fleet, asked, limits=task.slo.limits), task.slo, with_percentiles=False).holds:
             failed.append(f"{rate_rps:.2f}")
-    said = f"{fleet.price_usd_per_h:.2f}, fails at {', '.join(failed) or 'none'}"
-    return Row("sample at 40 to 41 req/s", said, "holds at 101 rates", not failed, _since(start_s))
+    reported = f"{fleet.price_usd_per_h:.2f}, fails at {', '.join(failed) or 'none'}"
+    return Row("sample at 40 to 41 req/s", reported, "holds at 101 rates", not failed, _since(start_s))
 
 
 def _read(path: Path, wanted: Callable[[Trace], object]) -> Row:
+    """Checks that a trace is read as `wanted` says, or refused."""
     start_s = time.perf_counter()
     try:
         trace = read_trace(path)
     except PlannerError as error:
         return Row(path.name, str(error)[:60], "all rows, or an error", True, _since(start_s))
-    said = f"{len(trace)} requests, {len(trace.after)} waits, prefixes {trace.has_prefixes}"
-    return Row(path.name, said, "all of it, or an error", bool(wanted(trace)), _since(start_s))
+    reported = f"{len(trace)} requests, {len(trace.after)} waits, prefixes {trace.has_prefixes}"
+    return Row(path.name, reported, "all of it, or an error", bool(wanted(trace)), _since(start_s))
 
 
 def _fleet_refused(path: Path, catalog: Catalog) -> Row:
@@ -211,7 +219,7 @@ def _fleet_refused(path: Path, catalog: Catalog) -> Row:
 
 
 def _drops_said(path: Path) -> Row:
-    """On the console, or an error."""
+    """Checks that the command names the 60 rows of a trace that it drops, or ends with an error."""
     start_s = time.perf_counter()
     document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": ["h100-80g"]}}
     with tempfile.TemporaryDirectory() as folder:
@@ -222,8 +230,8 @@ def _drops_said(path: Path) -> Row:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     said_so = re.search(r"\b60 (of|rows|requests)\b", done.stdout + done.stderr)
     is_said = done.returncode == 1 or said_so is not None
-    said = f"exit {done.returncode}, the 60 rows {'named' if is_said else 'not named'}"
-    return Row(path.name, said, "60 of 90 rows named, or an error", is_said, _since(start_s))
+    reported = f"exit {done.returncode}, the 60 rows {'named' if is_said else 'not named'}"
+    return Row(path.name, reported, "60 of 90 rows named, or an error", is_said, _since(start_s))
 
 
 def code20(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -237,7 +245,9 @@ def mi300x(arguments: argparse.Namespace) -> Iterator[Row]:
 def _on_code(
     arguments: argparse.Namespace, gpus: list[str], limits_s: tuple[tuple[float, float], ...]
 ) -> Iterator[Row]:
-    """The loosest limits first: a fleet that misses them misses all."""
+    """Questions on the code trace at 20 requests/s. The loosest limits come first: a fleet that misses them
+    misses all others, so `Answers`, which remembers simulations, saves most of those that follow.
+    """
     catalog, trace = read_catalog(), read_trace(arguments.traces / "AzureLLMInferenceTrace_code.csv")
     answers, asked = Answers(), None
     for ttft_s, tbt_s in limits_s:
@@ -257,8 +267,9 @@ def _on_code(
 
 
 def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
-    """k requests every T s. Some pair keeps the limits, its decode pool would not if prompts came at once,
-    and steps with prompts in them are too long for a mixed pool.
+    """Questions on bursts of k requests every T s, drawn so that three things hold: some pair of pools keeps
+    the limits; its decode pool would not keep them if prefill took no time; and steps with prompts in them
+    are too long for a mixed pool.
     """
     catalog = read_catalog()
     for seed in range(40):
@@ -268,6 +279,7 @@ def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[PlanQuestion, Trace]:
+    """One such question: fleets are drawn until one fits, and the limits are set to what it keeps."""
     k, period_s = int(np.exp(rng.uniform(np.log(20), np.log(250)))), float(rng.uniform(20, 90))
     count = min(int(rng.integers(10, 30)), max(3000 // k, 4))
     inputs, outputs = int(rng.integers(500, 4000)), int(rng.integers(30, 500))
@@ -329,11 +341,11 @@ def _against_scan(
         level0, is_exact, value = math.inf, True, math.inf
     searched_s = _since(start_s)
     true, simulated = scan(replace(problem, oracle=replace(problem.oracle, answers=answers)), level0)
-    said = f"{level0:.2f}{' exact' if is_exact else ''}" if math.isfinite(level0) else "no fleet"
-    said += f", plan {value:.2f} in {searched_s:.0f} s"
+    reported = f"{level0:.2f}{' exact' if is_exact else ''}" if math.isfinite(level0) else "no fleet"
+    reported += f", plan {value:.2f} in {searched_s:.0f} s"
     return Row(
         name,
-        said,
+        reported,
         f"{true:.2f} ({simulated} simulated)",
         true >= level0 * (1 - CLOSE) or true == level0,
         _since(start_s),
@@ -346,10 +358,11 @@ def _is_exact(found: FleetSearch) -> bool:
 
 
 def scan(problem: Problem, below: float) -> tuple[float, int]:
-    """The cheapest fleet of level 0 that holds, if below that price; and how many fleets were simulated.
+    """The price of the cheapest fleet of level 0 that holds, or `below` if no cheaper one does; and how many
+    fleets were simulated.
 
-    Where nothing was said to hold (an infinite price), all that are within the limits, up to MOST workers in
-    a pool.
+    If the planner found no fleet (`below` is infinite), these are all fleets within the question's limits
+    with up to MOST workers in a pool.
     """
     simulated = 0
     fleets = sorted(_cheaper(problem, below), key=objective)
@@ -369,6 +382,7 @@ def _waves(fleets: list[Counts]) -> Iterator[tuple[Counts, ...]]:
 
 
 def _cheaper(problem: Problem, below: float) -> list[Counts]:
+    """All fleets of level 0 within the question's limits that cost less than `below`."""
     types, wanted, limits = problem.types, problem.task.objective, problem.limits
     below *= 1 - CLOSE
     pools: list[tuple[Option, ...]] = [(option,) for option in mixed_options(types, wanted)]
