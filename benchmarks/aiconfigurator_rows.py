@@ -3,12 +3,13 @@
     pip install -e '.[silicon]' aiconfigurator==0.12.0
     python benchmarks/aiconfigurator_rows.py DIR > docs/evidence/aiconfigurator-rows.md
 
-Ours is what `benchmarks/reality.py` replays. AIConfigurator's is what `aiconfigurator cli estimate` answers
-for an aggregated worker with the same GPUs, checkpoint and expert parallelism, on the newest tables of the
-run's engine, for the means of the run: prompt, what of it is cached, output, drafts, and requests in flight.
-Those of open loops are told it (rate times the E2E that was measured), because it takes no rate of arrival.
-LLMs that are not in its list are given as a config.json of their shapes; experts that it cannot slice are
-whole. A run that it refuses counts for neither, and is named. Fleets behind a router (llm-d) are left out.
+Our predictions are those of `benchmarks/reality.py`. AIConfigurator's are those of `aiconfigurator cli
+estimate` for an aggregated worker with the same GPUs, checkpoint and expert parallelism, with its newest
+tables for the run's engine. Its input are means of the run: prompt tokens, those of them that are cached,
+output tokens, drafts, and requests in flight. It takes no rate of arrival, so for open loops the requests in
+flight are the rate times the measured E2E. LLMs that are not in its list are given as a config.json of their
+shapes. Experts that it cannot slice are kept whole. A run that it refuses counts for neither of the two, and
+is named. Fleets behind a router (llm-d) are left out.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import numpy as np
 from benchmarks.reality import BACKENDS, CHECKPOINTS, SOURCES, Engines, LeftOut, Load, Row, Run, found
 from planner.documents.catalog import read_catalog
 
-SYSTEMS = {  # AIConfigurator's names
+SYSTEMS = {  # Our GPU -> AIConfigurator's name of it.
     "h100-80g": "h100_sxm",
     "h200-141g": "h200_sxm",
     "b200-180g": "b200_sxm",
     "b300-288g": "b300_sxm",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-ALIKE = {  # the LLM of its own of which the run's has the shapes and formats
+ALIKE = {  # The run's LLM -> an LLM of AIConfigurator's list with the same shapes and formats.
     "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
@@ -49,17 +50,19 @@ ALIKE = {  # the LLM of its own of which the run's has the shapes and formats
     "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "Qwen/Qwen3-235B-A22B-FP8",
     "deepseek-ai/DeepSeek-V3.1": "deepseek-ai/DeepSeek-V3",
 }
-MODES = {  # formats to be named, as the like LLM has 16 bits
+MODES = {  # Formats of LLMs whose entry in ALIKE has 16 bits.
     "nvidia/Llama-3.1-8B-Instruct-FP8": {"gemm_quant_mode": "fp8", "kvcache_quant_mode": "fp8"},
     "nvidia/Llama-3.3-70B-Instruct-FP4": {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"},
 }
-LLAMAS = {  # LLMs not in its list: layers, hidden, heads, KV heads, feed-forward, vocabulary, experts, active
+# LLMs that are not in AIConfigurator's list: layers, hidden size, heads, KV heads, feed-forward size,
+# vocabulary, experts, experts that are active for a token.
+LLAMAS = {
     "meta-llama/Llama-2-7b-hf": (32, 4096, 32, 32, 11008, 32000, 0, 0),
     "meta-llama/Llama-2-70b-hf": (80, 8192, 64, 8, 28672, 32000, 0, 0),
     "codellama/CodeLlama-34b-Instruct-hf": (48, 8192, 64, 8, 22016, 32000, 0, 0),
     "mistralai/Mixtral-8x7B-v0.1": (32, 4096, 32, 8, 14336, 32000, 8, 2),
 }
-FIGURES = (  # of a run, in the order of the table; a source has the mean or the median of each
+FIGURES = (  # Figures of a run in the order of the table; a source has the mean or the median of each.
     ("ttft", "mean"),
     ("ttft", "p50"),
     ("tpot", "mean"),
@@ -70,20 +73,21 @@ FIGURES = (  # of a run, in the order of the table; a source has the mean or the
     ("throughput", "mean"),
 )
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "throughput": "tokens/s"}
-FITTED = {  # to which runs our own constants were fitted
+FITTED = {  # Source of runs -> which of our constants were fitted to them.
     "inference-perf": "host time and front end",
     "ml-energy": "host time; what older vLLM takes longer",
     "llmservingsim": "front end; all-reduce of RTX PRO 6000",
     "silicon-sample": "what older vLLM takes longer; medians on Blackwell; the tokeniser",
     "sglang": "launches of latent attention",
 }
-FLEETS = "llm-d"  # its runs are of several workers behind a router, AIConfigurator estimates one
-Estimate = Callable[[Run, Load], Mapping[str, float]]  # quantity: seconds, or tokens per second
+FLEETS = "llm-d"  # These runs are of several workers behind a router; AIConfigurator estimates one worker.
+# From a run and its load to its figures by quantity, in seconds or tokens per second.
+Estimate = Callable[[Run, Load], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One measured figure, with the error of both as a share of it."""
+    """One measured figure, with our error and AIConfigurator's as shares of it."""
 
     run: Run
     quantity: str
@@ -94,7 +98,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Line:
-    """Mean sizes of both errors over the runs of one LLM on one GPU."""
+    """A line of the table: the mean absolute errors of both over the runs of one LLM on one GPU."""
 
     source: str
     llm: str
@@ -139,7 +143,9 @@ def _llama_folder(name: str, root: Path) -> str:
 
 
 def aiconfigurator(root: Path) -> Estimate:
-    """What AIConfigurator answers; `root`: where to put config.json files. Raises ImportError without it."""
+    """AIConfigurator's estimates. `root` is a folder for config.json files. Raises ImportError if
+    AIConfigurator is not installed.
+    """
     from aiconfigurator.cli.api import cli_estimate
     from aiconfigurator.sdk.perf_database import get_latest_database_version
 
@@ -173,7 +179,7 @@ def aiconfigurator(root: Path) -> Estimate:
         except ValueError as error:
             if "Invalid quantized MoE" not in str(error):
                 raise
-            answer = ask(moe_ep_size=workers)
+            answer = ask(moe_ep_size=workers)  # It cannot slice these experts.
         return {
             "ttft": float(answer.ttft) / 1e3,
             "tpot": float(answer.tpot) / 1e3,
@@ -198,12 +204,12 @@ def pairs(rows: Iterable[Row | LeftOut], estimate: Estimate) -> Iterator[Pair | 
         if load is None:
             raise ValueError(f"{run.campaign}, {run.case}: the reader does not say what the engine was given")
         if run.source in ("inference-perf", "llmservingsim") and row.statistic != "mean":
-            continue  # their medians say the same again
+            continue  # These sources have medians of the same figures too; one of both counts.
         key = run.source == "sglang", run.llm, run.gpu, run.tp, load
         if key not in answers:
             try:
                 answers[key] = estimate(run, load)
-            except Exception as error:  # a stranger's code: it raises whatever it likes
+            except Exception as error:  # It is not our code, so any exception may come.
                 answers[key] = _reason(error)
         answer = answers[key]
         if isinstance(answer, str):
@@ -225,7 +231,7 @@ def _reason(error: Exception) -> str:
 
 
 def lines(found_pairs: Iterable[Pair]) -> list[Line]:
-    """By source, LLM, GPU and figure, in that order."""
+    """The lines of the table, sorted by source, LLM, GPU and figure."""
     groups: dict[tuple[str, str, str, str, str], list[Pair]] = defaultdict(list)
     for pair in found_pairs:
         run = pair.run

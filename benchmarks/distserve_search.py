@@ -1,4 +1,4 @@
-"""DistServe's search and ours, on its own step times.
+"""Compares DistServe's search with ours, on DistServe's step times.
 
     python benchmarks/distserve_search.py TRACE [--llm facebook/opt-13b] [--nodes 1] [--gpus 4] [--rate 40]
 
@@ -6,11 +6,11 @@ TRACE holds the lengths (Azure's conversations for the figures in docs/evidence/
 requests with at least 4 tokens each way and fewer than 2048 together, as DistServe filters them.
 Prints, with CPU seconds:
 
-1. DistServe's search of pairs by its own rule (the first 300 requests, seed 0, 0.156 requests/s and GPU), on
-   the requests that its program draws.
-2. The same pairs in steady state, and Algorithm 1.
-3. For `--rate`: what each winner, replicated as its algorithm says, carries in steady state; the fewest GPUs
-   with free counts of prefill and decode instances; all with the KV moved at 25 GB/s between nodes.
+1. DistServe's search of pairs (its Algorithm 2) with its own rule: the first 300 requests that its program
+   draws with seed 0, at rates in steps of 0.156 requests/s and GPU.
+2. The same pairs, compared by the rate that they carry in steady state, and its Algorithm 1.
+3. For `--rate`: the rate that each winner, replicated as its algorithm says, carries in steady state, and the
+   fewest GPUs with any counts of prefill and decode instances. KV moves at 25 GB/s between nodes.
 """
 
 from __future__ import annotations
@@ -46,25 +46,28 @@ from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
 FITS = Path(__file__).with_name("distserve_fits.yaml")
+# Limits on TTFT and on TPOT [s], both p90.
 LIMITS_S = {"facebook/opt-13b": (0.2, 0.1), "facebook/opt-66b": (0.4, 0.1)}
-DECODE_TOKENS = 50_000  # of context in a batch, in that program
+DECODE_TOKENS = 50_000  # Tokens of context that a batch of decodes holds in DistServe's program.
 POLICIES = Policies(
     batching="distserve",
     routing="least-waiting",
     decode_routing="least-waiting",
     decode_batch_tokens=DECODE_TOKENS,
 )
-FREE = Network(math.inf, transfer="serialised", is_shared=False)
-ENDLESS_TOKENS = 10**9  # that program counts no memory
+FREE = Network(math.inf, transfer="serialised", is_shared=False)  # Transfers take no time.
+ENDLESS_TOKENS = 10**9  # A KV cache that never fills, as DistServe's program counts no memory.
 BETWEEN_NODES = Network(25e9, transfer="serialised", is_shared=False)
+# A worker type needs a fit, but its form (DistServeSteps) gives the step times.
 NO_FIT = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, basis="not used")
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRequests:
-    """DistServe's rule (arXiv:2401.09670, its simulator): one seed, the first requests of an empty fleet,
-    every percentile by itself. At 300 requests it overstates up to nine times. Percentiles between two
-    requests are interpolated, limits strict; no request may be rejected.
+    """DistServe's rule (arXiv:2401.09670, its simulator) on whether a fleet carries a rate: the first
+    requests of one seed, sent to an empty fleet, keep each limit. With 300 requests it overstates rates up to
+    nine times, because queues have no time to grow. Percentiles between two requests are interpolated, values
+    must be below the limit, and no request may be rejected.
     """
 
     slo: Slo
@@ -93,8 +96,8 @@ class FirstRequests:
 
 
 def highest_on_grid(carries: Callable[[float], bool], most_rps: float, until_rps: float) -> Goodput:
-    """Bisection of [0, most] until its ends are no more than `until_rps` apart, as DistServe's search does
-    it; `most_rps` itself is taken to fail.
+    """The highest rate that is carried, by bisection of [0, `most_rps`] until the ends are no more than
+    `until_rps` apart, as in DistServe's search. `most_rps` itself is taken to fail.
     """
     low, high, rates = 0.0, most_rps, 0
     while high - low > until_rps:
@@ -108,7 +111,9 @@ def highest_on_grid(carries: Callable[[float], bool], most_rps: float, until_rps
 
 
 def instances(document: Mapping[str, Any], llm: Llm, gpu: Gpu, *, memory: bool) -> list[WorkerType]:
-    """What that program has step times and batch limits for; with `memory` as much KV as really fits."""
+    """The worker types for which DistServe's program has step times and batch limits; with `memory` their KV
+    cache is what fits the GPUs.
+    """
     types = []
     for tp, by_pp in document["batch_tokens"].items():
         rows = document["steps"][tp]
@@ -122,7 +127,9 @@ def instances(document: Mapping[str, Any], llm: Llm, gpu: Gpu, *, memory: bool) 
 
 
 def as_drawn_by_distserve(lengths: Trace) -> Traffic:
-    """Its draws: Python's generator samples without replacement, numpy's old one makes the gaps."""
+    """Requests as DistServe's program draws them: lengths by Python's generator without replacement, gaps by
+    NumPy's old generator.
+    """
     pairs = list(zip(lengths.input_tokens.tolist(), lengths.output_tokens.tolist(), strict=True))
 
     def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
@@ -135,7 +142,9 @@ def as_drawn_by_distserve(lengths: Trace) -> Traffic:
 
 
 def lengths_of(path: Path) -> Trace:
-    """As that program counts them, a decode step for every output token: ours is one longer."""
+    """The lengths of a trace, filtered as above. DistServe's program makes a decode step for every output
+    token; our simulator makes the first token in prefill, so outputs get one token more.
+    """
     trace = read_trace(path, seed=0)
     n, m = trace.input_tokens, trace.output_tokens
     kept = trace.select((n >= 4) & (m >= 4) & (n + m < 2048))
@@ -147,7 +156,7 @@ def shape(fleet: Fleet) -> str:
 
 
 def with_memory(fleet: Fleet, types: list[WorkerType], network: Network) -> Fleet:
-    """The same fleet of these types, which count memory."""
+    """The same fleet with those of these types that have its parallelism."""
     real = {(type_.tp, type_.pp): type_ for type_ in types}
     pools = tuple(replace(pool, type=real[pool.type.tp, pool.type.pp]) for pool in fleet.pools)
     return replace(fleet, pools=pools, network=network)

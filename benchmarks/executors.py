@@ -1,15 +1,18 @@
-"""One plan by several executors: wall and CPU seconds, whether the files are the same, what limits it.
+"""Makes one plan with several executors: wall and CPU seconds, whether the files are equal, and how many
+workers help.
 
     python benchmarks/executors.py [--trace FILE] [--rate 200] [--window "first 3 min"]
                                    [--executors serial threads:2 processes:1 processes:2 ...] [--repeats 2]
     python benchmarks/executors.py --clusters          # Dask and Ray, each with two workers started here
     python benchmarks/executors.py --parts             # seconds with 1 to 64 workers, from one run
 
-A production question: Llama-3.1-70B on four GPU types, TTFT p90 2 s, TBT p99 200 ms. Each run is a process
-of its own, after one that compiles. CPU seconds are those of the process and of all that it starts and waits
-for, so not those of a cluster. `--parts` notes what a serial run does in which order, in CPU seconds, and
-what it asks side by side, and lays that out on so many workers, each on a core of its own, with no time lost
-on the way: what a busy machine cannot show. FILE: AzureLLMInferenceTrace_conv.csv; default:
+The question asks for a fleet for production: Llama-3.1-70B on four GPU types, TTFT p90 2 s, TBT p99 200 ms.
+Each run is a process of its own; a first one compiles and is not counted. CPU seconds are those of the
+process and of the processes that it starts and waits for, so they leave out a cluster.
+
+`--parts` records a serial run: its steps in CPU seconds, and which of them may run at the same time. It then
+computes how long they would take with more workers, each on a core of its own, without any time for
+communication, which cannot be measured on a busy machine. FILE is AzureLLMInferenceTrace_conv.csv; default:
 ../shared/data/traces beside the clone.
 """
 
@@ -44,6 +47,7 @@ from planner.traffic.trace_reading import read_trace
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_TRACE = ROOT.parent / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 GPUS = ["a100-80g", "h100-80g", "h200-141g", "l40s-48g"]
+# A program that starts a Ray cluster, prints its address, and ends it when its stdin is closed.
 RAY_HEAD = """
 import sys
 from ray.cluster_utils import Cluster
@@ -84,6 +88,7 @@ def planned(folder: Path, trace: Path, how: list[str]) -> tuple[float, float, st
 
 @contextmanager
 def dask() -> Iterator[list[str]]:
+    """A Dask cluster on this machine, as the options of `plan` that use it."""
     from distributed import LocalCluster
 
     with LocalCluster(
@@ -94,6 +99,7 @@ def dask() -> Iterator[list[str]]:
 
 @contextmanager
 def ray() -> Iterator[list[str]]:
+    """A Ray cluster on this machine, as the options of `plan` that use it."""
     here = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
     head = subprocess.Popen(
         [sys.executable, "-c", RAY_HEAD],
@@ -111,6 +117,7 @@ def ray() -> Iterator[list[str]]:
 
 
 def compared(asked: argparse.Namespace, folder: Path) -> None:
+    """Prints the table of executors."""
     (folder / "slo.yaml").write_text(yaml.safe_dump(question(asked)))
     planned(folder, asked.trace, ["--executor", "serial"])
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs")
@@ -129,23 +136,26 @@ def tell(name: str, folder: Path, trace: Path, how: list[str]) -> None:
     print(f"| {name} | {wall_s:.1f} | {cpu_s:.1f} | {digest} | {os.getloadavg()[0]:.1f} |", flush=True)
 
 
-Sequence = list[tuple[str, Any]]  # ("here", seconds), ("worker", seconds), ("wave", [Sequence, ...])
+# The steps of a run in order: ("here", seconds) for the process that plans, ("worker", seconds) for a
+# simulation that a worker could do, ("wave", [Sequence, ...]) for sequences that may run at the same time.
+Sequence = list[tuple[str, Any]]
 
 
 class Recorder:
-    """What a serial run does, in CPU seconds: what the asking process does itself, what workers could do, and
-    what is asked side by side."""
+    """Records the steps of a serial run in `now`, a Sequence, with their CPU seconds."""
 
     def __init__(self) -> None:
         self.now: Sequence = []
         self.since_s = time.process_time()
 
     def mark(self, kind: str) -> None:
+        """Ends a step of this kind, which began at the last mark."""
         now_s = time.process_time()
         self.now.append((kind, now_s - self.since_s))
         self.since_s = now_s
 
     def run(self, tasks: Any, at_once: int) -> None:
+        """Takes the place of `deterministic_parallel._run`: runs the tasks in turn and records a wave."""
         self.mark("here")
         outer, each = self.now, []
         for context, todo in tasks:
@@ -157,6 +167,8 @@ class Recorder:
         self.now.append(("wave", each))
 
     def asked(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time is recorded as a worker's."""
+
         def timed(*what: Any) -> Any:
             self.mark("here")
             found = answer(*what)
@@ -167,7 +179,12 @@ class Recorder:
 
 
 def duration_s(run: Sequence, workers: int) -> float:
-    """Of the same with so many workers, first come first served, beside one that asks."""
+    """How long the same steps take with so many workers, first come first served, beside the one process that
+    plans.
+
+    Each sequence is a generator (`follow`), which is resumed when its step has ended (`go_on`). It yields
+    "wait" while a wave of its own is not over.
+    """
     free, waiting = {"here": 1, "worker": workers}, {"here": deque[Any](), "worker": deque[Any]()}
     events: list[tuple[float, int, str, Any]] = []
     number, now_s = count(), 0.0
@@ -214,6 +231,7 @@ def duration_s(run: Sequence, workers: int) -> float:
 
 
 def parts(asked: argparse.Namespace, folder: Path) -> None:
+    """Prints the seconds of each stage with 1 to 64 workers, computed from one recorded run."""
     catalog, recorder = read_catalog(), Recorder()
     trace = read_trace(asked.trace)
     stages: list[str] = []
@@ -222,7 +240,7 @@ def parts(asked: argparse.Namespace, folder: Path) -> None:
     def heard(message: str) -> None:
         recorder.mark("here")
         if recorder.now is not (runs[-1] if runs else None):
-            return  # of a task in a wave
+            return  # A task of a wave reports progress; stages are those of the whole run.
         recorder.now = []
         runs.append(recorder.now)
         stages.append(str(message).split(":")[0])
@@ -260,7 +278,7 @@ def parts(asked: argparse.Namespace, folder: Path) -> None:
 
 
 def small_document(asked: argparse.Namespace) -> dict[str, Any]:
-    """Compiles what the large one needs."""
+    """A question that compiles all that the large one needs."""
     return question(asked) | {"traffic": {"rate": 5, "window": "first 1 min"}}
 
 

@@ -1,9 +1,10 @@
-"""KV tiers: the choice against all sizes, fleets with tiers against fleets without, and how much CPU memory
-to buy where the documented rule says the working set (inference-sim #1726).
+"""Checks the choice of KV tiers, memory and disk to which evicted KV blocks go.
 
-    python benchmarks/kv_tiers.py --brute 20         # small cases, each against every size of memory and disk
-    python benchmarks/kv_tiers.py --questions        # questions of agents and tenants, with and without tiers
-    python benchmarks/kv_tiers.py --rule             # the rule's size, 8.5 times as much, and the plan's
+python benchmarks/kv_tiers.py --brute 20         # small cases, each compared with all sizes of both tiers
+python benchmarks/kv_tiers.py --questions        # questions of agents and tenants, with and without tiers
+python benchmarks/kv_tiers.py --rule             # CPU memory of the size of the working set, as
+                                                 # inference-sim's rule has it, 8.5 times as much
+                                                 # (its issue 1726), and the plan's size
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ SMALL_TIERS = {
         KvTier("nvme", "disk", 3e9, 50e9, 50e9, 1.0, "made up"),
     )
 }
-BLOCK = 16
-RULE_FACTOR = 8.5  # by which inference-sim #1726 found the rule too small
+BLOCK = 16  # Tokens of a KV block.
+RULE_FACTOR = 8.5  # The factor by which the rule is too small, by inference-sim's issue 1726.
 
 
 def tenants(count: int, rate_rps: float, requests: int, seed: int = 0) -> Trace:
-    """inference-sim #1699: each of `count` tenants has a prefix of 1,024 tokens; prompts of 1,280, answers
-    of 16.
+    """The traffic of inference-sim's issue 1699: prompts of 1,280 tokens, of which the first 1,024 are those
+    of one of `count` tenants, and answers of 16.
     """
     rng = np.random.default_rng(seed)
     tenant = rng.integers(count, size=requests)
@@ -93,7 +94,9 @@ def small_case(seed: int) -> tuple[Trace, PlanQuestion]:
 
 
 def brute(cases: int) -> int:
-    """How many choices are dearer than the best of all sizes."""
+    """Prints for each case the chosen price and the best of all sizes; returns how many choices are
+    dearer.
+    """
     grid, dearer, worst = tier_grid(SMALL_TIERS, may_share=False), 0, 0.0
     for seed in range(cases):
         trace, task = small_case(seed)
@@ -117,6 +120,7 @@ def brute(cases: int) -> int:
 
 
 def agents(count: int, llm: str, gpu: str, task: str, **own: Any) -> tuple[Trace, PlanQuestion]:
+    """Coding agents whose tasks must end within the time `task` (p90); `own` are further keys of `agents`."""
     traffic = {"agents": {"count": count, **own}, "task": "coding-agent", "duration": "15 min"}
     slo = {"ttft": {"p90": "15 s"}, "task": {"p90": task}}
     asked = question(slo, llm, gpu, traffic=traffic)
@@ -151,7 +155,7 @@ def tier_questions() -> list[tuple[str, Trace, PlanQuestion]]:
 
 
 def compare_questions(seconds: float) -> int:
-    """How many fleets with tiers are dearer than without."""
+    """Prints the costs with and without tiers; returns how many fleets with tiers are dearer."""
     dearer, tiers = 0, read_kv_tiers()
     print("| question | without USD/h | with | tiers | saves | hits GPU, memory, disk | CPU s |")
     print("|---|---:|---:|---|---:|---|---:|")
@@ -177,7 +181,9 @@ def compare_questions(seconds: float) -> int:
 
 
 def rule() -> None:
-    """First the hits of one worker as in #1699, then what sizes cost where memory decides how many GPUs."""
+    """Prints the hits of one worker with several sizes of memory, as in issue 1699, then what sizes of memory
+    cost where they decide on the number of GPUs.
+    """
     llm, gpu = CATALOG.llm("qwen3-14b"), CATALOG.gpu("h100-80g")
     trace = tenants(100, 4.0, 600)
     asked = question({"ttft": {"p90": "1 s"}}, "qwen3-14b", "h100-80g")

@@ -1,20 +1,22 @@
-"""How far every family of step times is off, on two data sets that were not written for this planner.
+"""Prints the errors of every family of step times on two data sets that others published.
 
     python benchmarks/latency_models.py [--reference DIR] [--only splitwise|oracles|choice|speed]
 
-Splitwise's measurements (splitwise/perf_model.csv, MIT; TP 4 and 8), each row predicted by a fit that has not
-seen its cell:
-    cells   one of the 19 published cells (prompt, batch, output) is left out, with all its repeats
-    steps   stricter, prefill only: one of the 13 distinct prefill steps is left out; the seven output lengths
-            at prompt 512 repeat one and the same prefill, so leaving out a cell of them leaves its twins in
-    80:20   a fifth of the rows, drawn at random ten times; repeats of a cell lie on both sides
-Step oracles of Vidur (vidur/oracle_*.csv, 577 steps each): fitted on 57 of them chosen by their inputs
-alone (`corrected.informative_rows`), judged on the other 520.
-`choice` is what `planner.models.family_choice.choose_step_family` makes of each whole table, in five folds
-of distinct
-steps.
+splitwise  Splitwise's measurements (splitwise/perf_model.csv, MIT; TP 4 and 8). A cell is a prompt length, a
+           batch and an output length, measured several times. Each row is predicted by a fit without it:
+             cells   one of the 19 cells is left out of the fit, with all its repeats
+             steps   for prefill only, and stricter: one of the 13 distinct prefill steps is left out. (Seven
+                     cells with prompts of 512 tokens have the same prefill step, so leaving out one of these
+                     cells leaves the step in.)
+             80:20   a fifth of the rows is left out, drawn at random ten times; repeats of a cell may be on
+                     both sides
+oracles    Vidur's tables of steps (vidur/oracle_*.csv, 577 steps each): fitted on 57 steps that are chosen by
+           their inputs alone (`corrected.informative_rows`), compared with the other 520
+choice     which family `planner.models.family_choice.choose_step_family` chooses for each whole table, with
+           cross-validation in five folds of distinct steps
+speed      CPU seconds of this process for fits and predictions
 
-Prints Markdown, as in docs/models.md. CPU seconds of this process.
+Prints Markdown, as in docs/models.md.
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ CATALOG_NAMES = {
     "a100-80gb": "a100-80g",
     "h100-80gb": "h100-80g",
 }
-SPLITS = 10
-TRAINED_SHARE = 0.1
-PREDICTED_STEPS, FITTED_ROWS = 1_000_000, 10_000
+SPLITS = 10  # Random splits of 80:20.
+TRAINED_SHARE = 0.1  # The share of an oracle's steps that a family is fitted on.
+PREDICTED_STEPS, FITTED_ROWS = 1_000_000, 10_000  # Of the comparison of speed.
 
 
 def main() -> None:
@@ -80,11 +82,12 @@ def main() -> None:
 
 
 class SplitwiseSimLookup(StepFamily):
-    """splitwise-sim's `performance_model=db`. Its token table is built over the prompt tokens of a batch and
-    looked up with the number of sequences, so that a decode costs the same whatever the batch (its issue 2).
-    A step with both phases takes MIXED_FACTOR prompts of as many tokens.
+    """The step times of splitwise-sim's `performance_model=db`, with its mistake: the table of decode times
+    is built over the prompt tokens of a batch but looked up with the number of sequences, so a decode costs
+    the same whatever the batch (its issue 2). A step with prefills and decodes takes MIXED_FACTOR times as
+    long as its prefills.
 
-    X has no prompt tokens for decodes: `fit` takes K, the context tokens that decodes read, in their place.
+    X has no prompt tokens for decodes: `fit` takes the context tokens that decodes read in their place.
     """
 
     MIXED_FACTOR = 1.1
@@ -105,7 +108,9 @@ class SplitwiseSimLookup(StepFamily):
 
 
 def print_splitwise(path: Path, tables: list[tuple[str, str, int]]) -> None:
-    """One row per family, one column per (LLM, GPU, TP): prefill / decode MAPE in %."""
+    """Prints mean absolute errors (MAPE) in %, prefill / decode: a row per family, a column per (LLM,
+    GPU, TP).
+    """
     catalog = read_catalog()
     results: dict[str, list[Array]] = {}
     for model, hardware, tp in tables:
@@ -128,16 +133,19 @@ def print_splitwise(path: Path, tables: list[tuple[str, str, int]]) -> None:
 
 
 def splitwise_errors(family: Any, table: StepTable) -> Array:
-    """MAPE: prefill and decode by cells, prefill by steps, prefill and decode at 80:20."""
+    """Mean absolute errors (5,): prefill and decode by cells, prefill by steps, prefill and decode at
+    80:20.
+    """
     X, y = table.X, table.y
-    prefill = X[:, 2] == 0
-    runs = len(X) // 2  # row i and row i + runs are the prefill and the decode of one run
+    prefill = X[:, 2] == 0  # No decodes.
+    runs = len(X) // 2  # Row i and row i + runs are the prefill and the decode of one run.
     cell = np.tile(distinct(X[runs:]), 2)
     step = np.where(prefill, distinct(X), -1)
 
-    def relative(seen: Array, asked: Array) -> Array:
-        model = fit_candidate(family, X[seen], y[seen]).set_params(beyond="extrapolate")
-        return np.asarray(np.abs(model.predict(X[asked]) / y[asked] - 1))
+    def relative(fitted: Array, predicted: Array) -> Array:
+        """Absolute relative errors of the `predicted` rows, by a fit on the `fitted` ones."""
+        model = fit_candidate(family, X[fitted], y[fitted]).set_params(beyond="extrapolate")
+        return np.asarray(np.abs(model.predict(X[predicted]) / y[predicted] - 1))
 
     by_cell, by_step = np.empty(len(y)), np.empty(len(y))
     for c in np.unique(cell):
@@ -146,17 +154,19 @@ def splitwise_errors(family: Any, table: StepTable) -> Array:
         by_step[step == s] = relative(step != s, step == s)
     splits = []
     for seed in range(SPLITS):
-        asked = np.zeros(len(y), dtype=bool)
-        asked[np.random.default_rng(seed).permutation(len(y))[: len(y) // 5]] = True
-        error = relative(~asked, asked)
-        splits.append([error[prefill[asked]].mean(), error[~prefill[asked]].mean()])
+        left_out = np.zeros(len(y), dtype=bool)
+        left_out[np.random.default_rng(seed).permutation(len(y))[: len(y) // 5]] = True
+        error = relative(~left_out, left_out)
+        splits.append([error[prefill[left_out]].mean(), error[~prefill[left_out]].mean()])
     return np.array(
         [by_cell[prefill].mean(), by_cell[~prefill].mean(), by_step[prefill].mean(), *np.mean(splits, axis=0)]
     )
 
 
 def repeats(table: StepTable) -> Array:
-    """How far repeats of a step lie from their own median: what no model of the step can better."""
+    """Mean absolute distance of repeats of a step from their median, in the order of `splitwise_errors`: no
+    model of the step can be nearer.
+    """
     step = distinct(table.X)
     error = np.abs(pd.Series(table.y).groupby(step).transform("median").to_numpy() / table.y - 1)
     prefill = table.X[:, 2] == 0
@@ -165,11 +175,14 @@ def repeats(table: StepTable) -> Array:
 
 
 def distinct(X: Array) -> npt.NDArray[np.intp]:
+    """The number of each row's step (n,); equal rows have the same."""
     return np.unique(X, axis=0, return_inverse=True)[1].ravel()
 
 
 def print_choices(reference: Path) -> None:
-    """What is chosen for each table, how far off it is, as itself and as five numbers, and where it falls."""
+    """Prints for each table the chosen family, its errors, the error of its conversion to the five numbers of
+    `StepLatency`, and at how many checked places its step time falls although a step grows.
+    """
     path = reference / "splitwise" / "perf_model.csv"
     tables = {f"{m} {hw[:4]} TP{tp}": splitwise_table(path, m, hw, tp) for m, hw, tp in SPLITWISE}
     for oracle in sorted((reference / "vidur").glob("oracle_*.csv")):
@@ -189,7 +202,9 @@ def print_choices(reference: Path) -> None:
 
 
 def print_oracles(paths: list[Path]) -> None:
-    """One row per family, one column per oracle: MAPE / 95th percentile in % on the rows not fitted."""
+    """Prints mean / 95th percentile of absolute errors in % on rows that were not fitted: a row per family, a
+    column per oracle.
+    """
     names: list[str] = []
     results: dict[str, Any] = {}
     catalog = read_catalog()
@@ -201,7 +216,7 @@ def print_oracles(paths: list[Path]) -> None:
         seen[informative_rows(X, int(TRAINED_SHARE * len(y)))] = True
         about = table.about
         gpu = catalog.gpu("a100-80g" if about["gpu"] == "a100" else "h100-80g")
-        # Llama-2-7B is not in the catalog: its steps are compared with the shape of an 8B LLM, scaled.
+        # Llama-2-7B is not in the catalog; the roofline of an 8B LLM, scaled, takes its place.
         llm = catalog.llm("meta-llama/Llama-2-70b-hf" if "70b" in about["llm"] else "meta-llama/Llama-3.1-8B")
         for name, family in default_families(roofline(llm, gpu, int(about["tp"]))).items():
             variants = {name: None} | ({"vidur, operators": operators} if name == "vidur" else {})
@@ -215,7 +230,7 @@ def print_oracles(paths: list[Path]) -> None:
 
 
 def oracle_table(path: Path) -> StepTable:
-    """With a column of seconds per operator."""
+    """The table of an oracle's file, with a column of seconds for each operator."""
     rows = pd.read_csv(path)
     new = rows.n_prefill * rows.chunk
     steps = pd.DataFrame(
@@ -242,7 +257,7 @@ def oracle_table(path: Path) -> StepTable:
 
 
 def print_speed() -> None:
-    """CPU seconds to fit 10,000 rows (all distinct), and to predict a million steps."""
+    """Prints CPU seconds to fit 10,000 rows (all distinct), and to predict a million steps."""
     rng = np.random.default_rng(0)
     X, y = made_up(rng, FITTED_ROWS)
     steps = np.vstack([X] * (PREDICTED_STEPS // FITTED_ROWS))
@@ -272,6 +287,7 @@ def made_up(rng: np.random.Generator, rows: int) -> tuple[Array, Array]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of the call, and its result."""
     start = time.process_time()
     result = call()
     return time.process_time() - start, result

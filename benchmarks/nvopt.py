@@ -1,13 +1,15 @@
-"""NVIDIA's study of DeepSeek-V3 on H200 over one day, asked of `plan`: fewest GPUs, a bound, their winners.
+"""Asks `plan` the question of NVIDIA's study of DeepSeek-V3 on H200 over one day: the fewest GPUs, a lower
+bound, and how the study's winners fare in our simulator.
 
     python benchmarks/nvopt.py [--data FOLDER] [--copies 661] [--only static cache autoscaled candidates]
                                [--paper-only] [--time-limit S]
 
 The question is that of ai-dynamo/aisimulate, examples/sweeper/nvopt-ragpulse (contract 278be99, results
-d45d107): TTFT <= 1 s and a mean time per output token <= 50 ms, here kept by at least 99 % of requests at
-once. FOLDER holds RAGPulse's 0_trace.jsonl.gz with its text lengths; default ../shared/data/traces/ragpulse
-beside the clone. The day is all rows stamped [345,600 s, 432,000 s), of both weeks of the file, sent by so
-many users: each copy has prefixes of its own and a shift of all its requests within 30 s.
+d45d107): TTFT <= 1 s and a mean time per output token <= 50 ms; here at least 99 % of requests must keep
+both. FOLDER holds RAGPulse's 0_trace.jsonl.gz with its text lengths; default ../shared/data/traces/ragpulse
+beside the clone. The day is all rows of the file with a time stamp from 345,600 s to before 432,000 s, in as
+many copies as there are users: each copy has prefixes of its own, and all its requests are shifted by the
+same time of up to 30 s.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ from planner.traffic.trace import IntArray, Trace
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "ragpulse"
 DAY_S = (345_600.0, 432_000.0)
-COPIES = 661  # 537,393 requests of the 813 rows at hand; the study has 512 copies of 1,050
-SHIFT_S = 30.0
-BLOCK_TOKENS = 64  # of its KV blocks; the file's are of 16
+# With the 813 rows of our file this gives 537,393 requests, as many as the study's 512 copies of 1,050 rows.
+COPIES = 661
+SHIFT_S = 30.0  # A copy is shifted by up to so much, earlier or later.
+BLOCK_TOKENS = 64  # Tokens of the study's KV blocks; those of the file have 16.
 TTFT, TPOT, SHARE = "1 s", "50 ms", 0.99
 SLO: dict[str, Any] = {"ttft": {"p99": TTFT}, "tpot": {"p99": TPOT}, "attainment": SHARE}
-THEIRS_GPUS = {"static": 96.0, "cache": 80.0, "autoscaled": 151.5}  # their fewest at >= 99 % of requests
-MENU = (4096, 8192, 16384)  # tokens per step; the study's has 1,024 to 32,768
-EVERY = "10 min"  # an autoscaled day keeps the limits in every window, not only over the day
+# The fewest GPUs of the study with which at least 99 % of requests keep both limits.
+THEIRS_GPUS = {"static": 96.0, "cache": 80.0, "autoscaled": 151.5}
+MENU = (4096, 8192, 16384)  # Token budgets per step; the study tries 1,024 to 32,768.
+EVERY = "10 min"  # An autoscaled day must keep the limits in every window of this length.
 CONTROLLERS = ("cron", "dynamo", "dynamo-sla", "hpa", "fleetplan")
 PARTS = ("static", "cache", "autoscaled", "candidates")
 HEAD = ["", "GPUs", "kept", "bound", "theirs", "CPU s", "fleet"]
@@ -80,8 +84,12 @@ def raw_day(file: Path) -> Trace:
 
 
 def coarse_blocks(trace: Trace) -> tuple[IntArray, IntArray]:
-    """Offsets and ids of blocks of BLOCK_TOKENS; two are one where the prompts agree up to their end."""
+    """Offsets and ids of blocks of BLOCK_TOKENS; blocks of two prompts have the same id if the prompts agree
+    up to the blocks' end.
+    """
     ratio = BLOCK_TOKENS // trace.prefix_block_tokens
+    # A block's key is the id of the block before it and its own fine blocks, so equal keys mean equal
+    # prefixes.
     chains: dict[tuple[int, ...], int] = {}
     ids: list[int] = []
     offsets = [0]
@@ -97,7 +105,7 @@ def coarse_blocks(trace: Trace) -> tuple[IntArray, IntArray]:
 
 
 def copied(chosen: Trace, copies: int, seed: int = 0) -> Trace:
-    """So many copies of the day, each with prefixes of its own and one shift of all its requests."""
+    """The trace of so many copies of the day, each with prefixes and a shift of its own."""
     rows = len(chosen)
     shift_s = np.random.default_rng(seed).uniform(-SHIFT_S, SHIFT_S, copies)
     arrival_s = np.clip(chosen.arrival_s + shift_s[:, None], 0.0, DAY_S[1] - DAY_S[0]).ravel()
@@ -119,7 +127,9 @@ def copied(chosen: Trace, copies: int, seed: int = 0) -> Trace:
 
 
 def question(has_caches: bool, slo: dict[str, Any] = SLO) -> dict[str, Any]:
-    """Caches and ranks do not go together in one question: with caches workers have TP alone."""
+    """The question, with prefix caches or without. With caches there are no data-parallel ranks, as one
+    question cannot have both.
+    """
     menu: dict[str, Any] = {"gpus": {"h200-141g": 256}, "max_num_batched_tokens": list(MENU)}
     if not has_caches:
         menu["dp"] = [1, 8]
@@ -133,11 +143,11 @@ def question(has_caches: bool, slo: dict[str, Any] = SLO) -> dict[str, Any]:
 
 
 def planned(
-    trace: Trace, asked: dict[str, Any], safety: str | None, limit_s: float
+    trace: Trace, document: dict[str, Any], safety: str | None, limit_s: float
 ) -> tuple[PlanResult | str, float]:
-    """The plan or why there is none, and its CPU seconds."""
+    """The plan, or the reason why there is none, and its CPU seconds."""
     began = time.process_time()
-    keys = asked | ({} if safety is None else {"safety": safety})
+    keys = document | ({} if safety is None else {"safety": safety})
     try:
         answer = plan(keys, trace, time_limit_s=limit_s)
     except PlannerError as error:
@@ -172,10 +182,11 @@ def static_row(trace: Trace, name: str, safety: str | None, limit_s: float) -> R
 
 
 def autoscaled_rows(trace: Trace, limit_s: float) -> list[Row]:
-    """The optimum that knows the day, and what controllers make of it, in mean GPUs; no start-up time.
+    """Rows of the optimal sizes of pools over the day, and of the sizes that controllers choose, in mean
+    GPUs. New workers start at once.
 
-    What stands all day is planned for every window first: the optimum is looked for below a fleet that keeps
-    all of them.
+    First a fleet is planned that keeps the limits in every window without changing; the optimum uses its
+    pools and at most its workers.
     """
     began = time.process_time()
     asked = question(has_caches=False, slo=SLO | {"every": EVERY})
@@ -215,7 +226,9 @@ def autoscaled_rows(trace: Trace, limit_s: float) -> list[Row]:
 
 
 def candidate_rows(trace: Trace) -> list[Row]:
-    """Their winners that stand still, with our step times: the share of requests within both limits."""
+    """Rows of the study's winners of fixed size, simulated with our step times: the share of requests that
+    keep both limits.
+    """
     rows = []
     for name, (workers, policies, theirs) in CANDIDATES.items():
         began = time.process_time()

@@ -1,18 +1,19 @@
-"""The router for a long time among faults: engines killed and frozen, clients that are slow, silent or leave.
+"""Runs the router for a long time with faults: killed and frozen engines, clients that are slow, silent or
+leave.
 
     python benchmarks/soak.py [--requests 200000] [--engines 4] [--clients 64] [--every 5] [--routing jsq]
 
-Engines are processes that answer at once, kept alive as `plan serve` keeps its own; every `--every` seconds
-one is killed or frozen. The clients are a process of their own. Of each request it is known how it ended:
+Engines are processes that answer at once, and are restarted as `plan serve` restarts its own. Every `--every`
+seconds one is killed or frozen. The clients run in a process of their own and note how each request ended:
 
-    whole      every token that was asked for came, and the stream's end
-    broken     a stream that ended with an error event, since its engine was gone
-    refused    an HTTP status other than 200 with a JSON error
+    whole      all requested tokens came, and the end of the stream
+    broken     the stream ended with an error event, because its engine was gone
+    refused    an HTTP status other than 200 came with a JSON error
     left       the client closed its connection on purpose
-    lost       anything else: no answer, a stream that ends without a word, tokens missing
+    lost       anything else: no answer, a stream that ends without an error, missing tokens
 
-Exits with 1 if any was lost, if the router still counts one as in flight at the end, or if its memory in the
-last quarter of the requests is more than 10 % above that after the first.
+Exits with 1 if a request was lost, if the router counts one as in flight at the end, or if its memory at the
+end is more than 10 % above that after a quarter of the requests.
 """
 
 from __future__ import annotations
@@ -50,20 +51,27 @@ from planner.runtime.workers import Command, LiveWorkers, Patience, WorkerPlace,
 MODEL = "meta-llama/Llama-3.1-8B"
 EVENT = b'data: {"choices":[{"index":0,"text":"","token_ids":[7]}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+# How the engines are watched and restarted: faster than by default, so that faults can follow each other.
 QUICK = Patience(
     health_every_s=0.5, health_timeout_s=2.0, health_failures=2, backoff_s=0.2, longest_backoff_s=1.0
 )
 ROUTED = RouterSettings(client_s=10.0, body_s=10.0, limits=ConnectionLimits(connections=2_000, idle_s=5.0))
+# Kinds of requests: a stream, one answer as a whole, a stream that is read late, and one that the client
+# leaves; and their shares.
 STREAM, WHOLE, SLOW, LEAVES = "stream", "whole", "slow", "leaves"
 SHARES = {STREAM: 0.6, WHOLE: 0.37, SLOW: 0.01, LEAVES: 0.02}
-CLIENT_IDLE_S = 1.0  # well below the router's: a connection that it ends must not be used again
-SILENT = 50  # connections that say nothing, opened again as they are closed
-CHECKS = 8  # of the memory
+# Idle connections end well before the router ends them (`idle_s`): a client that sends on a connection that
+# the router is just ending would lose its request.
+CLIENT_IDLE_S = 1.0
+SILENT = (
+    50  # So many connections send no complete request; they are opened again when the router closes them.
+)
+CHECKS = 8  # The memory is noted so many times during a run.
 
 
 @dataclass
 class Ended:
-    """What became of all requests, and the router's memory [MiB] as they went on."""
+    """How all requests ended, and the router's memory [MiB] in the course of the run."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     memory_mib: list[float] = field(default_factory=list)
@@ -73,16 +81,16 @@ class Ended:
     in_flight: int = 0
     router: Counter[str] = field(default_factory=Counter)
     wall_s: float = 0.0
-    examples: list[str] = field(default_factory=list)  # of what was lost
+    examples: list[str] = field(default_factory=list)  # Descriptions of lost requests.
 
     @property
     def growth_frac(self) -> float:
-        """Of memory from the first quarter's end to the last's."""
+        """The growth of memory from a quarter of the run to its end."""
         return self.memory_mib[-1] / self.memory_mib[len(self.memory_mib) // 4] - 1
 
 
 def serve_engine(port: int) -> None:
-    """An engine that answers at once, in the process it is called in."""
+    """Runs an engine that answers at once, in this process."""
     end_with_parent()
 
     async def health(_: web.Request) -> web.Response:
@@ -123,7 +131,7 @@ def a_fleet(engines: int, routing: str) -> Fleet:
 
 
 class Client:
-    """Asks again and again, in so many tasks."""
+    """The clients: `run` starts tasks that each send one request after the other, until all are sent."""
 
     def __init__(self, url: str, requests: int, seed: int) -> None:
         self.url, self.rng = url, random.Random(seed)
@@ -145,11 +153,13 @@ class Client:
         pipe.send((sum(self.outcomes.values()), self.outcomes, self.examples, self.silent))
 
     async def tell(self, pipe: Connection) -> None:
+        """Send the number of ended requests five times a second."""
         while True:
             await asyncio.sleep(0.2)
             pipe.send((sum(self.outcomes.values()), None, None, None))
 
     async def say_nothing(self) -> None:
+        """Open connections that send nothing, or half of a header, and wait until the router closes them."""
         port = int(self.url.rpartition(":")[2])
         while True:
             with suppress(OSError):
@@ -174,8 +184,9 @@ class Client:
                 await asyncio.sleep(0.2)
 
     async def one(self, number: int, kind: str) -> str:
+        """Send one request; returns how it ended."""
         tokens = self.rng.randrange(1, 12) if kind != SLOW else 3
-        shared = self.rng.randrange(200)  # prompts share their beginning with others
+        shared = self.rng.randrange(200)  # One of 200 beginnings, so that prompts share prefixes.
         prompt = [shared] * 64 + [self.rng.randrange(30_000) for _ in range(32)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": kind != WHOLE}
         data = json.dumps(body).encode()
@@ -205,7 +216,7 @@ def serve_clients(url: str, requests: int, clients: int, seed: int, pipe: Connec
 
 
 async def rage(group: LiveWorkers, every_s: float, seed: int, ended: Ended) -> None:
-    """Kill or freeze a worker again and again, but for the last one that is up."""
+    """Kill or freeze a worker every `every_s` seconds, unless only one is up."""
     rng = random.Random(seed)
     while True:
         await asyncio.sleep(every_s)
@@ -226,7 +237,7 @@ def memory_mib() -> float:
 
 
 async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: int, folder: Path) -> Ended:
-    """Send them all through a router in this process; how they ended."""
+    """Send all requests through a router in this process; returns how they ended."""
     ended, began_s = Ended(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -239,7 +250,7 @@ async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: 
                 target=serve_clients, args=(url, requests, clients, seed, theirs), daemon=True
             )
             process.start()
-            theirs.close()  # so that a client that dies is the end of the pipe
+            theirs.close()  # Now the pipe ends if the clients' process dies.
             raging = asyncio.ensure_future(rage(group, every_s, seed, ended))
             loop, outcomes = asyncio.get_running_loop(), None
             try:
@@ -250,7 +261,7 @@ async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: 
             finally:
                 raging.cancel()
                 process.kill()
-            for _ in range(100):  # the last to leave
+            for _ in range(100):  # Up to 10 s for the requests whose clients have left.
                 if not router.in_flight:
                     break
                 await asyncio.sleep(0.1)
@@ -273,17 +284,19 @@ def main() -> None:
     parser.add_argument("--routing", default="jsq")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.engine is not None:
-        serve_engine(told.engine)
+    options = parser.parse_args()
+    if options.engine is not None:
+        serve_engine(options.engine)
         return
-    fleet = a_fleet(told.engines, told.routing)
+    fleet = a_fleet(options.engines, options.routing)
     logging.getLogger("fleetplan").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="fleetplan-soak-") as made:
-        ended = asyncio.run(soak(told.requests, fleet, told.clients, told.every, told.seed, Path(made)))
+        ended = asyncio.run(
+            soak(options.requests, fleet, options.clients, options.every, options.seed, Path(made))
+        )
         files = sum(path.stat().st_size for path in Path(made).rglob("*"))
     print(f"{sum(ended.outcomes.values())} requests in {ended.wall_s:.0f} s, {ended.kills} kills and")
-    print(f"{ended.freezes} freezes of {told.engines} engines, {ended.silent} silent connections")
+    print(f"{ended.freezes} freezes of {options.engines} engines, {ended.silent} silent connections")
     print("clients:", json.dumps(dict(sorted(ended.outcomes.items()))))
     print("router: ", json.dumps(dict(sorted(ended.router.items()))), f"in flight {ended.in_flight}")
     print(

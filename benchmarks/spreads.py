@@ -1,23 +1,29 @@
-"""The rows of catalogs/spreads.yaml, from runs of real engines that others published.
+"""Fits the rows of catalogs/spreads.yaml to published measurements of real engines.
 
     python benchmarks/spreads.py DIR [--every N] [--figures FILE]    (DIR as for benchmarks/reality.py)
 
-Every run is replayed with step times as predicted, with prefills and with decodes longer by PROBE, which says
-by how much each figure of the run moves with either. A measured figure is then, in logs, the predicted one
-plus the two factors times these responses. The factors of decodes are fitted to times per token, those of
-prefills to the TTFTs of which prefills are at least half, both around the other. The standard deviation is
-the one with the least interval score (Winkler's: the width, and 20 times what lies outside), so that a spread
-is as narrow as the share inside allows; a campaign (source, GPU, LLM) counts as the root of its figures. It
-is wider by Student's factor for as few campaigns as there are, and wider still where more than
-MOST_LONGER_FRAC of the row's figures would be longer than its upper end. Medians are of prefills on data
-centres' Blackwell alone: of all others they bring campaigns that were left out no nearer. Rooflines are
-fitted to runs replayed without any fit. They serve GPUs and LLMs of which nothing is known, so their factor
-of decodes is of all of them together, and they are no narrower than kernels.
+Each run is simulated three times: with step times as predicted, with prefills longer by PROBE, and with
+decodes longer by PROBE. This gives the response of each figure of the run to either: how much its logarithm
+moves with that of the factor. The model of a measured figure is, in logarithms, the predicted figure plus the
+factor on prefills and the factor on decodes, each times the figure's response to it.
 
-Prints the rows, then which share of the figures lies inside, on campaigns left out, by source, GPU and
-metric, beside the shares inside the shipped rows. Runs whose GPUs wait for their host say nothing of step
-times; TTFTs of closed loops of equal lengths (InferenceX's files) and of saturated runs say who waits for
-whom: these are not fitted to, and counted all the same. `--figures` keeps what was replayed, and reads it.
+The factor on decodes is fitted to times per token, that on prefills to TTFTs that are prefill for at least
+half. The standard deviation of a factor is the one with the least interval score (Winkler's: the width, and
+20 times the distance by which figures lie outside), so that a spread is no wider than the share inside
+demands. A campaign (source, GPU, LLM) has the weight of the square root of its number of figures. The spread
+is then widened by Student's factor for the number of campaigns, and further until no more than
+MOST_LONGER_FRAC of the row's figures lie above its upper end.
+
+The median of a factor is 1, except for prefills on data centres' Blackwell GPUs: elsewhere fitted medians did
+not improve predictions of campaigns that were left out of the fit. Rows for rooflines are fitted to runs
+simulated without any fit. As they serve GPUs and LLMs that were never measured, their factor on decodes is
+fitted to all of them together, and they are no narrower than the rows for kernels.
+
+Prints the rows, then the share of figures inside the spread, fitted without the figure's own campaign, by
+source, GPU and metric, beside the shares inside the shipped rows. Runs whose GPUs wait for their host are
+left out, as they say nothing of step times. TTFTs of closed loops of equal lengths (InferenceX's files) and
+of saturated runs are mostly waiting; they are not fitted to, but are counted in the shares. `--figures`
+stores the simulated figures in a file, or reads them if it exists.
 """
 
 from __future__ import annotations
@@ -45,20 +51,24 @@ from planner.models.latency import Kind
 from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import INTERVAL_SIGMAS, WITHIN_FRAC, Factor, StepTimeSpread
 
-PROBE = Factor(1.0, 0.1)
-PROBE_LOG = INTERVAL_SIGMAS * PROBE.log_sd
-LEAST_DECODE, LEAST_PREFILL = 0.3, 0.5  # a figure that moves less with a factor says little of it
-LEAST_CAMPAIGNS = 3
-WIDEST = 1.2  # of a log standard deviation
-MOST_LONGER_FRAC = 0.07  # of the figures of a row may be longer than its upper end: who plans with it is late
+PROBE = Factor(1.0, 0.1)  # The spread whose upper end lengthens prefills or decodes.
+PROBE_LOG = INTERVAL_SIGMAS * PROBE.log_sd  # Its upper end, in logarithms.
+LEAST_DECODE, LEAST_PREFILL = 0.3, 0.5  # A figure that responds less to a factor says little about it.
+LEAST_CAMPAIGNS = 3  # A row is fitted to campaigns like its own if there are so many, else to others too.
+WIDEST = 1.2  # Largest standard deviation of a factor's logarithm.
+# So many of a row's figures may be longer than its upper end, because a plan for them would miss its SLO.
+MOST_LONGER_FRAC = 0.07
+# Formats of weights that share a row.
 CLASSES = {"16 bit": ("bf16",), "fp8": ("fp8", "fp8-block"), "4 bit": ("int4", "int4-g32", "mxfp4", "nvfp4")}
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
-Campaign = tuple[str, str, str]
+Campaign = tuple[str, str, str]  # Source, GPU, LLM.
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a run: log of measured over predicted, and by how much its log moves with each factor's."""
+    """A figure of a run: the logarithm of measured over predicted, and its responses to longer prefills and
+    to longer decodes.
+    """
 
     source: str
     gpu: str
@@ -79,22 +89,24 @@ class Figure:
 
     @property
     def place(self) -> str:
-        """Where prefills err alike."""
+        """The group of GPUs and LLMs whose prefills are predicted with similar errors."""
         return "Blackwell" if self.gpu in BLACKWELL else "mixtures" if self.is_mixture else "dense"
 
     @property
     def is_of_prefills(self) -> bool:
+        """Whether the factor on prefills is fitted to it."""
         is_open = not self.is_saturated and self.source != "inferencex"
         return self.metric == "ttft" and is_open and self.of_prefills >= LEAST_PREFILL
 
     @property
     def is_of_decodes(self) -> bool:
+        """Whether the factor on decodes is fitted to it."""
         return self.metric == "tpot" and not self.is_saturated and self.of_decodes >= LEAST_DECODE
 
 
 @dataclass(frozen=True)
 class Noting(Engines):
-    """Notes which LLM each campaign served."""
+    """Engines that also note in `seen` which LLM each campaign served."""
 
     seen: dict[tuple[str, str], Llm] = field(default_factory=dict)
 
@@ -105,17 +117,19 @@ class Noting(Engines):
 
 
 def metric_of(row: Row) -> str | None:
-    """The metric that a row's figure counts for; one per run and metric."""
+    """The metric for which a row's figure counts, one figure per run and metric; None for other figures."""
     figure = row.quantity, row.statistic
     if row.run.source == "inferencex":
         return next((name for name, each in MEDIANS.items() if each == figure), None)
     if row.run.source == "inference-perf" and row.quantity == "itl":
-        return None  # its time per token is there too
+        return None  # The time per token of the same run counts.
     return next((name for name, each in INSIDE.items() if figure in each), None)
 
 
 def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
-    """The figures of all runs but those that wait for their host, or were replayed on imported profiles."""
+    """The figures of all runs except those whose GPUs wait for their host, and those simulated with step
+    times of their own profiles.
+    """
     ends = ((0.0, 0.0), (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
     nominal, prefill, decode = (list(found(folder, replace(engines, z=z))) for z in ends)
     for row, *others in zip(nominal, prefill, decode, strict=True):
@@ -145,21 +159,25 @@ def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
 
 
 def ends(spread: StepTimeSpread, prefills: Floats, decodes: Floats) -> tuple[Floats, Floats]:
-    """Between which logs of measured over predicted figures lie that respond so to prefills and decodes."""
+    """Both ends of the spread of figures, as logarithms of measured over predicted, from the figures'
+    responses to prefills and to decodes (n,).
+    """
     middle = prefills * math.log(spread.prefill.median) + decodes * math.log(spread.decode.median)
     half = INTERVAL_SIGMAS * np.hypot(prefills * spread.prefill.log_sd, decodes * spread.decode.log_sd)
     return middle - half, middle + half
 
 
 def interval_score(values: Floats, low: Floats, high: Floats) -> Floats:
-    """Winkler's score of an interval that is to hold WITHIN_FRAC: the less, the better."""
+    """Winkler's score of intervals that should hold the share WITHIN_FRAC of values; less is better."""
     outside = np.maximum(low - values, 0) + np.maximum(values - high, 0)
     scores: Floats = high - low + 2 / (1 - WITHIN_FRAC) * outside
     return scores
 
 
 def arrays(figures: Sequence[Figure]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Log ratios, responses to prefills and to decodes, and weights."""
+    """Log ratios, responses to prefills and to decodes, and weights, (n,) each. With weights of count^-1/2 a
+    campaign weighs as the root of its count.
+    """
     counts: dict[Campaign, int] = defaultdict(int)
     for each in figures:
         counts[each.campaign] += 1
@@ -176,17 +194,21 @@ def fit_spread(
     other: StepTimeSpread,
     median: float = 1.0,
 ) -> Factor:
-    """The factor with this median that `of` puts into the spread, the other one being known."""
+    """The fitted factor, with this median. `of` puts it into the spread `other`, whose other factor is
+    known.
+    """
     ratios, prefills, decodes, weights = arrays(figures)
 
     def score(log_sd: float) -> float:
         low, high = ends(of(other, Factor(median, log_sd)), prefills, decodes)
         return float(weights @ interval_score(ratios, low, high) / weights.sum())
 
+    # The best value of a coarse grid, then a search around it.
     steps = np.linspace(0.02, WIDEST, 119)
     near = float(steps[int(np.argmin([score(each) for each in steps]))])
     log_sd = float(minimize_scalar(score, bounds=(max(near - 0.02, 0.01), near + 0.02), method="bounded").x)
     campaigns = len({each.campaign for each in figures})
+    # As wide as a prediction for one more campaign, of which there are few (Student's distribution).
     few = float(student.ppf((1 + WITHIN_FRAC) / 2, max(campaigns - 1, 1))) / INTERVAL_SIGMAS
     log_sd *= few * math.sqrt(1 + 1 / campaigns)
     while log_sd < WIDEST:
@@ -198,7 +220,9 @@ def fit_spread(
 
 
 def median_of(figures: Sequence[Figure]) -> float:
-    """The factor on prefills with the least sum of absolute errors."""
+    """The factor on prefills with the least sum of absolute errors: a weighted median of ratio over
+    response.
+    """
     ratios, prefills, _, weights = arrays([each for each in figures if each.of_prefills > 0.05])
     order = np.argsort(ratios / prefills)
     summed = np.cumsum((weights * prefills)[order])
@@ -208,7 +232,9 @@ def median_of(figures: Sequence[Figure]) -> float:
 def nearest(
     figures: Iterable[Figure], keys: Sequence[Callable[[Figure], object]], like: Figure
 ) -> list[Figure]:
-    """Those that are alike by the first key by which enough campaigns are; else all."""
+    """The figures that agree with `like` by the first of the keys for which there are LEAST_CAMPAIGNS; all
+    figures if there is no such key.
+    """
     every = list(figures)
     for key in keys:
         mine = [each for each in every if key(each) == key(like)]
@@ -218,7 +244,7 @@ def nearest(
 
 
 def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
-    """The spread of step times of this kind, place and weights."""
+    """The spread of step times for the kind, place and weights of `like`."""
     usual = StepTimeSpread(Factor(1.0, 0.2), Factor(1.0, 0.1), "")
     decodes = nearest(
         (each for each in figures if each.is_of_decodes and each.kind == like.kind),
@@ -236,7 +262,7 @@ def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
         like,
     )
     median = 1.0
-    if like.place == "Blackwell":  # of the same step times: a roofline and sums of kernels err apart
+    if like.place == "Blackwell":  # By kind: rooflines and sums of kernels have different errors.
         alike = {(each.campaign, each.kind) for each in prefills}
         median = median_of(
             [
@@ -250,7 +276,7 @@ def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
     return StepTimeSpread(prefill, decode, "")
 
 
-# --- rows, and how they fare
+# --- rows, and the shares of figures inside them
 
 
 def no_narrower(factor: Factor, than: Factor) -> Factor:
@@ -259,7 +285,9 @@ def no_narrower(factor: Factor, than: Factor) -> Factor:
 
 
 def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
-    """The rows of catalogs/spreads.yaml: of each kind and format, Blackwell's, of mixtures, then of all."""
+    """The rows of catalogs/spreads.yaml: for each kind and format those of Blackwell, of mixtures, of
+    the rest.
+    """
     rows: dict[str, dict[str, object]] = {}
     places: tuple[tuple[str, dict[str, object]], ...] = (
         ("Blackwell", {"gpus": list(BLACKWELL)}),
@@ -272,7 +300,7 @@ def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
                 gpu = BLACKWELL[0] if place == "Blackwell" else "h100-80g"
                 like = Figure("", gpu, "", "", kind, weights, place == "mixtures", False, 0.0, 0.0, 0.0)
                 spread = spread_for(like, figures)
-                if kind == "roofline":  # no narrower than kernels, which know more of the GPU
+                if kind == "roofline":  # No narrower than kernels, for which GPUs were measured.
                     measured = spread_for(replace(like, kind="kernels"), figures)
                     spread = StepTimeSpread(
                         no_narrower(spread.prefill, measured.prefill),
@@ -299,7 +327,9 @@ def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
 def shares(
     figures: Sequence[Figure], spread: Callable[[Figure], StepTimeSpread | None]
 ) -> dict[str, tuple[float, ...]]:
-    """By source, GPU and metric: figures, the share inside and the share longer, mean width and score."""
+    """By kind, source, GPU and metric: the number of figures, the share inside and the share above, the mean
+    width as a factor and the mean score.
+    """
     of: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for each in figures:
         if (known := spread(each)) is not None:
@@ -321,7 +351,7 @@ def shares(
 
 
 def left_out_spreads(figures: Sequence[Figure]) -> Callable[[Figure], StepTimeSpread]:
-    """The spread of each figure as the campaigns of all others say it."""
+    """The spread of a figure, fitted without the figure's own campaign."""
     known: dict[tuple[object, ...], StepTimeSpread] = {}
 
     def spread(like: Figure) -> StepTimeSpread:
@@ -364,7 +394,7 @@ def print_shares(figures: Sequence[Figure], catalog: Catalog) -> None:
 
 
 def probing(catalog: Catalog) -> Catalog:
-    """The catalog where every spread is PROBE."""
+    """The catalog with PROBE in place of every spread."""
     spread = StepTimeSpread(PROBE, PROBE, "probe")
     kinds: tuple[Kind, ...] = ("kernels", "roofline")
     return replace(catalog, spreads={kind: SpreadRow(kind, WEIGHTS, None, spread) for kind in kinds})
