@@ -66,8 +66,8 @@ NO_FIT = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, basis="not
 class FirstRequests:
     """DistServe's rule (arXiv:2401.09670, its simulator) on whether a fleet carries a rate: the first
     requests of one seed, sent to an empty fleet, keep each limit. With 300 requests it overstates rates up to
-    nine times, because queues have no time to grow. Percentiles between two requests are interpolated, values
-    must be below the limit, and no request may be rejected.
+    nine times. Percentiles between two requests are interpolated, values must be below the limit, and no
+    request may be rejected.
     """
 
     slo: Slo

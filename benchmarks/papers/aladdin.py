@@ -2,21 +2,24 @@
 
     python benchmarks/papers/aladdin.py [figure12|figure9|figure11|figure13|table3|windows]
 
-figure12: decode workers behind instant prefill, Llama-2-13B on A100, lengths like ShareGPT's, Poisson at
-10 ... 160 requests/s; the mean gap of a request (ATGT) is at most 50 ms for 99 % of them. KV caches of 20,000
-tokens, which bind, and of the whole A100. Rebalanced, outputs are predicted by the conditional mean of eight
-buckets of prompts. The paper: up to 60 % fewer workers than JSQ, up to 49 % fewer than power of two.
-figure9: four GPUs of one machine (Figure 9: A100, Figure 10: V100), the limits of its table 2: requests that
-keep both and P99 of the ATGT, for a vLLM on all four, for jsq and for packing on the paper's best workers.
+figure12: decode workers behind prefill that takes no time, Llama-2-13B on A100, lengths like ShareGPT's,
+Poisson arrivals of 10 to 160 requests/s. The mean gap of a request (ATGT, our TPOT) is at most 50 ms for 99 %
+of them. KV caches have 20,000 tokens, so few that they limit the batch, or the whole A100. For the rebalanced
+best fit, outputs are predicted by the mean in eight buckets of prompt lengths. The paper: up to 60 % fewer
+workers than JSQ, up to 49 % fewer than power of two.
+figure9: four GPUs of one machine (Figure 9: A100, Figure 10: V100) and the limits of the paper's table 2: the
+share of requests that keep both, and P99 of the ATGT, for one vLLM on all four GPUs, and for jsq and best fit
+over the workers that the paper finds best.
 The paper: SLO misses 3.5 times fewer than vLLM's (70B), attainment up to 19 and 51 % above jsq's (70B, 13B),
 P99 of the ATGT up to 40 % lower (70B).
 figure11: as figure 12, with prompts on the same workers (TTFT 600 ms, ATGT 30 ms), against a vLLM on all 4
 GPUs of a machine. The paper: up to 71 % fewer GPUs than vLLM, up to 40 % fewer than JSQ.
 figure13: CPU time of one choice of the router, by rate. The paper: below 50 ms at 25 requests/s.
-table3: GPUs per worker by equation 6 for the limits of its table 2, ShareGPT-like lengths, A100 over PCIe and
-V100 over NVLink; and what an all-reduce must take per hop for the paper's answer, where the engine's host
-takes so long that a lone request has the limit / 1.3, as the paper says.
-windows: best fit against the exact model on what runs and arrives in windows of a simulated run.
+table3: GPUs per worker by equation 6 for the limits of table 2, lengths like ShareGPT's, A100 over PCIe and
+V100 over NVLink. Also the time per hop of an all-reduce with which the paper's answer comes out, if the
+engine's host takes so long that a lone request needs the limit / 1.3, as the paper says.
+windows: workers by best fit and by the exact model, for the requests that run and arrive in windows of a
+simulated run.
 """
 
 from __future__ import annotations
@@ -43,14 +46,16 @@ from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 
 LLM = CATALOG.llm("llama-2-13b")
+# The limit on the mean gap, the share of requests that must keep it, and the most workers that are tried.
 ATGT_S, SHARE, MOST = 0.05, 0.99, 128
 ENGINE = worker("llama-2-13b", "a100-80g", 1, budget=2048, seats=256)
+# A prefill worker that takes no time, with KV for all requests of a trace.
 INSTANT = replace(
     ENGINE,
     latency=StepLatency((1.0, 2.0), (1e-9, 1e-9), 0, 0, 0, 0, 0, "takes no time"),
     kv_tokens=16 * 10**7,
 )
-HEADROOMS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # of best fit: the paper tunes its theta, too
+HEADROOMS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)  # Best fit has the best of these, as the paper tunes theta.
 ROUTING = {
     "jsq": Policies(decode_routing="jsq"),
     "least-outstanding": Policies(decode_routing="least-outstanding"),
@@ -60,7 +65,9 @@ ROUTING = {
 
 
 def packing(headroom_frac: float) -> Policies:
-    """Packs to this share of the KV cache and of the limit; four in five outputs are predicted right."""
+    """Best fit that fills workers to this share of the KV cache and of the limit; predictions of outputs are
+    right for four in five requests.
+    """
     return Policies(
         decode_routing="best-fit",
         tbt_s=ATGT_S * headroom_frac,
@@ -70,7 +77,9 @@ def packing(headroom_frac: float) -> Policies:
 
 
 def rebalanced(headroom_frac: float) -> Policies:
-    """The same, rebalanced, and outputs predicted by the mean of eight buckets of prompts."""
+    """The same with rebalancing, and with the mean output of a prompt's bucket, one of eight, as
+    prediction.
+    """
     return replace(
         packing(headroom_frac),
         decode_routing="best-fit-rebalanced",
@@ -89,7 +98,7 @@ def holds(result: Simulation) -> bool:
 
 
 def fewest(kind: WorkerType, trace: Trace, policies: Policies) -> int:
-    """By bisection; MOST if even that many do not hold."""
+    """The fewest workers that hold, by bisection; MOST if even so many do not."""
     low, high = 0, MOST
     if not holds(run(kind, trace, policies, high)):
         return MOST
@@ -218,7 +227,7 @@ def figure11() -> None:
 
 
 def figure13() -> None:
-    """The live router's own code: as many requests at once as the rate and 20 s each make."""
+    """Times the code of the live router with as many requests in flight as arrive in 20 s."""
     print("requests/s, workers, CPU us of a choice by best-fit, rebalanced")
     for rate_rps in (10, 25, 50, 100, 200):
         count = max(rate_rps // 2, 1)

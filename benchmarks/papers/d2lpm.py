@@ -1,26 +1,28 @@
-"""D2LPM against VTC, Preble and round robin + LPM where one client misbehaves.
+"""Compares D2LPM with VTC, Preble and round robin + LPM for traffic in which one client asks for too much.
 
     python benchmarks/papers/d2lpm.py [figure7 | figure1 | figure4 | figure8 to figure12]
 
-Llama-3.1-8B on four A100, the catalog's step times; four clients that send programs at the same rate for two
-minutes, more than the fleet carries. S1: the first one's programs are larger (trees of 340 requests in place
-of 30, judges of 16 dimensions in place of 2), or it asks four times as often (QA). S2: its prompts are
-longer. VTC has round robin per client. Latency: of a program to its end, of QA to the first token.
+Llama-3.1-8B on four A100 with the catalog's step times. Four clients send programs at the same rate for two
+minutes, together more than the fleet carries. In case S1 the first client's programs are larger (trees of 340
+requests in place of 30, judges of 16 dimensions in place of 2), or it asks four times as often (QA). In case
+S2 its prompts are longer. VTC is run with round robin per client. The latency of a program is until its end,
+that of QA until the first token.
 
 Cao et al. 2025, Figure 7: D2LPM carries up to 2.87 times what VTC does and up to 2.22 times what round robin
 with LPM does; Jain's index (over service while all clients are active) is highest with VTC, then D2LPM,
 Preble, LPM; with Preble the well-behaved wait up to 7.18 times as long as with D2LPM.
 
-The other figures are of A10G, here with Llama-3.1-8B too (theirs is 3.2-3B), and of traffic that is drawn:
-Figure 1, one GPU: a larger quantum gives throughput, up to LPM's, and costs fairness. Figure 8: conversations
-of four clients on four GPUs; 2 and 3 ask for too much, 2 for the first half of the time: LPM starves 0 and 1,
-VTC has 2 and 3 wait up to 80 s, D2LPM serves all but 3 soon. Figure 9: trees of three branches, client 0 with
-longer questions: D2LPM is done first, then VTC, LPM, Preble; service is shared evenly. Figure 10: a larger
-quantum of workers gives throughput, and costs little fairness (Jain .855 to .83). Figure 11, one GPU, 5 to 50
-clients who ask for the same in all: DLPM's service rate is LPM's, VTC's is lower. Figure 12, one GPU, clients
-of different kinds: with LPM trees delay all others; DLPM is done first, VTC is fairer.
-Figure 4, of a global scheduler that all workers wait for: matching and synchronising come to about 40 % of a
-decode step at 8 workers. Nobody waits for ours: what it takes for a request, by workers and those waiting.
+The paper's other figures are of A10G with Llama-3.2-3B; here A10G has Llama-3.1-8B too. Their traffic is
+drawn: Figure 1, one GPU: a larger quantum gives throughput, up to LPM's, and costs fairness. Figure 8:
+conversations of four clients on four GPUs; 2 and 3 ask for too much, 2 for the first half of the time: LPM
+starves 0 and 1, VTC has 2 and 3 wait up to 80 s, D2LPM serves all but 3 soon. Figure 9: trees of three
+branches, client 0 with longer questions: D2LPM is done first, then VTC, LPM, Preble; service is shared
+evenly. Figure 10: a larger quantum of workers gives throughput, and costs little fairness (Jain .855 to .83).
+Figure 11, one GPU, 5 to 50 clients who ask for the same in all: DLPM's service rate is LPM's, VTC's is lower.
+Figure 12, one GPU, clients of different kinds: with LPM trees delay all others; DLPM is done first, VTC is
+fairer. Figure 4 is of a global scheduler for which all workers wait: matching and synchronising take about 40
+% of a decode step with 8 workers. No worker waits for our router; the script prints its time per request, by
+the number of workers and of waiting requests.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ SCHEDULERS = {
         worker_quantum_tokens=20_000,
     ),
 }
-# on one GPU there is nothing to route, but numbers go by what was sent
+# Policies for one GPU, where there is nothing to route. "By numbers" needs a routing that looks at caches,
+# because the numbers of prompts depend on what the router has sent.
 ALONE = {
     "lpm": SCHEDULERS["round robin, lpm"],
     "vtc": replace(SCHEDULERS["vtc"], routing="round-robin"),
@@ -107,7 +110,8 @@ def documents(rng: np.random.Generator, rate_rps: float, case: str) -> Trace:
 
 
 Make = Callable[[np.random.Generator, float, str], Trace]
-# what a client asks, how many times a second, whether the end of a program counts or a first token
+# A client's traffic, how many programs or questions it sends per second, and whether the latency is that of
+# whole programs (else that of first tokens).
 WORKLOADS: dict[str, tuple[Make, float, bool]] = {
     "QA": (documents, 3.0, False),
     "tree of thoughts": (trees, 1.5, True),
@@ -123,7 +127,9 @@ def traffic(make: Make, rate_rps: float, case: str) -> Trace:
 
 
 def programs_s(trace: Trace, found: Simulation) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """From a program's arrival to its last answer, and whose it is. Its requests share an `arrival_s`."""
+    """The time of each program from its arrival to its last answer [s], and its tenant. The requests of a
+    program have the same `arrival_s` in the trace.
+    """
     _, program = np.unique(np.column_stack((trace.tenant, trace.arrival_s)), axis=0, return_inverse=True)
     end_s, tenant = np.zeros(program.max() + 1), np.zeros(program.max() + 1, np.int64)
     np.maximum.at(end_s, program, found.arrival_s + found.e2e_s)
@@ -143,7 +149,9 @@ def tokens_per_s(trace: Trace, found: Simulation) -> float:
 
 
 def show(label: str, trace: Trace, found: Simulation, waits_s: Floats, tenant: npt.NDArray[np.int64]) -> None:
-    """Hits, tokens/s, until when, Jain's index, and of each client the mean of `waits_s`."""
+    """Prints the hits, tokens/s, the end of the run, Jain's index, and the mean of `waits_s` of each
+    client.
+    """
     means = ", ".join(f"{waits_s[tenant == u].mean():.1f}" for u in range(len(trace.tenants)))
     print(
         f"{label:34} hit {found.token_hit_frac:.2f} {tokens_per_s(trace, found):8,.0f} tokens/s, "
@@ -227,7 +235,8 @@ def conversations(rng: np.random.Generator, count: int, start_s: Floats) -> Trac
             if turn > 0:
                 edges.append((len(inputs), len(inputs) - 1))
             own = np.arange(12, -(-length // 16)) + 10_000 * (k + 1)
-            own[-1] += 5_000 * (length % 16 > 0)  # the next turn goes on in this block
+            # A last block that is not full has an id of its own, as the next turn fills it with other text.
+            own[-1] += 5_000 * (length % 16 > 0)
             ids.append(np.concatenate((np.arange(12), own)))
             inputs.append(length)
             outputs.append(int(rng.integers(50, 351)))

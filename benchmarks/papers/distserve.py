@@ -1,17 +1,20 @@
-"""DistServe's Figure 1, and its placement of OPT-175B. Figures 8 to 12: distserve_figures.py.
+"""Simulates DistServe's Figure 1 and its placement of OPT-175B (Zhong et al. 2024, arXiv:2401.09670).
 
     python benchmarks/papers/distserve.py [figure1|opt175|figure8|figure9|figure10|figure11|figure12]
 
-opt175: Algorithm 2 on 3 nodes of 8 A100-80G, TTFT p90 <= 4 s and TPOT p90 <= 200 ms (its table 1), steady
-state, rooflines for step times, prompts and outputs drawn about ShareGPT's means (755 and 200 tokens; its
-data are not shipped). The paper's own placement, prefill tp3 pp3 and decode tp4 pp3, is measured too.
+Figures 8 to 12 are in distserve_figures.py.
 
-figure1: one A100 for both phases, or for one of them.
-512 tokens in and 64 out, Poisson, Llama-2-13B (their 13B is OPT) on A100-80G: the most requests/s within
-TTFT p90 <= 0.4 s and TPOT p90 <= 40 ms. Colocated under vLLM v0, as they had it, and under the chunks of
-vLLM v1, which is younger; a prefill worker alone; a decode worker behind instant prefill; two of the former
-with one of the latter. Zhong et al. 2024 (arXiv:2401.09670): 1.6 colocated, 5.6 and 10 alone, 3.3 per GPU
-together.
+opt175: Algorithm 2 on 3 nodes of 8 A100-80G, TTFT p90 <= 4 s and TPOT p90 <= 200 ms (the paper's table 1) in
+steady state. Step times are rooflines. Prompts and outputs are drawn with ShareGPT's means (755 and 200
+tokens), as its data are not shipped. The paper's own placement, prefill tp3 pp3 and decode tp4 pp3, is
+simulated too.
+
+figure1: the most requests/s within TTFT p90 <= 0.4 s and TPOT p90 <= 40 ms, with prompts of 512 tokens,
+outputs of 64 and Poisson arrivals, for Llama-2-13B (the paper has OPT-13B) on A100-80G. One GPU has both
+phases, with vLLM v0's batching as in the paper, and with the chunks of the later vLLM v1; or only prefill; or
+only decode, behind prefill that takes no time; or there are pairs of prefill and decode workers. The paper
+has 1.6 requests/s with both phases, 5.6 with prefill alone, 10 with decode alone, and 3.3 per GPU for two
+prefill and one decode worker.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""DistServe's Figures 2 to 5 and 8 to 12 (Zhong et al. 2024, arXiv:2401.09670).
+"""Computes or simulates DistServe's Figures 2 to 5 and 8 to 12 (Zhong et al. 2024, arXiv:2401.09670).
 
     python benchmarks/papers/distserve.py figure8
 
-Figures 2 to 5, of the tradeoffs that it argues from, are of the catalog's step times alone (2, 3) and of
-simulated instances (4, 5).
+Figures 2 to 5 show the trade-offs between prefill and decode: 2 and 3 are computed from the catalog's step
+times, 4 and 5 are simulated.
 
-OPT on nodes of 8 A100-80G, the limits of its Table 1, 90 % of requests within both at once, Poisson arrivals,
-steady state, one seed. Prompts and outputs are drawn about the means of its Figure 7 (its data are not
-shipped). Step times are rooflines. Prefill batches are as large as L_m (planner/models/saturation.py). vLLM
-is colocated, prompts first, tensor parallel over 1, 4 and 8 GPUs, as there. KV moves by NVLink: Algorithm 2
-keeps it in the node.
+Figures 8 to 12: OPT on nodes of 8 A100-80G, with the limits of the paper's Table 1, of which 90 % of requests
+must keep both at once; Poisson arrivals, steady state, one seed. Prompts and outputs are drawn with the means
+of its Figure 7, as its data are not shipped. Step times are rooflines. Prefill batches hold as many tokens as
+saturate the GPU (L_m, planner/models/saturation.py). vLLM has both phases on the same workers, prompts first,
+with tensor parallelism over 1, 4 and 8 GPUs, as in the paper. KV moves by NVLink, as Algorithm 2 keeps both
+phases of a request in one node.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ GPU = CATALOG.gpu("a100-80g")
 WITHIN = Network(GPU.link_bytes_per_s, transfer="serialised", is_shared=False)
 POLICIES = Policies(batching="distserve", routing="least-outstanding", decode_routing="least-outstanding")
 SEATS, REQUESTS = 256, 4000
-SIGMA = 0.9  # of lengths; OPT takes 2,048 tokens in all
+SIGMA = 0.9  # The standard deviation of a length's logarithm. OPT takes 2,048 tokens of prompt and output.
 NODES = 4
 ATTAINMENT_FRAC = 0.9
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A row of Table 1: mean tokens of its prompts and outputs, its limits, and vLLM's GPUs."""
+    """A row of Table 1: mean tokens of prompts and outputs, the limits, and the GPUs of a vLLM worker."""
 
     name: str
     llm: str
@@ -74,7 +75,9 @@ class Workload:
 
 
 def _about(rng: np.random.Generator, mean: float, most: int) -> npt.NDArray[np.int64]:
-    """Log-normal lengths with this mean once those above the most are cut."""
+    """Log-normal lengths of at most `most` tokens with this mean: cutting lowers the mean, so lengths are
+    stretched and cut until it is met.
+    """
     tokens = log_normal(rng, 20_000, mean * np.exp(-(SIGMA**2) / 2), SIGMA, most)
     for _ in range(20):
         tokens = np.clip(np.ceil(tokens * mean / tokens.mean()), 4, most).astype(np.int64)
@@ -99,7 +102,7 @@ def types_of(llm: Llm, gpu: Gpu = GPU, nodes: int = NODES) -> list[WorkerType]:
 
 
 def filling(kind: WorkerType) -> WorkerType:
-    """Its prefill batches as large as saturates the GPU."""
+    """The type with prefill batches as large as saturate the GPU."""
     return replace(kind, max_num_batched_tokens=saturating_tokens(kind.latency, kind.form))
 
 
@@ -117,7 +120,7 @@ def rule_of(work: Workload, scale: float = 1.0) -> Steady:
 
 
 def low(work: Workload) -> placement.MeasuredFleet:
-    """Algorithm 2."""
+    """The best pair by Algorithm 2."""
     types = types_of(CATALOG.llm(work.llm))
     prefills = [filling(kind) for kind in types]
     found = placement.low_affinity(
@@ -149,7 +152,7 @@ def attained(work: Workload, fleet: Fleet, rate_rps: float, scale: float = 1.0) 
 
 
 def strictest(work: Workload, fleet: Fleet, rate_rps: float) -> float:
-    """The smallest scale of both limits that is kept."""
+    """The smallest factor on both limits with which the fleet still keeps them at this rate."""
     held = most(lambda tight: attained(work, fleet, rate_rps, 1 / tight)[0] >= ATTAINMENT_FRAC, 1 / 16, 64.0)
     return 1 / held if held else np.inf
 

@@ -1,4 +1,4 @@
-"""Pinned prefixes against LRU caches: forty large stable ones, and Mooncake's conversations.
+"""Compares pinned prefixes with LRU caches, for forty large prefixes and for Mooncake's conversations.
 
     python benchmarks/papers/pinned.py [MOONCAKE_CONVERSATION_TRACE]
     python benchmarks/papers/pinned.py plan | certified | keep-alives
@@ -6,16 +6,21 @@
     python benchmarks/papers/pinned.py hits MOONCAKE_TRACE
     python benchmarks/papers/pinned.py bounds MOONCAKE_TRACE
 
-Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 768 tokens of a request's own,
-4 requests/s, Llama-3.1-8B on L40S: the fewest workers with TTFT p99 <= 400 ms, by routing. With a trace:
-Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned ones before any simulation.
-`plan` asks the planner itself, on paper, for the cheapest fleet of machines with one L40S each: with the
-routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
-production, nine of ten scenarios kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
-prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
-all sizes. `bounds` says how far placements are from the best possible: of the forty prefixes, and of the
-trace's first twenty minutes. `keep-alives` simulates the plan with the requests that keep its prefixes in the
-caches of engines without pins, each of which computes 16 tokens.
+The forty prefixes have 15,360 tokens and the popularity of Zipf's law with exponent 0.4; 256 to 768 tokens of
+the request's own follow. 4 requests/s go to Llama-3.1-8B on L40S. Prints the fewest workers with TTFT p99 <=
+400 ms for each routing. With a trace, Llama-3.1-70B has 8 workers of 8 H100. Hits are shares of input tokens;
+planned hits are computed without a simulation.
+
+plan         asks the planner for the cheapest fleet on paper of machines with one L40S each: with the
+routings
+             for LRU caches alone, and with pinned prefixes as one more choice
+certified    the same for production, kept in nine of ten scenarios
+mooncake     plans for Mooncake's conversations with pinned prefixes as a choice
+hits         compares planned with simulated hits of fleets of several sizes
+bounds       compares placements with a lower bound: of the forty prefixes, and of the trace's first 20
+minutes keep-alives  simulates the plan on engines without pins, with the requests that keep the prefixes in
+their
+             caches; each of these computes 16 tokens
 """
 
 from __future__ import annotations
@@ -51,7 +56,8 @@ PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")
 PINNED = "pinned-prefix"
 TTFT_S, MOST = 0.4, 12
-FIRST_S = 1200.0  # of the trace whose placements are bounded
+FIRST_S = 1200.0  # The part of the trace for `bounds`.
+# LLM, GPUs per worker, and numbers of workers for `hits` and `bounds`.
 SIZES = (("llama-3.1-70b", 8, (4, 8, 12)), ("llama-3.1-70b", 4, (8, 16)), ("llama-3.1-8b", 1, (8, 16)))
 
 

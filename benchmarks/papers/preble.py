@@ -1,4 +1,5 @@
-"""Preble against round robin over workers with a prefix cache each: latency by rate, and what each part adds.
+"""Compares Preble with round robin over workers with prefix caches: latency by rate, and the effect of each
+part of Preble.
 
     python benchmarks/papers/preble.py figure3
         ... figure5, figure11, figure13, figure14, figure16, figure17, scheduler
@@ -42,12 +43,13 @@ from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
 LLM, GPU, WORKERS, SECONDS = "mistral-7b", "a6000-48g", 4, 300.0
-LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
-WITHIN_S = {"programming": 60.0}  # some of its answers take 20 s alone
+LOADS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0)  # Multiples of the rate that round robin carries.
+WITHIN_S = {"programming": 60.0}  # Elsewhere 20 s, but some answers of this workload take 20 s alone.
 NEVER = np.inf
 ROUND_ROBIN = Policies(prefix_cache=True, routing="round-robin", queue="lpm")
 PREBLE = Policies(prefix_cache=True, routing="e2", queue="preble", explore_decode_frac=0.7)
-E2 = replace(ROUND_ROBIN, routing="e2", decode_batch=1)  # decodes weigh what they take alone, as in the paper
+# An output token counts as a decode step of one request, as in the paper.
+E2 = replace(ROUND_ROBIN, routing="e2", decode_batch=1)
 STEPS = (
     ("round robin", ROUND_ROBIN),
     ("E2 per request", replace(E2, balance_ratio=NEVER, replicate_ratio=NEVER)),
@@ -69,7 +71,7 @@ def traffic(workload: str, rate_rps: float, zipf: float | None = None) -> Trace:
 
 
 def apart(trace: Trace) -> Trace:
-    """Poisson arrivals of requests that do not wait for each other."""
+    """The same requests with Poisson arrivals, none waiting for another."""
     gaps_s = np.random.default_rng(1).exponential(1 / trace.rate_rps, len(trace))
     return replace(trace, arrival_s=np.cumsum(gaps_s), after=trace.after[:0])
 
@@ -84,21 +86,23 @@ def carried_rps(
     base: Policies = ROUND_ROBIN,
     workers: int = WORKERS,
 ) -> float:
-    """The rate that round robin carries."""
+    """The highest rate at which the policies `base` serve 99 % of requests within `within_s`."""
     return most(lambda rate: latencies_s(run(base, traffic_at(rate), workers))[1] <= within_s, 0.1, 400.0)
 
 
 def at_loads(
     workload: str, loads: tuple[float, ...] = LOADS, base: Policies = ROUND_ROBIN, workers: int = WORKERS
 ) -> Iterator[tuple[float, Trace]]:
-    """Each load, a multiple of what round robin carries with steps apart, and its traffic."""
+    """Each load and its traffic. A load is a multiple of the rate that `base` carries of independent
+    requests.
+    """
     most_rps = carried_rps(partial(apart_at, workload), WITHIN_S.get(workload, 20.0), base, workers)
     for load in loads:
         yield load, traffic(workload, load * most_rps)
 
 
 def latencies_s(*runs: Simulation) -> tuple[float, float]:
-    """Mean and p99 of those that arrive after the warm-up."""
+    """Mean and p99 of E2E of the served requests that arrive after the warm-up."""
     e2e_s = np.concatenate([found.e2e_s[inside(found)] for found in runs])
     return float(e2e_s.mean()), float(np.quantile(e2e_s, 0.99))
 
@@ -252,7 +256,9 @@ def figure17() -> None:
 
 
 def dealt(workload: str, trace: Trace) -> list[Trace]:
-    """The requests of each worker: the first block of the key portion decides, its kinds dealt out by lot."""
+    """The requests of each worker. Requests with the same first block of the key portion go to one worker,
+    which is drawn.
+    """
     shape = TABLE[workload]
     system = (shape.shared_frac[0] - shape.key_frac[0]) * shape.prompt_tokens[0]
     if workload == "programming":
@@ -265,7 +271,7 @@ def dealt(workload: str, trace: Trace) -> list[Trace]:
 
 
 def scheduler() -> None:
-    """20,000 requests at once through the code that routes real engines, their blocks known already."""
+    """Times the code that routes to real engines on 20,000 requests at once, whose blocks are given."""
     for workload in ("toolbench", "videoqa"):
         trace = preble(workload, 20_000, 100.0, rng=np.random.default_rng(0))
         pool = Pool("w", "mixed", worker(LLM, GPU, 1, budget=1024), WORKERS)

@@ -1,10 +1,10 @@
-"""Which range of lengths an output will have, from the words of its prompt: a small classifier in torch.
+"""A small classifier in torch that predicts the range of an output's length from the words of its prompt.
 
 TetriInfer (Hu et al. 2024, arXiv:2401.11181, section 3.3.2) fine-tunes OPT-125M on prompts of ShareGPT and
-what OPT-13B answered; it is right for 74.9 % in ranges of 200 tokens. Here a prompt is the bag of its words
-and pairs of words that come often enough, hashed: an embedding of each, their mean, one hidden layer. It is
-trained on prompts and output lengths of your own logs. `made_prompts` draws prompts for which the best
-possible accuracy is known.
+OPT-13B's answers; with ranges of 200 tokens it is right for 74.9 %. Here the features of a prompt are its
+words and pairs of words that are frequent enough, hashed. Each feature has an embedding; the mean of these
+goes through one hidden layer. The classifier is trained on prompts and output lengths of your own logs.
+`made_prompts` draws prompts for which the best possible accuracy is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gaps between tokens: vLLM v0, which lets decodes wait for whole prompts, against Sarathi's chunks.
+"""Compares gaps between tokens of vLLM v0, whose decodes wait for whole prompts, and of Sarathi's chunks.
 
     python benchmarks/papers/sarathi.py [TRACE]
 

@@ -1,23 +1,27 @@
-"""Splitwise's Figures 4, 14 to 17 and 20, its batch job, and its tables of designs, on its own step times.
+"""Simulates Splitwise's Figures 4, 14 to 17 and 20, its batch job and its tables of designs, on Splitwise's
+own step times.
 
     python benchmarks/papers/splitwise.py WHAT PROFILES TRACES [--honest]
 
-PROFILES and TRACES as in benchmarks/splitwise_provisioning.py, whose requests, machines and prices these are.
-KV moves layer by layer over 400 Gbit/s per machine (200 where an A100 is an end), prompts below 512 tokens
-after their prefill, as the paper's section IV-C has it; its public simulator serialises.
+PROFILES and TRACES are as in benchmarks/splitwise_provisioning.py, which also has the requests, machines and
+prices. KV moves layer by layer over 400 Gbit/s per machine (200 if one of the two has A100); prompts below
+512 tokens move after their prefill, as in the paper's section IV-C. (Its public simulator always moves KV
+after the prefill.) Iso-power clusters have the same power, iso-cost clusters the same price.
 
-figure4   share of the time that one machine's batches hold at most so many active tokens, 2 requests/s
-figure14  what a pair adds to a lone request by its prompt, KV after the prefill and layer by layer; on the
-          code trace, one request at a time, to the second token and to all of it (Figure 15)
+figure4   the share of time in which a machine's batches hold at most so many active tokens, 2 requests/s
+figure14  the time that a pair of machines adds to a lone request, by its prompt, with KV after the prefill
+and
+          layer by layer; on the code trace, one request at a time, also the time added to the second token
+          and to the whole request (Figure 15)
 figure16  latencies by load on the paper's iso-power clusters
-figure17  the same on iso-power clusters, conversation, 70 and 130 requests/s, by pool
+figure17  as figure4 on iso-power clusters, conversation, 70 and 130 requests/s, by pool
 figure20  conversation on the clusters found for code; Llama-70B on those found for BLOOM-176B
 repurpose one workload, then the other, on the cluster found for the first: latencies of the last eight
-          minutes, with machines that change sides after a minute in the mixed pool, and without
+          minutes, with machines that join the other pool after a minute in the mixed pool, and without
 engines   the same with vLLM's batching, whose engines restart to change their role
-batch     no limits on latency: requests/s per USD at a load that all clusters fall behind
-tables    iso-power, iso-cost, iso-throughput on conversation and code, requests/s, cost and power over the
-          baselines of the paper
+batch     no limits on latency: requests/s per USD at a load that no cluster can follow
+tables    iso-power, iso-cost and iso-throughput designs for conversation and code: requests/s, cost and power
+          relative to the paper's baselines
 """
 
 from __future__ import annotations
@@ -57,11 +61,10 @@ from planner.traffic.trace import Trace
 
 LAYERS = {"bloom-176b": 70, "llama2-70b": 80}
 ACTIVE_TOKENS = (1, 5, 15, 20, 50, 100, 500, 2000)
-CLUSTERS = {  # iso-power, conversation; the paper's Figure 16b
-    "Baseline-H100": (40, 0),
-    "HH": (25, 15),
-}
-ISO_POWER = {  # its section VI-B
+# Machines for prompts and for tokens: iso-power clusters for conversation, of the paper's Figure 16b.
+CLUSTERS = {"Baseline-H100": (40, 0), "HH": (25, 15)}
+# The same for both workloads, of the paper's section VI-B.
+ISO_POWER = {
     "code": {"Baseline-A100": (70, 0), "Baseline-H100": (40, 0), "AA": (55, 15), "HH": (35, 5)},
     "conv": {"Baseline-A100": (70, 0), "Baseline-H100": (40, 0), "HA": (25, 26), "HH": (25, 15)},
 }
@@ -70,7 +73,9 @@ TOLERANCE_FRAC = 0.02
 
 @dataclass(frozen=True)
 class Given:
-    """The measured step times, the traces, and which decode times are taken."""
+    """The files of measured step times and traces, and the settings of a run; `honest` takes decode times
+    that are fitted to the measurements, in place of those of splitwise-sim.
+    """
 
     profiles: Path
     traces: Path
@@ -101,7 +106,7 @@ def cluster(given: Given, name: str, counts: tuple[int, int]) -> Fleet:
 
 
 def active_tokens(simulation: Simulation, workers: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Share of the busy seconds of some machines in batches of at most ACTIVE_TOKENS."""
+    """The shares of the busy seconds of these machines in batches of at most each of ACTIVE_TOKENS."""
     runs = simulation.runs[(simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)]
     runs = runs[np.isin(runs["worker"], workers)]
     seconds, tokens = run_seconds(runs), runs["decodes"] + runs["prefill_tokens"]
@@ -128,7 +133,7 @@ def figure4(given: Given) -> None:
 
 
 def paired(given: Given, name: str, transfer: str) -> Fleet:
-    """A prompt and a token machine; the paper's own rule, or all KV after the prefill."""
+    """A prompt machine and a token machine; KV moves by the paper's rule, or all of it after the prefill."""
     fleet = cluster(given, name, (1, 1))
     if transfer == "serialised":
         return replace(fleet, network=replace(fleet.network, transfer="serialised"))
@@ -136,7 +141,7 @@ def paired(given: Given, name: str, transfer: str) -> Fleet:
 
 
 def apart(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> Trace:
-    """One request after the other."""
+    """Requests so far apart that each is served alone."""
     return Trace("alone", 1000 * np.arange(len(inputs), dtype=np.float64), inputs, outputs)
 
 
@@ -226,7 +231,7 @@ def spent(name: str, counts: tuple[int, int], table: Mapping[str, float]) -> flo
 def iso(
     given: Given, workload: str, table: Mapping[str, float], grid_rps: float
 ) -> dict[str, tuple[Any, ...]]:
-    """What each design carries within 40 DGX-H100 of this table."""
+    """The rate that each design carries with the power or price (`table`) of 40 DGX-H100, and its counts."""
     return {
         name: most(given, name, even_splits(40 * table["H"], price(name, table), most=16), workload, grid_rps)
         for name in DESIGNS
@@ -341,13 +346,15 @@ def engines(given: Given) -> None:
 
 
 def batch(given: Given) -> None:
-    """Two minutes of 400 requests/s; served until the last is done, counted over the time that takes."""
+    """Two minutes of 400 requests/s, served until the last is done. The rate is that of the middle 80 % of
+    requests.
+    """
     print("batch job, conversation, 400 requests/s for 2 minutes: requests/s done, per USD")
     found = iso(given, "conv", POWER, 5.0)
     for name, (_, counts) in found.items():
         result = simulate(cluster(given, name, counts), made_up(given.traces, "conv", 400.0, 0))
         done_s = np.sort((result.arrival_s + result.e2e_s)[result.status == 0])
-        middle = slice(len(done_s) // 10, 9 * len(done_s) // 10)  # without filling and emptying
+        middle = slice(len(done_s) // 10, 9 * len(done_s) // 10)  # Without the start and the end of the run.
         rate_rps = (middle.stop - middle.start) / (done_s[middle.stop - 1] - done_s[middle.start])
         per_usd = rate_rps / spent(name, counts, USD_PER_H)
         print(f"  {name:14}{rate_rps:7.1f}, {per_usd:.3f} requests/s per USD/h, {show(counts)}")

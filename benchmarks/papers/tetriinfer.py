@@ -1,4 +1,4 @@
-"""TetriInfer against vLLM v0: light and heavy prompts, light and heavy outputs.
+"""Compares TetriInfer with vLLM v0, for light and heavy prompts and light and heavy outputs.
 
     python benchmarks/papers/tetriinfer.py [figure3 | figure11 | figure16 to figure19 | predictor]
 
