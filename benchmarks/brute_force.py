@@ -1,4 +1,5 @@
-"""The whole answer of `plan` against every fleet, on random questions; and what a search may assume.
+"""Compares answers of `plan` with simulations of every fleet, on random questions; or counts how often the
+assumptions of a search are false.
 
     python benchmarks/brute_force.py [--count 2000] [--first 0] [--kind bursts] [--processes 2] [--save DIR]
     python benchmarks/brute_force.py --only 50 --save DIR
@@ -6,15 +7,15 @@
     python benchmarks/brute_force.py --kind classes --count 39 --requests 20 100 --fleets 600 --samples 30
     python benchmarks/brute_force.py --kept [--count 500]
 
-tests/support/random_questions.py draws the questions, by seed; tests/support/against_all_fleets.py says what
-is wrong with an answer. Exits 1 if anything is, and prints the seeds; --save writes those questions, each
-into a folder, for
+tests/support/random_questions.py draws the questions by seed; tests/support/against_all_fleets.py finds what
+is wrong with an answer. Prints the seeds of wrong answers and exits with 1 if there are any; --save writes
+each of these questions into a folder, for
 
     plan --slo slo.yaml --trace trace.jsonl --catalog catalog -o out
 
-With --kept production is held against every fleet of level 0 in the same scenarios, on smaller questions
-(tests/support/kept_fleets.py). With --rates nothing is planned: tests/support/assumptions.py counts how often
-what a search of level 0 may assume is false on such traffic.
+With --kept the fleet of production is compared with every fleet of level 0 in the same scenarios, on smaller
+questions (tests/support/kept_fleets.py). With --rates nothing is planned: tests/support/assumptions.py counts
+how often the assumptions of a search of level 0 are false on such traffic.
 """
 
 import argparse
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def print_kept(reports: list[KeptReport | None]) -> int:
-    """The figures; 1 where what was called exact is beaten."""
+    """Prints the figures; returns 1 if an answer that is called exact is beaten by a cheaper fleet."""
     rows = [report for report in reports if report is not None]
     wrong = [report.seed for report in rows if report.is_wrong]
     others = [report.dearer_frac for report in rows if not report.is_exact and np.isfinite(report.value)]
@@ -111,7 +112,7 @@ def report_of(seed: int, *, kind: str | None, requests: tuple[int, int], effort:
 
 
 def save(folder: Path, report: Report, *, kind: str | None, requests: tuple[int, int]) -> None:
-    """The question and what is wrong, as files."""
+    """Writes the question, and what is wrong with the answer, as files."""
     for name, text in files(question(report.seed, kind, requests)).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,20 @@
-"""Constants of catalogs/engines.yaml, from runs that others published.
+"""Fits the constants of catalogs/engines.yaml to published runs.
 
-    python benchmarks/engines.py DIR     of benchmarks/reality.py
+    python benchmarks/engines.py DIR     (DIR as for benchmarks/reality.py)
 
-    host       h0 + h1 D + h2 log2 TP   synchronous vLLM: median gap between tokens less what the step times
-                                        alone predict, over ML.ENERGY's runs with D requests in flight
-    rest       r0 + r1 D + r2 log2 TP   asynchronous vLLM: time per token less what host and step times
-                                        predict, over inference-perf's stages and LLMServingSim's runs
-    front_end  f                        inference-perf's stages: TTFT less what all that predicts
+    host       h0 + h1 D + h2 log2 TP   synchronous vLLM: the median gap between tokens minus the prediction
+    of
+                                        the step times alone, over ML.ENERGY's runs with D requests in flight
+    rest       r0 + r1 D + r2 log2 TP   asynchronous vLLM: the time per token minus the prediction of host and
+                                        step times, over inference-perf's stages and LLMServingSim's runs
+    front_end  f                        inference-perf's stages: TTFT minus the prediction with all of these
 
-Each has the least mean size of relative errors, coefficients >= 0, campaigns counting alike. Step times are
-the catalog's sums of kernels for dense LLMs, for LLMServingSim's runs its own kernels of that GPU (and for f
-whatever the catalog has), so that nothing else is blamed on the engine. Runs whose GPUs wait for their host,
-and overloaded stages, are left out, by rules that do not look at our error. D of an open loop is by Little's
-law. Printed is the error on the runs of the fit, and on each campaign (for rest and front end each LLM) by
-constants of the others.
+Each fit has the least mean absolute relative error, with coefficients >= 0 and equal weight of campaigns. For
+dense LLMs step times are the catalog's sums of kernels, for LLMServingSim's runs the kernels that it measured
+on that GPU, and for f all that the catalog has; so errors of other step times do not end up in the constants.
+Runs whose GPUs wait for their host, and overloaded stages, are left out by rules that do not depend on our
+error. In an open loop D follows from Little's law. Prints the errors on the fitted runs, and the errors on
+each campaign (for rest and front end: each LLM) with constants fitted to the others.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from planner.models.step_fit import least_absolute
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What was measured and what is predicted without the constants, one per run: seconds (n,), columns of
-    the formula (n, k), and what is left out together."""
+    """Measurements and predictions without the constants, one per run [s] (n,), the columns of the formula
+    (n, k), and the `group` (n,) of runs that are left out together.
+    """
 
     measured_s: Array
     predicted_s: Array
@@ -50,7 +52,7 @@ class Points:
         return Points(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fitted(self) -> Array:
-        """Each group counts alike, however many runs it has."""
+        """The fitted constants (k,). Groups have equal weight, however many runs they have."""
         _, group, runs = np.unique(self.group, return_inverse=True, return_counts=True)
         scale = self.measured_s * runs[group]
         return least_absolute(self.columns, self.measured_s - self.predicted_s, scale=scale)
@@ -59,7 +61,7 @@ class Points:
         return np.asarray((self.predicted_s + self.columns @ constants) / self.measured_s - 1)
 
     def unseen_errors(self) -> Array:
-        """Each group's by constants of the others."""
+        """The errors of each group with constants fitted to the other groups."""
         errors = np.zeros(len(self.group))
         for one in np.unique(self.group):
             errors[self.group == one] = self.of(self.group == one).errors(self.of(self.group != one).fitted())
@@ -98,7 +100,7 @@ def rest_points(folder: Path, catalog: Catalog) -> Points:
 
 
 def _in_flight(log: Path) -> float:
-    """Requests on the engine, on average."""
+    """The mean number of requests on the engine."""
     requests = [json.loads(line) for line in log.read_text().splitlines()]
     queued_s, last_s = (np.array([one[key] for one in requests]) for key in ("queued_ts", "last_token_ts"))
     return float((last_s - queued_s).sum() / (last_s.max() - queued_s.min()))
@@ -114,7 +116,9 @@ def front_end_points(folder: Path, catalog: Catalog) -> Points:
 def rows_of(
     source: str, folder: Path, engines: Engines, quantity: str, statistic: str, *, every: bool = False
 ) -> list[Row]:
-    """Unless `every`, those of dense LLMs whose step times are sums of kernels."""
+    """The rows of a source with this figure; unless `every`, only those of dense LLMs whose step times are
+    sums of kernels.
+    """
     rows = [row for row in found(folder, engines, source) if _is(row, quantity, statistic)]
     if not every:
         rows = [row for row in rows if row.basis == "fit" and _is_dense(row, engines)]

@@ -1,6 +1,7 @@
-"""Fits Power to measured Watts, and says how far off it is on an (LLM, TP), or campaign, it has not seen.
+"""Fits `Power` (planner/models/power.py) to measured Watts, and predicts each (LLM, TP) or campaign by a fit
+without it.
 
-Apart from `power.py` because scikit-learn takes most of a second to import and only fitting needs it.
+It is a module of its own because scikit-learn takes most of a second to import, and only fitting needs it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from planner.models.latency import Array
 from planner.models.power import Power, step_utilisations
 
 SPLITWISE_LLMS = {"bloom-176b": "bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
-SPLITWISE_GPU = "a100-80g"  # the only one whose power was measured
-LONGEST_PREFILL_TOKENS = (
-    2048  # beyond, that stack's time bends while its power stays: utilisation says nothing
-)
-LARGEST_PREFILL_SHARE = 0.03  # a run's mean power is its decode's where prefill took no more of the time
+SPLITWISE_GPU = "a100-80g"  # The only GPU in Splitwise's table whose power was measured.
+# Longer prefills are not fitted: their time grows faster in Splitwise's engine while the power stays the
+# same, so utilisation does not explain it.
+LONGEST_PREFILL_TOKENS = 2048
+# A run's mean power counts as that of its decodes if prefill took no more than this share of the time.
+LARGEST_PREFILL_SHARE = 0.03
 
 
 # Prompts of ML.ENERGY's tasks, which it does not state: mean tokens, all turns of a chat together.
 PROMPT_TOKENS = {"lm-arena-chat": 340, "gpqa": 215, "sourcegraph-fim": 510}
-HOST_BOUND_FRAC = 0.6  # of their limit: GPUs that draw less wait for their host (benchmarks/reality.py)
-# x of these GPUs. With 1 campaigns left out are 10.0 % off in Watts and 12.3 in Joules per token, with 0.5
-# 9.8 and 11.8, with 0.35 9.8 and 11.7 (simulated, 231 busy runs).
+# GPUs that draw less than this share of their limit wait for their host (benchmarks/reality.py).
+HOST_BOUND_FRAC = 0.6
+# The exponent x of `StepPower` for ML.ENERGY's GPUs. Errors on campaigns left out of the fit, in Watts and in
+# Joules per token (simulated, 231 busy runs): 10.0 % and 12.3 % with x = 1, 9.8 % and 11.8 % with 0.5, 9.8 %
+# and 11.7 % with 0.35.
 MEASURED_EXPONENT = 0.5
 ML_ENERGY_GPUS = {"H100": "h100-80g", "B200": "b200-180g"}
 
@@ -49,9 +53,9 @@ class StepPower(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, *, beyond: str = "raise", top_frac: float | None = None, compute_exponent: float = 1.0
     ) -> None:
-        self.beyond = beyond  # outside the measured range: "raise" or "extrapolate"
-        self.top_frac = top_frac  # the largest share, fitted if None
-        self.compute_exponent = compute_exponent  # x
+        self.beyond = beyond  # Outside the measured range: "raise" or "extrapolate".
+        self.top_frac = top_frac  # The largest share; fitted if None.
+        self.compute_exponent = compute_exponent  # x.
 
     def fit(self, X: Array, y: Array, sample_weight: Array | None = None) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
@@ -134,8 +138,8 @@ def splitwise_cells(path: Path, catalog: Catalog) -> pd.DataFrame:
 
 
 def phases(cells: pd.DataFrame) -> pd.DataFrame:
-    """What the cells say of one phase alone: `frac` is a prefill's peak, or the mean of a run of which
-    prefill took at most LARGEST_PREFILL_SHARE, hence its decodes'.
+    """The power of one phase alone, as far as the cells give it: `frac` is the peak of a prefill, or the mean
+    of a run of which prefill took at most LARGEST_PREFILL_SHARE, which is nearly that of its decodes.
     """
     decoding = cells[cells.prefill_share <= LARGEST_PREFILL_SHARE]
     parts = [
@@ -151,12 +155,12 @@ def phases(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def fit_rows(rows: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which of the rows the shipped fit rests on: decodes, and prefills up to LONGEST_PREFILL_TOKENS."""
+    """Which rows the shipped fit uses: decodes, and prefills up to LONGEST_PREFILL_TOKENS."""
     return np.asarray((rows.phase == "decode") | (rows.tokens <= LONGEST_PREFILL_TOKENS))
 
 
 def fit_power(rows: pd.DataFrame) -> StepPower:
-    """Both phases weigh a half."""
+    """The fit to these rows; prefills and decodes have half of the weight each."""
     share = rows.groupby("phase").phase.transform("size").to_numpy(float)
     model = StepPower(beyond="extrapolate")
     return model.fit(rows[["compute", "memory"]].to_numpy(), rows.frac.to_numpy(), sample_weight=1 / share)
@@ -189,7 +193,8 @@ def ml_energy_rows(path: Path, catalog: Catalog) -> pd.DataFrame:
         sequences, outputs, gpus = run["avg_batch_size"], run["avg_output_len"], run["num_gpus"]
         prompt = PROMPT_TOKENS[run["task"]]
         step_s = sequences / run["output_throughput_tokens_per_sec"]
-        tokens = sequences * (1 + prompt / outputs)  # every sequence brings its prompt once
+        # Per step a sequence has one token, and its prompt spread over the steps of its output.
+        tokens = sequences * (1 + prompt / outputs)
         used = step_utilisations(llm, gpu, gpus, step_s, tokens, sequences * (prompt + outputs / 2))
         if run["avg_power_watts"] / gpus < HOST_BOUND_FRAC * gpu.power_w:
             continue
@@ -206,7 +211,7 @@ def ml_energy_rows(path: Path, catalog: Catalog) -> pd.DataFrame:
 
 
 def fit_runs(rows: pd.DataFrame) -> StepPower:
-    """To the runs of one GPU; its limit is its top."""
+    """The fit to the runs of one GPU; at most it draws its limit."""
     model = StepPower(beyond="extrapolate", top_frac=1.0, compute_exponent=MEASURED_EXPONENT)
     return model.fit(rows[["compute", "memory"]].to_numpy(), rows.frac.to_numpy())
 

@@ -1,13 +1,13 @@
-"""What a simulation costs: requests per CPU second, and how that grows.
+"""Measures the speed of simulations: requests per CPU second, and how the cost grows.
 
     python benchmarks/simulator.py [path/to/AzureLLMInferenceTrace_conv.csv] [--vidur DIR] [--chart FILE.svg]
 
 Without a path it takes the Azure conversation trace from ../shared/data/traces (19 366 requests in an hour,
-CC-BY 4.0), or, where that is missing, made-up requests in the same number and of like lengths. Llama-3.1-70B
-on H100 with TP 4, CPU seconds of one thread, best of three, compilation not counted but where it says so:
+CC-BY 4.0), or, where that is missing, as many drawn requests with similar lengths. Llama-3.1-70B on H100 with
+TP 4; CPU seconds of one thread, the best of three, without compilation unless stated:
 
-- the trace on one worker, and superposed to 200 requests/s on 66 workers; with limits counted, as the search
-  asks for, and with every run of steps recorded;
+- the trace on one worker, and superposed to 200 requests/s on 66 workers; with limits counted during the
+  simulation, as in the search, and with every run of steps recorded;
 - a million requests on 1,000 workers, with peak memory, in a process of its own;
 - cost against requests, workers, and output tokens per request (`--chart` draws it);
 - compilation of the three engines into an empty cache, in a process of its own;
@@ -45,7 +45,7 @@ from planner.traffic.trace_reading import read_trace
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LIMITS = (Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2))
 TP = 4
-RATE_RPS = 3.0  # of one worker
+RATE_RPS = 3.0  # Of one worker.
 
 
 def made_up(rng: np.random.Generator) -> Trace:
@@ -77,7 +77,7 @@ def fleet_of(workers: int) -> Fleet:
 
 
 def cpu_s(run: Callable[[], Any], times: int = 3) -> float:
-    """Best of so many."""
+    """CPU seconds of `run`, the least of so many calls."""
     seconds = []
     for _ in range(times):
         start = time.process_time()
@@ -121,12 +121,12 @@ def compilation() -> dict[str, float]:
 
 
 def apart(name: str, path: Path | None) -> dict[str, float]:
-    """What a function of this file returns, from a process of its own with no compiled code at hand."""
+    """The result of a function of this file in a process of its own, with an empty cache of compiled code."""
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "NUMBA_CACHE_DIR": cache}
         given = [] if path is None else [str(path)]
         command = [sys.executable, __file__, *given, "--apart", name]
-        if name == "million":  # compile first, so that the second process only simulates
+        if name == "million":  # A first process compiles, so that the second only simulates.
             subprocess.run([*command[:-1], "compilation"], env=env, check=True, capture_output=True)
         done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     numbers: dict[str, float] = json.loads(done.stdout)

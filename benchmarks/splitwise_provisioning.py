@@ -1,19 +1,18 @@
-"""Splitwise's provisioning: how many machines each of its designs needs, and how much each carries.
+"""Repeats Splitwise's provisioning: how many machines each of its designs needs, and how much each carries.
 
     python benchmarks/splitwise_provisioning.py PROFILES TRACES [--honest] [--workload code] [--rate 70]
 
 PROFILES holds perf_knots.csv (step times as Splitwise-sim looks them up) and perf_model.csv (what was
 measured), TRACES the two Azure 2023 CSVs. BLOOM-176B, TP 8, all nine limits of the paper's table VI. Requests
-are made as that program makes them (Poisson, prompts and outputs drawn independently), for 2 `--minutes`; the
-name of the trace seeds numpy's old generator, further `--seeds` come from further names. Prints, with CPU
-seconds:
+are drawn as in Splitwise-sim (Poisson, prompts and outputs independently), for 2 `--minutes`; the trace's
+name seeds NumPy's old generator, and further `--seeds` are further names. Prints, with CPU seconds:
 
-1. iso-throughput: the fewest machines, and the cheapest and least hungry clusters of each design at `--rate`,
-   and of pairs of machines that the paper does not look at
-2. iso-power and iso-cost: what each design carries within the power, and the cost, of 40 DGX-H100
+1. iso-throughput: the fewest machines, the least cost and the least power of each design at `--rate`, and of
+   pairs of machines that the paper does not consider
+2. iso-power and iso-cost: the highest rate of each design with the power, or the cost, of 40 DGX-H100
 
-With --honest decode steps take c + b * sequences + k * context, fitted to the measurements; that program
-looks them up by sequences in a table by prompt tokens, so that 64 cost what one does.
+With --honest decode steps take c + b * sequences + k * context, fitted to the measurements. Splitwise-sim
+looks decode times up by sequences in a table by prompt tokens, so that 64 sequences cost what one does.
 """
 
 from __future__ import annotations
@@ -50,8 +49,10 @@ from planner.papers.splitwise_search import (
 from planner.traffic.trace import Trace
 
 MODEL = "bloom-176b"
-USD_PER_H = {"A": 8 * 2.21, "H": 8 * 4.76, "Hcap": 8 * 4.76}  # that program's notebooks
-POWER = {"A": 24.8, "H": 44.0, "Hcap": 0.7 * 44.0}  # in its units, whole machines
+# Of machines with A100, H100 and power-capped H100: price, from Splitwise-sim's notebooks, and power in their
+# unit.
+USD_PER_H = {"A": 8 * 2.21, "H": 8 * 4.76, "Hcap": 8 * 4.76}
+POWER = {"A": 24.8, "H": 44.0, "Hcap": 0.7 * 44.0}
 HARDWARE = {"A": "a100-80gb", "H": "h100-80gb", "Hcap": "h100-80gb-pcap"}
 DESIGNS = {
     "Baseline-A100": ("A", None),
@@ -71,9 +72,9 @@ OTHERS = {
 FILES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 NETWORK = Network(200 * 2**30, transfer="serialised", is_shared=False)
 
-MOST = 160  # machines of a pool
-MOST_RPS = 400.0
-STEP = 5  # of prompt machines in the paper's splits
+MOST = 160  # Machines of a pool.
+MOST_RPS = 400.0  # The highest rate that is tried.
+STEP = 5  # Prompt machines from one of the paper's splits to the next.
 
 
 def most_throughput(
@@ -105,7 +106,7 @@ def column(path: Path, name: str) -> npt.NDArray[np.int64]:
 
 
 def made_up(traces: Path, workload: str, rate_rps: float, seed: int, minutes: float = 2) -> Trace:
-    """As Splitwise-sim draws it, for the name of the trace."""
+    """The trace that Splitwise-sim draws for this name."""
     name = f"rr_{workload}_{rate_rps:g}_{minutes:g}min" + (f"_{seed}" if seed else "")
     drawn = int(1.5 * rate_rps * 60 * minutes) + 1000
     rng = np.random.RandomState(zlib.crc32(name.encode()))
@@ -128,7 +129,9 @@ def machine(profiles: Path, kind: str, *, honest: bool) -> WorkerType:
 
 
 def on_a100(profiles: Path) -> TimesAlone:
-    """That program's reference: both times by the prompt's tokens."""
+    """Splitwise-sim's reference for slowdowns: times on an idle machine with A100, both by the prompt's
+    tokens.
+    """
     steps = peer.lookup_steps(profiles, MODEL, HARDWARE["A"], peer.GPUS)
 
     def alone(trace: Trace) -> Mapping[Metric, npt.NDArray[np.float64]]:

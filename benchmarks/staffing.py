@@ -1,18 +1,21 @@
-"""Rules for the workers of a pool, on days they have not seen: cost against windows missed, beside bounds.
+"""Compares rules for the number of workers of a pool on days that they were not fitted to: cost by the share
+of windows missed, beside lower bounds.
 
     python benchmarks/staffing.py TRACES [--before 3] [--days 4,14]
 
-Days are drawn from ServeGen's three curves as "chat-1" of benchmarks/five_days.py is; the days `before` each
-one train. Nothing is simulated but the least workers of every window of ten minutes. Each kind of rule has a
-knob, from few workers to many. A rule decides every 15 s by the work that came until then; a worker is ready
-a start-up later; a window is missed if fewer workers than it needs are ready in a tenth of it.
+Days are drawn from ServeGen's three curves, as the day "chat-1" of benchmarks/five_days.py. Rules are fitted
+to the `--before` days before each day. Simulations only find the least number of workers that each window of
+ten minutes needs. Each kind of rule has a parameter from few workers to many. A rule decides every 15 s by
+the work that arrived until then, and a worker is ready after a start-up. A window is missed if it has too few
+workers during a tenth of it.
 
-constant   the workers that a share of the windows of the days before needed
-load       fleetplan's rule by load, with so much headroom
+constant   so many workers that a share of the windows of the days before had enough
+load       fleetplan's rule by load, with a headroom
 floor      the same without headroom, and never fewer than constant
-hour       constant of the windows at that time of the day, an hour before and after it included
+hour       as constant, from windows at the same time of the day, up to an hour before and after
 forest     a random forest on 19 figures: the work of the last 10, 30, 60 and 120 min, and the needs at that
-           time of the days before; a worker more would cost more than the misses that it prevents
+           time of the days before. It takes the number of workers with the least expected cost of workers and
+           missed windows.
 """
 
 from __future__ import annotations
@@ -42,14 +45,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 CURVES = ("small", "large", "mid")
 MEAN_RPS = 3.0
+# A worker's start-up, the time between decisions, the length of a window [s], and the most workers.
 START_S, SPAN_S, WINDOW_S, MOST = 325.0, 15.0, 600.0, 10
 SPANS = round(WINDOW_S / SPAN_S)
 LATE_SPANS = round(START_S / SPAN_S) + 2  # A start-up, the age of metrics, and the time between decisions.
-SHORT_FRAC = 0.1  # A window is missed if so much of it has too few workers.
+SHORT_FRAC = 0.1  # A window is missed if more than this share of it has too few workers.
+# The parameters of the rules.
 SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0)
 HEADROOMS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
 MISS_COSTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)  # In workers for a window.
-AROUND_WINDOWS = 6
+AROUND_WINDOWS = 6  # An hour.
 MISSED_FRACS = (0.01, 0.02, 0.05, 0.1)
 
 
@@ -79,11 +84,14 @@ def span_day(traces: Path, curve: str, number: int) -> SpanDay:
 
 
 def past_maximum(numbers: Ints, spans: int) -> Ints:
+    """At each span the largest of the last `spans` numbers."""
     return np.asarray(maximum_filter1d(numbers, spans, origin=(spans - 1) // 2))
 
 
 def played(ordered: Ints, day: SpanDay) -> tuple[float, int]:
-    """Workers that are paid in the mean of a window, added up, and windows missed."""
+    """The mean workers paid in each window, summed over the day, and the windows missed. A worker is ready if
+    it was ordered during all of the last LATE_SPANS.
+    """
     ready = minimum_filter1d(ordered, LATE_SPANS, origin=(LATE_SPANS - 1) // 2).reshape(-1, SPANS)
     missed = (ready < day.needs[:, None]).mean(axis=1) > SHORT_FRAC
     return float(ordered.sum()) / SPANS, int(missed.sum())
@@ -152,7 +160,9 @@ def figures(day: SpanDay, earlier: Sequence[SpanDay]) -> Floats:
 
 
 def cost_at(points: Sequence[tuple[float, float]], missed_frac: float) -> float:
-    """The cost between the two nearest points (share missed, cost) of a kind of rule; NaN outside all."""
+    """The cost of a kind of rule at a share of windows missed, interpolated between its points (share, cost);
+    NaN outside of them.
+    """
     ordered = sorted(points)
     shares, costs = zip(*ordered, strict=True)
     return float(np.interp(missed_frac, shares, costs, left=np.nan, right=np.nan))
@@ -197,7 +207,9 @@ def main() -> None:
 
 
 def day_bounds(day: SpanDay) -> Mapping[str, list[float]]:
-    """What no rule goes below, told the hour or learning it from its windows."""
+    """Lower bounds on the cost of any rule: of one that knows each hour's needs beforehand ("told"), and of
+    one that learns them from the hour's windows ("learns").
+    """
     lengths_s = np.full(len(day.needs), WINDOW_S)
     bound = CausalBound(day.needs[:, None], lengths_s, (1,), lambda sizes: 3600 / WINDOW_S * sum(sizes))
     fracs = [share * len(day.needs) for share in MISSED_FRACS]

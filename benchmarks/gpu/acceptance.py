@@ -1,9 +1,10 @@
-"""Predicted against measured on one GPU: what is done before and after. docs/gpu-acceptance.md has the steps.
+"""Compares predictions with measurements on one GPU: what is done before and after the runs on the GPU.
+docs/gpu-acceptance.md has the steps.
 
     python benchmarks/gpu/acceptance.py prepare OUT    the profile in OUT/table.csv becomes a fit, the fit a
                                                        capacity, and the capacity the requests to replay
-    python benchmarks/gpu/acceptance.py compare OUT    what benchmarks/gpu/replay.py measured, against it
-    python benchmarks/gpu/acceptance.py compare OUT --catalog    against a plan without a profile
+    python benchmarks/gpu/acceptance.py compare OUT    compare with what benchmarks/gpu/replay.py measured
+    python benchmarks/gpu/acceptance.py compare OUT --catalog    compare predictions without the profile
     python benchmarks/gpu/acceptance.py table RESULT.json ...    the errors of results as one table
 
 In OUT: fit.yaml, fleet.yaml, slo.yaml and replay.json, which replay.py reads; a folder per run with its
@@ -38,9 +39,11 @@ from planner.traffic.trace_reading import read_trace
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "traces"
-LOADS = {"conversation": (0.5, 0.7, 0.85), "code": (0.7,)}  # shares of the predicted capacity
+LOADS = {"conversation": (0.5, 0.7, 0.85), "code": (0.7,)}  # Shares of the predicted capacity.
 TOLERANCES = ("--tolerance-p50", "0.05", "--tolerance-p90", "0.09")
-SLO_MISSED = 5  # exit code of plan validate: the engines missed it, which may be what was predicted
+# The exit code of plan validate if the engines missed the SLO, which may be what was predicted.
+SLO_MISSED = 5
+# The engine's processes on one machine talk over the loopback interface.
 NO_NETWORK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 METRICS = ("ttft", "tbt", "tpot", "e2e")
 
@@ -90,7 +93,7 @@ def prepare(args: argparse.Namespace) -> None:
     place = WorkerPlace("mixed-0", fleet.pools[0], (0,), out)
     command = vllm_commands(fleet, context, model="", is_dummy=True, is_cpu=is_cpu, devices=["0"])(place, 0)
     flags = [*command.argv[5:], "--async-scheduling" if args.async_scheduling else "--no-async-scheduling"]
-    if "eager" in table.about["engine"]:  # as it was profiled
+    if "eager" in table.about["engine"]:  # It was profiled without CUDA graphs.
         flags.append("--enforce-eager")
     found = {
         "config": str(args.config),
@@ -110,7 +113,7 @@ def trace_csv(trace: Trace) -> str:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Every run that was replayed, by `plan validate`, which finds nothing left to measure."""
+    """Compare every run that was replayed, by `plan validate`, which finds that all is measured already."""
     out = args.out
     asked = json.loads((out / "replay.json").read_text())
     fleet_file, steps_of = out / "fleet.yaml", "the profile"
@@ -180,7 +183,7 @@ def fleet_of_catalog(out: Path) -> Path:
 
 
 def copy_for_fleet(folder: Path, copy: Path, fleet_file: Path, out: Path, config: Path) -> Path:
-    """A copy of what a run measured, whose journal names this fleet: what was sent is the same."""
+    """A copy of the measurements of a run, whose journal names this fleet; the requests are the same."""
     catalog = read_catalog()
     fleet, trace = read_fleet(fleet_file, catalog), read_trace(folder / "trace.csv", seed=0)
     context = int(read_yaml(fleet_file)["max_model_len"])
@@ -196,7 +199,9 @@ def copy_for_fleet(folder: Path, copy: Path, fleet_file: Path, out: Path, config
 
 
 def print_table(args: argparse.Namespace) -> None:
-    """Errors of each run as a table in Markdown: as predicted, then with step times corrected by the run."""
+    """Prints the errors of each run as a table in Markdown: as predicted, then with step times that are
+    corrected by the run's measured steps.
+    """
     names = ", ".join(METRICS)
     print(f"| steps of | scheduling | run | all steps | {names} | corrected: {names} |\n" + 6 * "|---" + "|")
     for file in args.results:
@@ -212,13 +217,13 @@ def print_table(args: argparse.Namespace) -> None:
 
 
 def both_percentiles(errors: Sequence[dict[str, Any]] | None, metric: str) -> str:
-    """Predicted over measured less one [%] at P50 and P90."""
+    """Predicted over measured minus one [%] at P50 and P90."""
     at = {row["percentile"]: row["error_frac"] for row in errors or () if row["metric"] == metric}
     return "; ".join(f"{100 * at[percentile]:+.0f}" for percentile in ("p50", "p90") if percentile in at)
 
 
 def rows(name: str, rate_rps: float, told: dict[str, Any]) -> list[str]:
-    """A table in Markdown: errors are predicted over measured less one."""
+    """The results of a run as lines of Markdown; errors are predicted over measured minus one."""
     lines = [
         f"\n{name}: {rate_rps:.2f} requests/s, {told['finished']} of {told['requests']} finished; attainment "
         f"predicted {100 * told['attainment']['predicted']:.1f} %, measured "

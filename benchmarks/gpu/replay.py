@@ -1,11 +1,12 @@
-"""Replays the runs of OUT/replay.json into one vLLM engine, open loop. For the machine with the GPU.
+"""Replays the runs of OUT/replay.json on one vLLM engine, each request at its time. Runs on the machine with
+the GPU.
 
     python benchmarks/gpu/replay.py OUT
 
-Needs vLLM and no more of the planner than its journal and step log: no numba, no pandas. The engine is
-AsyncLLM, its core a process of its own as behind `vllm serve`, started with the flags that `plan validate`
-would give it, and with the scheduling that was profiled. Times are taken in that core
-(planner/runtime/step_log.py). A run that is complete is not replayed again, one that was cut off starts over.
+Needs vLLM, and of the planner only its journal and step log, so neither numba nor pandas. The engine is
+AsyncLLM, whose core is a process of its own as with `vllm serve`. It is started with the flags that `plan
+validate` would give it, and with the scheduling that was profiled. Times are taken in the core
+(planner/runtime/step_log.py). A complete run is not replayed again; one that was cut off starts anew.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ from profiling.machine import describe_machine
 from profiling.power import PowerSampler, open_gpu
 from profiling.vllm_install import mend_cpu_wheel
 
-WARM_UPS = 16
+WARM_UPS = 16  # Requests before a run.
 WORKER = "mixed-0"
 START_S = time.monotonic()
 
 
 def hook() -> None:
+    """Makes vLLM in this process write the step log."""
     mend_cpu_wheel()
     hook_vllm(Path(os.environ[STEP_LOG]), with_cpu=STEP_CPU in os.environ)
 
 
-if __name__ == "__mp_main__":  # vLLM's engine core, a process of its own
+if __name__ == "__mp_main__":  # This is vLLM's engine core, which imports this module in its own process.
     hook()
 
 
 def started(asked: dict[str, Any], folder: Path) -> Any:
-    """The engine; `folder` gets a copy of the LLM's config.json for it."""
+    """Starts the engine; `folder` gets the LLM's config.json, which the engine reads."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -56,13 +58,18 @@ def started(asked: dict[str, Any], folder: Path) -> Any:
     folder.mkdir()
     shutil.copyfile(asked["config"], folder / "config.json")
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    flags, _ = parser.parse_known_args(["--model", str(folder), *asked["flags"]])  # leaves out the server's
+    # Flags of the server, which this parser does not know, are left out.
+    flags, _ = parser.parse_known_args(["--model", str(folder), *asked["flags"]])
     return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(flags))
 
 
 async def replay_all(engine: Any, out: Path, runs: dict[str, Any], log: Path) -> None:
-    """Every run that is not complete; `log` is the engine's step log, of which each gets its part."""
-    first = 0  # no two prompts begin alike, in whichever runs: the engine caches prefixes
+    """Replay every run that is not complete; `log` is the engine's step log, of which each run gets its
+    part.
+    """
+    # Prompts are numbered over all runs, and no two begin alike, so that the engine's prefix cache never
+    # helps.
+    first = 0
     for name, run in runs.items():
         trace = read_trace(out / name / "trace.csv")
         numbers = range(first, first + len(trace))
@@ -88,7 +95,7 @@ async def replay_all(engine: Any, out: Path, runs: dict[str, Any], log: Path) ->
 
 
 async def warm_up(engine: Any, prompts: list[list[int]]) -> None:
-    """These at once, backwards, so that no prefix of theirs stays in the cache."""
+    """Send these prompts at once, reversed, so that the cache has no prefix of the run's own prompts."""
     names = [f"warm-up-{time.monotonic_ns()}-{k}" for k in range(len(prompts))]
     asked = [generated(engine, name, ids[::-1], 8) for name, ids in zip(names, prompts, strict=True)]
     if failed := [reason for _, reason in await asyncio.gather(*asked) if reason]:
@@ -96,7 +103,7 @@ async def warm_up(engine: Any, prompts: list[list[int]]) -> None:
 
 
 async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: JournalFile) -> list[str]:
-    """Send every request at its time, whatever comes back; why requests failed, if any did."""
+    """Send every request at its time, whether or not earlier ones have ended. Returns why requests failed."""
     load, due_s = os.getloadavg()[0], trace.arrival_s - trace.arrival_s[0]
     start_s = time.monotonic() + LEAD_S
     journal.write({"part": 0, "start_s": start_s, "first_s": float(trace.arrival_s[0])})
@@ -134,7 +141,7 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
 
 
 async def generated(engine: Any, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
-    """Generate so many tokens: when each came here, and why it failed, if it did."""
+    """Generate so many tokens; returns the time at which each came, and the reason if the request failed."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -150,7 +157,7 @@ async def generated(engine: Any, name: str, ids: list[int], tokens: int) -> tupl
     try:
         async for output in engine.generate({"prompt_token_ids": ids}, params, name):
             token_s += [time.monotonic()] * len(output.outputs[0].token_ids)
-    except Exception as error:  # whatever it is, it goes into the journal
+    except Exception as error:  # Any error ends this request only; the journal names it.
         return token_s, f"{type(error).__name__}: {error}"[:200]
     return token_s, "" if len(token_s) == tokens else f"{len(token_s)} of {tokens} tokens came"
 

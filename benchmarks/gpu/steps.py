@@ -1,10 +1,10 @@
-"""Steps that `plan profile` measured on a GPU against the catalog's step times, by kind of step.
+"""Compares the catalog's step times with steps that `plan profile` measured on a GPU, by kind of step.
 
     python benchmarks/gpu/steps.py [TABLE]      # default: benchmarks/gpu/h100/table.csv
 
-The host's part of a step is taken off, which sums of kernels do not have. Step times are those of the version
-of vLLM that was profiled, with its launches (planner/models/older_kernels.py). "Without C" is the prediction
-without the read of cached tokens (planner/models/latency.py).
+The host's part of a measured step is subtracted, as sums of kernels do not have it. Predictions are for the
+version of vLLM that was profiled, with its kernel launches (planner/models/older_kernels.py). "Without C" is
+the prediction without the time of reading cached tokens (planner/models/latency.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.step_tables import read_step_table
 
 SEATS = 256  # Sequences per step, as the table's line `limits` says.
-LONG_TOKENS = 8000  # Cached tokens of a step from which on reading them counts.
+LONG_TOKENS = 8000  # In steps with so many cached tokens, reading them takes noticeable time.
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Common to the cross-checks with other simulators: our results beside a peer's, request by request."""
+"""What the comparisons with other simulators share: our results beside those of a peer, for each request."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ Array = NDArray[np.float64]
 Columns = Mapping[str, Array]  # name of a result -> its value per request
 PERCENTILES = (50, 90, 99)
 
-# What a fleet must name and the replay of another program does not ask for
+# A fleet must have a GPU and step times, although a simulation with another program's step times uses
+# neither.
 BARE_GPU = Gpu("bare", 1.0, 1.0, 1.0, "none", 1.0, 1.0, 8, 1.0, "bare", "bare")
 NO_STEPS = StepLatency((1.0, 2.0), (1.0, 1.0), 0.0, 0.0, 0.0, 0.0, 0.0, "none: the form of another program")
 
 
 def bare_llm(kv_bytes_per_token: float) -> Llm:
-    """Known by its KV alone."""
+    """An LLM of which only the bytes of KV per token count."""
     return Llm("bare", 1, 1, 1, 1, 1, 1, 1, 2**62, kv_dtype_bytes=kv_bytes_per_token / 2)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a case must keep; None: printed, not judged."""
+    """The largest deviations with which a case agrees; None: printed, but not judged."""
 
-    request_s: float | None  # largest deviation of any result of any request
-    percentile_frac: float | None  # largest relative deviation of any percentile
+    request_s: float | None  # Of any result of any request.
+    percentile_frac: float | None  # Of any percentile, relative.
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Our results beside the peer's."""
+    """Deviations of our results from the peer's: for each column the largest and the 99th percentile over the
+    requests [s], and for each metric the relative deviations at PERCENTILES.
+    """
 
-    largest: dict[str, float]  # per column, over the requests
+    largest: dict[str, float]
     p99: dict[str, float]
-    percentiles: dict[str, tuple[float, ...]]  # relative, at PERCENTILES
+    percentiles: dict[str, tuple[float, ...]]
 
     def keeps(self, bounds: Bounds) -> bool:
         worst_frac = max(abs(frac) for fracs in self.percentiles.values() for frac in fracs)
@@ -64,16 +67,16 @@ class Comparison:
 
 
 def timed(run: Callable[[], Columns]) -> tuple[Columns, float]:
-    """What `run` returns, and the CPU seconds it takes once it is compiled."""
+    """The result of `run`, and its CPU seconds in a second call, when all is compiled."""
     run()
     start = time.process_time()
     return run(), time.process_time() - start
 
 
 def compare(ours: Columns, theirs: Columns, metrics: Sequence[str]) -> Comparison:
-    """Deviation of every column of `theirs`, and of the percentiles of `metrics`.
+    """Deviations of every column of `theirs`, and of the percentiles of `metrics`.
 
-    A value that only one of the two has deviates without bound.
+    A value that only one of the two has counts as an infinite deviation.
     """
     largest, p99 = {}, {}
     for name, values in theirs.items():
@@ -133,7 +136,7 @@ def each_case(directory: Path, run: Callable[[Path], bool | None]) -> int:
 
 
 def lookup(path: Path, mapping: Any, *keys: str) -> Any:
-    """A value deep in a case file, or one clear line."""
+    """A value deep in a case file; InputError in one line if it is missing."""
     for key in keys:
         if not isinstance(mapping, Mapping) or key not in mapping:
             raise InputError(f"{path}: has no {'.'.join(keys)}")

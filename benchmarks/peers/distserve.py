@@ -1,11 +1,11 @@
-"""Our simulator against DistServe's, request by request.
+"""Compares our simulator with DistServe's, request by request.
 
     python benchmarks/peers/distserve.py DIR
 
-DIR holds one JSON file per case: placement, coefficients, limits, the requests and what DistServe's simulator
-made of each of them. Everything about a case is read from its file. A line per case; exit code 1 if a
-request deviates by more than 1e-6 s in any result, or a case cannot be read. TPOT is theirs: from the end of
-prefill to the end, over all output tokens.
+DIR holds one JSON file per case: placement, coefficients, limits, the requests, and DistServe's results for
+each of them. Everything about a case is read from its file. Prints a line per case; the exit code is 1 if a
+result of a request deviates by more than 1e-6 s, or if a case cannot be read. TPOT is DistServe's: from the
+end of prefill to the end, over all output tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from planner.traffic.trace import Trace
 
 BOUNDS = Bounds(request_s=1e-6, percentile_frac=None)
 METRICS = ("ttft", "tpot", "e2e")
-RESULTS = {  # our name, and theirs, in ms
+RESULTS = {  # Our name of a result -> theirs, which is in ms.
     "prefill_start": "prefill_start_ms",
     "ttft": "ttft_ms",
     "decode": "decode_latency_ms",
@@ -53,8 +53,9 @@ RESULTS = {  # our name, and theirs, in ms
     "e2e": "total_ms",
 }
 INPUTS = ("arrival_ms", "prompt_len", "output_len")
-ENDLESS = 10**9  # KV tokens: that program counts none
-SEARCHES = {"simdistserve_searches", "bit_exact_fast_searches", "horizon_study"}  # keys of that file
+ENDLESS = 10**9  # KV tokens of a worker: their program counts no memory.
+# The keys of a file in the same folder that is no case.
+SEARCHES = {"simdistserve_searches", "bit_exact_fast_searches", "horizon_study"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ class Placement:
     prefill_pp: int
     decode_instances: int
     decode_pp: int
-    prefill_max_tokens: int  # of one batch
-    decode_max_tokens: int  # context, with the new token, of one batch
+    prefill_max_tokens: int  # Of one batch.
+    decode_max_tokens: int  # Context tokens of one batch, each request's new token included.
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of theirs. `arrival_ms`, `input_tokens`, `output_tokens`: (R,), without the prefill's token."""
+    """One run of theirs with R requests: `arrival_ms`, `input_tokens` and `output_tokens` are (R,). Outputs
+    do not count the token that prefill makes.
+    """
 
     name: str
     placement: Placement
@@ -79,7 +82,7 @@ class Case:
     arrival_ms: Array
     input_tokens: Array
     output_tokens: Array
-    peer: Columns  # their results, in s
+    peer: Columns  # Their results [s].
     peer_cpu_s: float
 
 
@@ -128,7 +131,9 @@ def read_placement(path: Path, document: Mapping[str, Any]) -> Placement:
 
 
 def read_coefficients(path: Path, document: Mapping[str, Any]) -> DistServeSteps:
-    """The numbers, and from the formulas in words what is added per rank and by the engine."""
+    """Step times from the coefficients; the times added per rank and by the engine stand in formulas of the
+    file.
+    """
     fitted, formulas = lookup(path, document, "coefficients"), lookup(path, document, "latency_model")
     if fitted.get("units") != "ms":
         raise InputError(f"{path}: coefficients are in {fitted.get('units')}, must be in ms")
@@ -152,7 +157,7 @@ def read_coefficients(path: Path, document: Mapping[str, Any]) -> DistServeSteps
 
 
 def fleet_of(case: Case) -> Fleet:
-    """Their placement: KV without end, moved in no time."""
+    """The fleet of their placement, with endless KV that moves in no time."""
     placement, policies = (
         case.placement,
         Policies(
@@ -164,7 +169,7 @@ def fleet_of(case: Case) -> Fleet:
     )
 
     def pool(role: Role, count: int, pp: int) -> Pool:
-        seats = len(case.arrival_ms)  # that program has no such limit
+        seats = len(case.arrival_ms)  # All requests: their program does not limit sequences.
         budget = max(placement.prefill_max_tokens, seats)
         return Pool(
             role, role, WorkerType(BARE_GPU, 1, NO_STEPS, ENDLESS, budget, seats, pp, case.steps), count

@@ -1,4 +1,4 @@
-"""Our allocation on a folder of Mélange instances, each with what its ILP and two relatives answered.
+"""Compares our allocation with answers of Mélange's ILP and of two variants, on a folder of instances.
 
     python benchmarks/peers/melange.py DIR [--slices SECONDS]
 
@@ -23,7 +23,7 @@ import numpy as np
 from planner.documents.allocation_file import parse_instance
 from planner.solvers.allocation import Allocation, Instance, allocate
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-6  # Constraints and costs may be off by so much, as solvers round.
 
 
 def broken(asked: Instance, found: Allocation) -> str | None:

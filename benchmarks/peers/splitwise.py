@@ -1,19 +1,21 @@
-"""Our simulator against Splitwise-sim, request by request.
+"""Compares our simulator with Splitwise-sim, request by request.
 
     python benchmarks/peers/splitwise.py DIR [--honest]
 
-DIR holds, for each case, the command line and totals of a run of Splitwise-sim (CASE.json) and what became of
-each request (CASE.csv.gz); beside them perf_knots.csv, the step times as that program looks them up, and
+DIR holds, for each case, the command line and totals of a run of Splitwise-sim (CASE.json) and the results of
+each request (CASE.csv.gz). Beside them are perf_knots.csv, the step times as Splitwise-sim looks them up, and
 perf_model.csv, the measurements they come from. Machines, pools, scheduler, model and tensor parallelism are
-read from the command line. A line per case; exit code 1 if a case cannot be read or misses its bound: 1e-6 s
-per request where nothing is shared out (one machine, or one of each role), 2 % of P50, P90 and P99 of TTFT,
-TBT and E2E in pools. TBT is theirs: (E2E - TTFT) over all output tokens. Their files have nine digits, so
-that an arrival after 100 s is known to 5e-7 s, and with it all that follows.
+read from the command line.
 
-That program looks decode times up by the number of sequences, in a table indexed by prompt tokens, so that 64
-sequences cost what one costs. With --honest every case is simulated a second time with decode steps of
-c + b * sequences + k * context tokens, fitted to perf_model.csv, and both are printed side by side, with the
-nine limits of the paper (slowdown over an idle A100 machine).
+Prints a line per case. The exit code is 1 if a case cannot be read or misses its bound: 1e-6 s per request if
+there is no choice between machines (one machine, or one of each role), otherwise 2 % of P50, P90 and P99 of
+TTFT, TBT and E2E. TBT is theirs: (E2E - TTFT) over all output tokens. Their files have nine digits, so times
+after 100 s are known to 5e-7 s only.
+
+Splitwise-sim looks decode times up by the number of sequences in a table that is indexed by prompt tokens, so
+64 sequences cost what one costs. With --honest every case is simulated a second time with decode steps of
+c + b * sequences + k * context tokens, fitted to perf_model.csv. Both are printed side by side, with the nine
+limits of the paper (slowdown over an idle A100 machine).
 """
 
 from __future__ import annotations
@@ -59,41 +61,45 @@ METRICS = ("ttft", "tbt", "e2e")
 RESULTS = (*METRICS, "queue_time", "prompt_start", "prompt_end", "token_end")
 RUNNERS = ("prompt_runner", "token_runner")
 INPUTS = ("arrival_timestamp", "prompt_size", "token_size")
-GPUS = 8  # of a server
+GPUS = 8  # Of a server.
 GPU_BYTES = 80 * 2**30
 LIMITS = {
     "ttft": (2, 3, 6),
     "tbt": (1.25, 1.5, 5),
     "e2e": (1.25, 1.5, 5),
 }  # slowdown at PERCENTILES, table VI
-BASIS = "a100-80gb"  # slowdown over a machine of these
+BASIS = "a100-80gb"  # Slowdowns are relative to an idle machine with this GPU.
 
-# What names on the command line stand for in that program's configuration
-MODELS = {  # weights; KV per token: 2 (K, V) * 2 bytes * hidden size * layers
+# Names on the command line and their meanings in Splitwise-sim's configuration.
+# Model -> bytes of weights, and of KV per token: 2 (K, V) * 2 bytes * hidden size * layers.
+MODELS = {
     "bloom-176b": (329_000_000_000, 2 * 2 * 14336 * 70),
     "llama2-70b": (135_000_000_000, 2 * 2 * 8192 * 80),
 }
 SERVERS = {"dgx-a100": "a100-80gb", "dgx-h100": "h100-80gb", "dgx-h100-pcap": "h100-80gb-pcap"}
 CLUSTERS = {"half_half": ("dgx-a100", "dgx-h100"), "hhcap_half_half": ("dgx-h100-pcap", "dgx-h100")}
-TOKEN_SERVER = {"splitwise": "dgx-a100", "splitwise_hhcap": "dgx-h100-pcap"}  # of heterogeneous pools
-MAX_TASKS, MAX_TOKENS = 512, 2048  # of a batch
+# The machines for tokens in heterogeneous pools.
+TOKEN_SERVER = {"splitwise": "dgx-a100", "splitwise_hhcap": "dgx-h100-pcap"}
+MAX_TASKS, MAX_TOKENS = 512, 2048  # Sequences and prompt tokens of a batch.
 ROLES: dict[str, Role] = {"": "mixed", "prompt": "prefill", "token": "decode"}
 BYTES_PER_S = {"token_jsq": np.inf, "mixed_pool": 200 * 2**30, "kv_token_jsq": 10 * 200 * 2**30}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a machine is: hardware as in the tables; role prompt, token or none."""
+    """A kind of machine. `hardware` is its name in the tables, `role` is "prompt", "token" or ""; it has the
+    memory of `gpus`.
+    """
 
     hardware: str
     role: str
     tensor_parallel: int
-    gpus: int  # whose memory it has
+    gpus: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of theirs. `arrival_s`, `input_tokens`, `output_tokens`: (R,)."""
+    """One run of theirs with R requests: `arrival_s`, `input_tokens` and `output_tokens` are (R,)."""
 
     name: str
     folder: Path
@@ -103,7 +109,7 @@ class Case:
     arrival_s: Array
     input_tokens: Array
     output_tokens: Array
-    peer: Columns  # their results, in s; *_runner: the machine's number
+    peer: Columns  # Their results [s]; `*_runner` is the number of the machine.
     peer_cpu_s: float
 
     @property
@@ -122,7 +128,7 @@ def read_case(path: Path) -> Case:
         cpu_s = float(lookup(path, document, "user_s"))
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{path}: is not a case of Splitwise-sim ({error})") from None
-    for key in ("trace.filename", "seed"):  # the requests are in the table, and nothing is drawn
+    for key in ("trace.filename", "seed"):  # Not needed: the requests are in the table, and nothing is drawn.
         settings.pop(key, None)
     command = Command(path, settings)
     model = command.name("applications.0.model_architecture", MODELS)
@@ -138,7 +144,7 @@ def read_case(path: Path) -> Case:
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of a run; what has been understood is taken out of `settings`."""
+    """The command line of a run. Every read takes its key out of `settings`, so what is left is unknown."""
 
     path: Path
     settings: dict[str, str]
@@ -163,7 +169,9 @@ class Command:
 
 
 def read_machines(command: Command, policy: str) -> tuple[Kind, ...]:
-    """In that program's order: as the cluster lists its servers; homogeneous pools take the first ones."""
+    """The machines in Splitwise-sim's order, that of the cluster's servers; in homogeneous pools the first
+    are for prompts.
+    """
     kinds = CLUSTERS[command.name("cluster", CLUSTERS)]
     counts = [command.number(f"cluster.servers.{i}.count", 1) for i in range(len(kinds))]
     servers = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
@@ -207,7 +215,7 @@ def read_roles(command: Command, state: str, servers: list[str]) -> list[str]:
 
 
 def read_requests(path: Path, machines: Sequence[Kind]) -> tuple[Array, Array, Array, Columns]:
-    """Arrivals, inputs, outputs, and what that program made of them."""
+    """Arrivals, inputs, outputs, and Splitwise-sim's results."""
     names = [f"{machine.hardware}_{i}" for i, machine in enumerate(machines)]
     try:
         with open_input(path) as stream:
@@ -229,7 +237,7 @@ def read_requests(path: Path, machines: Sequence[Kind]) -> tuple[Array, Array, A
 
 @cache
 def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseLookup:
-    """Both times by tokens, linear between the knots and beyond them."""
+    """Times of prompts and of decodes by tokens, linear between the knots and beyond them."""
     path = folder / "perf_knots.csv"
     try:
         with open_input(path) as stream:
@@ -248,7 +256,9 @@ def lookup_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseL
 
 @cache
 def honest_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseLookup:
-    """Decode steps by least squares of relative error; prompts as they are looked up."""
+    """Decode times fitted by least squares of relative errors; prompt times as Splitwise-sim looks them
+    up.
+    """
     steps = splitwise_table(folder / "perf_model.csv", model, hardware, tp).steps
     decodes = steps[steps.n_decode > 0]
     X = np.column_stack([np.ones(len(decodes)), decodes.n_decode, decodes.kv_tokens])
@@ -262,7 +272,7 @@ def honest_steps(folder: Path, model: str, hardware: str, tp: int) -> SplitwiseL
 
 
 def fleet_of(case: Case, *, honest: bool = False) -> Fleet:
-    """Their cluster; neighbours alike make a pool."""
+    """The fleet of their cluster; neighbouring machines of one kind make a pool."""
     steps_of = honest_steps if honest else lookup_steps
     weights_bytes, kv_bytes = MODELS[case.model]
 
@@ -312,9 +322,9 @@ def simulate_case(case: Case, *, honest: bool = False) -> Columns:
 
 
 def slowdowns(case: Case, results: Columns) -> dict[str, Array]:
-    """At PERCENTILES, over a machine of A100 that has nothing else to do, by that program's step times."""
+    """Slowdowns at PERCENTILES over an idle machine with A100, by Splitwise-sim's step times."""
     steps = lookup_steps(case.folder, case.model, BASIS, GPUS)
-    prompt_s, token_s = (  # its own reading of them
+    prompt_s, token_s = (  # Splitwise-sim looks both up by the tokens of the prompt.
         interpolate_linearly(case.input_tokens, steps.knots_tokens, times)
         for times in (steps.prompt_s, steps.token_s)
     )
@@ -327,7 +337,9 @@ def slowdowns(case: Case, results: Columns) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Design:
-    """A case's P50, P90 and P99 and slowdowns, by the looked up and by the fitted decode times."""
+    """A case's P50, P90 and P99 and its slowdowns, each with the looked up and with the fitted decode
+    times.
+    """
 
     case: Case
     percentiles_s: tuple[dict[str, Array], dict[str, Array]]
@@ -344,7 +356,7 @@ def design(case: Case, looked_up: Columns) -> Design:
 
 
 def print_designs(designs: Sequence[Design]) -> None:
-    """Designs that serve the same requests, below each other."""
+    """Prints designs that serve the same requests below each other."""
     same: dict[tuple[str, bytes], list[Design]] = {}
     for one in designs:
         requests = np.stack([one.case.arrival_s, one.case.input_tokens, one.case.output_tokens])

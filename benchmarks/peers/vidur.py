@@ -1,21 +1,21 @@
-"""Our simulator against Vidur's, request by request.
+"""Compares our simulator with Vidur's, request by request.
 
     python benchmarks/peers/vidur.py DIR
 
 DIR holds cases (NAME.json with the settings, NAME.csv.gz with the requests and their TTFT and E2E), Vidur's
 step times (tables_CLASS_GPU_LLM_tpN.npz) and steps that it computed (oracle_CLASS_GPU_LLM_tpN.csv).
 
-Two lines per case. With Vidur's own step times no TTFT or E2E may be more than 1e-6 s off. With ours, fitted
-to the oracle rows where there are some, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 % off.
-Exit code 1 if a bound is missed or a case cannot be read.
+Prints two lines per case. With Vidur's own step times no TTFT or E2E may be more than 1e-6 s off. With ours,
+fitted to the computed steps if there are some, no P50, P90 or P99 of TTFT, TPOT or E2E may be more than 3 %
+off. The exit code is 1 if a bound is missed or a case cannot be read.
 
-The fit is the planner's family `corrected` (`planner.models.families.corrected`). Vidur's roundings, tokens
-to eights and KV to 64s, are part of its form.
+The fit is the planner's family `corrected` (`planner.models.families.corrected`), whose form includes Vidur's
+rounding of tokens to multiples of 8 and of KV to multiples of 64.
 
-Vidur restarts a request that was preempted halfway through its prompt with that half for its prompt, and
-decodes the rest of it token by token. To agree we do the same here, and a third line, without a bound, says
-how far off Vidur is from a simulation that prefills the whole prompt again. Vidur may also have written down
-the lengths after the restart: those of the same request in another case come before them.
+If a request is preempted while half of its prompt is computed, Vidur restarts it with this half as its prompt
+and decodes the other half token by token. For a comparison we do the same here. A third line, without a
+bound, compares with a simulation that prefills the whole prompt again. Vidur's files may have the lengths
+after the restart; if another case has the same request without a restart, its lengths are taken.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ ORACLE_COLUMNS = (
     "attn_prefill_ms",
     "attn_decode_ms",
 )
-UNLIMITED = 1_000_000  # tokens of a step
-LONGEST = 4096  # tokens of a request, and so what Orca and FasterTransformer reserve
-KINDS = ("vidur", "vidur_sampled", "aic")  # classes of step times, most genuine first
-# what made the requests and the step times, or says what to write: nothing that decides how to batch
+UNLIMITED = 1_000_000  # Tokens of a step, for schedulers without a limit.
+LONGEST = 4096  # Tokens of the longest request, which Orca and FasterTransformer reserve for each.
+KINDS = ("vidur", "vidur_sampled", "aic")  # Classes of step times, those nearest to Vidur's own first.
+# Settings that have no influence on batching: on requests and step times, which are read from files, and on
+# the files that Vidur writes.
 ELSEWHERE = re.compile(
     r"(no-)?(metrics_config_|random_forrest_execution_time_predictor_config_|execution_time_predictor_config_type"
     r"|length_generator_config_|interval_generator_config_|request_generator_config_"
@@ -99,14 +100,14 @@ ELSEWHERE = re.compile(
 
 @dataclass(frozen=True)
 class Case:
-    """Requests in order of arrival, columns (R,), and what Vidur made of them."""
+    """R requests in order of arrival, each column (R,), and Vidur's results."""
 
     name: str
     policy: str
     settings: Settings
     replicas: int
-    setup: tuple[str, str, int]  # GPU, LLM, TP as Vidur calls them
-    lengths: str  # where they came from
+    setup: tuple[str, str, int]  # GPU and LLM by Vidur's names, and TP.
+    lengths: str  # The settings by which Vidur drew the lengths.
     arrival_s: Array
     prompt: NDArray[np.int64]
     output: NDArray[np.int64]
@@ -116,26 +117,26 @@ class Case:
 
 
 def fleet_and_trace(case: Case, steps: StepForm) -> tuple[Fleet, Trace]:
-    """A case as the simulator takes it. GPU and LLM are names only: the step times are `steps`."""
-    catalog, said = read_catalog(), case.settings
+    """The fleet and the trace of a case. The GPU does not matter, as the step times are `steps`."""
+    catalog, settings = read_catalog(), case.settings
     llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
-    budget = said.token_budget or UNLIMITED
+    budget = settings.token_budget or UNLIMITED
     worker = WorkerType(
         gpu,
         1,
         catalog.step_latency(llm, gpu, 1),
-        said.blocks * said.block_size,
-        max(budget, said.max_num_seqs),
-        said.max_num_seqs,
+        settings.blocks * settings.block_size,
+        max(budget, settings.max_num_seqs),
+        settings.max_num_seqs,
         form=steps,
     )
     policies = Policies(
         batching=case.policy,
         routing="round-robin",
-        watermark_frac=said.watermark_frac,
-        reserve_tokens=said.reserve_tokens,
-        patience_steps=said.max_waiting_steps,
-        vidur_restarts=said.vidur_restarts,
+        watermark_frac=settings.watermark_frac,
+        reserve_tokens=settings.reserve_tokens,
+        patience_steps=settings.max_waiting_steps,
+        vidur_restarts=settings.vidur_restarts,
     )
     fleet = Fleet(llm, (Pool("vidur", "mixed", worker, case.replicas),), policies)
     return fleet, Trace(case.name, case.arrival_s, case.prompt, case.output)
@@ -232,14 +233,16 @@ def read_requests(path: Path) -> dict[str, Array]:
 
 
 def before_restarts(case: Case, directory: Path) -> Case:
-    """With the lengths that restarted requests have in other cases, where nothing restarted them."""
+    """The case with the lengths that its restarted requests have in other cases, if they did not
+    restart there.
+    """
     prompt, total = case.prompt.copy(), case.prompt + case.output
     is_known = case.restarts == 0
     for path in sorted(directory.glob("*.json")) if case.restarts.any() else ():
         try:
             other = read_case(path)
         except PlannerError:
-            continue  # said when its own turn comes
+            continue  # The error is printed when this other case has its turn.
         if other.lengths == case.lengths:
             n = min(len(prompt), len(other.prompt))
             same = (other.restarts[:n] == 0) & (total[:n] == (other.prompt + other.output)[:n])
@@ -259,7 +262,9 @@ def before_restarts(case: Case, directory: Path) -> Case:
 
 
 def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
-    """Tables and oracle rows of a setup, which may be missing; of several classes the most genuine."""
+    """The files with Vidur's step times for a setup and with steps it computed, of the first class of KINDS
+    that there is; the second file may be missing.
+    """
     gpu, llm, tp = setup
     llm = llm.rsplit("/", 1)[-1].lower().removesuffix("-hf")
     names = [f"{kind}_{gpu}_{llm}_tp{tp}" for kind in KINDS]
@@ -271,8 +276,8 @@ def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
 
 
 def fitted(path: Path) -> StepForm:
-    """Learned from the few hundred steps of an oracle file, as `plan fit` would from measured ones; but they
-    are computed, so all count and none is off, and Vidur's KV comes in 64s.
+    """Step times fitted to the few hundred steps of an oracle file. In contrast to `plan fit`, which fits
+    measured steps, there is hardly any noise, every step is an anchor, and Vidur's KV is in multiples of 64.
     """
     steps = pd.read_csv(path)
     if missing := [name for name in ORACLE_COLUMNS if name not in steps.columns]:

@@ -1,11 +1,12 @@
-"""The queueing model of llm-d's autoscaler (WVA), and beside it an engine of the same steps, simulated.
+"""Compares the queueing model of our controller `wva` with that of llm-d's autoscaler (WVA), and with a
+simulated engine of the same step times.
 
     python benchmarks/peers/wva.py FILE [--requests 20000]
 
-FILE holds a list of cases, each with `params` (below), `rate_range`, what its model says at some rates
-(`analyze`: per rate [requests/s] the figures [ms]) and the rates it sizes for an `slo` (`size`). The model of
-our controller (planner/day/controllers/wva_queue.py) must give each figure within 1e-6 of its value, rates
-within 1e-4 (theirs come out of a bisection that stops there). Exit code 1 if one does not.
+FILE holds a list of cases, each with `params` (below), `rate_range`, the figures of WVA's model at some rates
+(`analyze`: per rate [requests/s] the figures [ms]) and the rates up to which an `slo` is kept (`size`). Our
+model (planner/day/controllers/wva_queue.py) must give each figure within 1e-6 of its value, and rates within
+1e-4, the accuracy of WVA's bisection. The exit code is 1 if one is off.
 
 Data   N  most requests in service      Q  most that wait        tin, tout  tokens of a request
        alpha + beta n     [ms]  a decode step of n requests
@@ -17,10 +18,11 @@ Data   N  most requests in service      Q  most that wait        tin, tout  toke
   wait = (L - S) / X,   serv = S / X,   n* such that prefill(n*) + (tout - 1) decode(n*) = serv
   TTFT = wait + prefill(n*),   ITL = decode(n*)
 
-Beside it, with Poisson arrivals, our simulator runs an engine of just these steps: prompts first, all that
-wait and have a seat in one step, everybody's next token in every other. There a prompt does not pay for the
-prefill of the whole batch, but each prefill is a pause for those who decode, and has a gamma of its own:
-where gamma is large the engine carries less than the model says, and its queue grows.
+For comparison our simulator runs an engine with these step times and Poisson arrivals. A step either prefills
+all prompts that wait and fit among the N, which go first, or makes the next token of all requests. Other than
+in the model, a prompt does not wait for the prefill of the whole batch, but each prefill delays the decodes
+and has a gamma of its own. If gamma is large, the engine carries less than the model says, and its queue
+grows.
 """
 
 from __future__ import annotations
