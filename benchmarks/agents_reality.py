@@ -1,13 +1,14 @@
-"""Agents in flight against tokens/s and TTFT: published multi-turn runs of DeepSeek-V4-Pro on GB300.
+"""Compares predicted with measured tokens/s and TTFT of published multi-turn runs of DeepSeek-V4-Pro on
+GB300.
 
     python benchmarks/agents_reality.py FOLDER     # with gb300_deepseek_v4.runs.json and .requests.jsonl.gz
 
-The runs (Prathmesh234/mutliturn-inferenceX, 21cc5b9) keep so many sessions in flight; every turn waits for
-the one before. Their log has the tokens of each request, not its session, so sessions are put together again
-from the run with the fewest clients: a turn belongs to the session in flight whose prompt it prolongs by the
-least. The same sessions are dealt in their order, the next to whichever client has the least output behind
-it, and simulated on one worker of vLLM 0.21, its KV cache as predicted; SGLang's runs are
-simulated as vLLM's.
+The runs (Prathmesh234/mutliturn-inferenceX, 21cc5b9) keep a number of sessions in flight; every turn waits
+for the one before. Their log has the tokens of each request but not its session, so sessions are
+reconstructed from the run with the fewest clients: a turn belongs to the session in flight to whose prompt it
+adds least. In every run the same sessions are given to the clients in order, each to the client that has made
+the least output so far. They are simulated on one worker of vLLM 0.21 with the predicted KV cache; SGLang's
+runs are simulated with vLLM too.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ FEW = "dsv4_b1/c4"  # the run whose order of turns shows the sessions
 VLLM_VERSION = "0.21.0"
 SEATS = 128  # max_num_seqs in the log of vLLM's server, and in SGLang's command.
 LEAST_SHARED_TOKENS = 16
-# The shortest prompt has 1,625 tokens; sessions that share nothing would find 86 % with 4 clients, the log
-# has 88 %: so all begin with a system prompt of about this length.
+# All sessions are taken to begin with a system prompt of about this length: the shortest prompt has 1,625
+# tokens, and if sessions shared nothing, 4 clients would find 86 % of tokens cached, while the log has 88 %.
 SYSTEM_TOKENS = 1_600
 CATALOG = read_catalog(None)
 
@@ -62,7 +63,9 @@ def sessions_of(rows: Sequence[Mapping[str, Any]], clients: int) -> list[list[tu
 
 
 def dealt(sessions: Sequence[list[tuple[int, int]]], clients: int) -> Trace:
-    """The sessions, one after the other for each client; prompts share all blocks of the turn before."""
+    """The trace of the sessions, one after the other for each client. A prompt shares all blocks of the turn
+    before.
+    """
     heap = [(0, client) for client in range(clients)]
     lanes: list[list[list[tuple[int, int]]]] = [[] for _ in range(clients)]
     for session in sessions:

@@ -1,4 +1,4 @@
-"""AIConfigurator's fleets of five mixtures of experts against ours, on the same step times.
+"""Compares AIConfigurator's fleets of five mixtures of experts with ours, on the same step times.
 
     python benchmarks/aiconfigurator_mixtures.py [path/to/AzureLLMInferenceTrace_conv.csv]
 
@@ -8,8 +8,8 @@ answers (2026-11-21), to the trace's mean lengths, once for each LLM:
     aiconfigurator cli recommend --model-path LLM --system h200_sxm --backend vllm \\
         --target-request-rate 20 --isl 1155 --osl 211 --ttft 1000 --tpot 50
 
-RECOMMENDED has the first of its aggregated fleets without data-parallel attention, and how many GPUs its very
-first one takes, with it. Its flags for vLLM are those of benchmarks/aiconfigurator_plan.py. Every fleet is
+RECOMMENDED has its first aggregated fleet without data-parallel attention, and the GPUs of its very first
+fleet, which has it. Its flags for vLLM are those of benchmarks/aiconfigurator_plan.py. Every fleet is
 simulated with the step times of catalogs/latency and the host time of vLLM that plans have by default. Prints
 Markdown tables for docs/evidence/aiconfigurator.md.
 """
@@ -49,7 +49,9 @@ COLUMNS = ("LLM", "fleet", "GPUs", "both kept", "TTFT mean / p50 / p90 / p99 [s]
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """`count` workers of TP `tp`, experts whole (`ep`) or sliced; GPUs of its first, with DP attention."""
+    """AIConfigurator's fleet: `count` workers of TP `tp`, with whole experts (`ep`) or sliced ones; and the
+    GPUs of its first fleet, which has data-parallel attention.
+    """
 
     llm: str
     count: int

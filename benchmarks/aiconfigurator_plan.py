@@ -1,4 +1,4 @@
-"""AIConfigurator's fleet for the Azure conversation trace against ours, on the same step times.
+"""Compares AIConfigurator's fleet for the Azure conversation trace with ours, on the same step times.
 
     python benchmarks/aiconfigurator_plan.py [path/to/AzureLLMInferenceTrace_conv.csv]
 
@@ -6,8 +6,8 @@ Llama-3.1-70B on H100 only, 20 requests/s, limits of 2 s to the first token and 
 trace (Azure 2023, CC-BY 4.0) is read from ../shared/data/traces beside the checkout unless a path is given,
 and brought to 20 requests/s in both ways: by a faster clock (compress) and by more users (superpose).
 
-AIConfigurator 0.12.0 takes one pair of lengths; with the trace's means its `recommend` answers three TP 4
-workers, and its rules for vLLM write the engine flags below. Our fleets come from
+AIConfigurator 0.12.0 takes one prompt length and one output length; for the trace's means its `recommend`
+answers three TP 4 workers, and its rules for vLLM write the engine flags below. Our fleets come from
 `planner.search.evidence.certify.plan`. Every fleet is simulated with the step times of catalogs/latency,
 which are fitted to AIConfigurator's own kernel tables. Prints one Markdown table per scaling;
 docs/evidence/aiconfigurator.md discusses them.
@@ -39,11 +39,12 @@ from planner.traffic.trace_reading import read_trace
 AZURE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 LLM, GPU, TP, RATE_RPS = "meta-llama/Llama-3.1-70B", "h100-80g", 4, 20.0
 TTFT_S, TPOT_S = 2.0, 0.1
-SEEDS = range(5)  # of superpose
+SEEDS = range(5)  # Of superpose.
 
-# generator/rule_plugin/vllm.rule of AIConfigurator 0.12.0 with isl 1155, osl 211 (the trace's means)
+# AIConfigurator's flags, by generator/rule_plugin/vllm.rule of its version 0.12.0, for the trace's mean
+# lengths.
 ISL_TOKENS, OSL_TOKENS = 1155, 211
-AIC_MAX_NUM_SEQS = 512  # whatever its batch, as long as that is below 512
+AIC_MAX_NUM_SEQS = 512  # For every batch below 512.
 AIC_MAX_NUM_BATCHED_TOKENS = AIC_MAX_NUM_SEQS + ISL_TOKENS + 1500
 AIC_MAX_MODEL_LEN = ISL_TOKENS + OSL_TOKENS + 1500
 
@@ -56,8 +57,8 @@ class Row:
 
     name: str
     fleet: Fleet
-    attainment_frac: float  # requests within both limits / requests counted
-    ttft_s: tuple[float, ...]  # mean, p50, p90, p99
+    attainment_frac: float  # Requests within both limits over requests counted.
+    ttft_s: tuple[float, ...]  # Mean, p50, p90, p99.
     tpot_s: tuple[float, ...]
     is_steady: bool
 

@@ -1,4 +1,4 @@
-"""How far the formulas of planner/models/all2all.py are from what was measured of DeepEP between nodes.
+"""Compares the formulas of planner/models/all2all.py with measurements of DeepEP between nodes.
 
     python benchmarks/all2all.py
 

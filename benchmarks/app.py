@@ -1,10 +1,10 @@
-"""What the app takes from opening it to an answer, in a real Chromium.
+"""Measures the app from its opening to an answer, in a real Chromium.
 
     python benchmarks/app.py
 
-Prints CPU seconds (of the app, its workers and nothing else) and what a user counts: clicks, stops of the
-keyboard, milliseconds of a slider in the page, the wall clock of a cancelled plan. Needs the group `browser`
-(`make test-browser` installs it) and Debian's Chromium. The compiled simulator is warmed first.
+Prints CPU seconds of the app and its workers, and what a user notices: the number of clicks and of stops of
+the Tab key, the milliseconds of a slider, the seconds until a plan is cancelled. Needs the group `browser`
+(`make test-browser` installs it) and Debian's Chromium. The simulator is compiled before.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def counted(what: str) -> Iterator[None]:
 
 
 def first_plan(browser: Any, address: str) -> Any:
-    """The second browser's: the first one waits for the app to start, and is told apart."""
+    """Measures a first plan in a second browser: the first browser also waited for the app to start, which is
+    measured by itself.
+    """
     with counted("the app starts, and its worker is warm"):
         page = browsing.opened(browser, address)
         page.get_by_text("No row was left out").wait_for()
@@ -97,7 +99,7 @@ def first_plan(browser: Any, address: str) -> Any:
 
 
 def calm(names: tuple[str, ...]) -> None:
-    """Until these have used no CPU for two seconds."""
+    """Waits until these processes have used no CPU for two seconds."""
     before = -1.0
     while (now := sum(map(cpu_s, names))) > before + 0.05:
         before = now

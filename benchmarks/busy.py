@@ -1,11 +1,11 @@
-"""Ten questions, answered on an idle machine and beside busy loops: the same files, but for timings.
+"""Plans ten questions on an idle machine and beside busy loops: the files must be equal, except for timings.
 
     python benchmarks/busy.py [--traces DIR] [--loops 8] [--only NAME ...]
 
-Each question is planned by the command, as a user would, first alone, then while so many processes count as
-fast as they can. What is compared is plan.yaml, certificate.json, requests.csv and the manifests, byte for
-byte. Prints a Markdown table with the seconds of both runs. DIR holds AzureLLMInferenceTrace_{conv,code}.csv
-of AzurePublicDataset; default: ../shared/data/traces beside the clone.
+Each question is planned by the command, first alone, then while --loops processes count as fast as they can.
+plan.yaml, certificate.json, requests.csv and the manifests are compared byte for byte. Prints a Markdown
+table with the seconds of both runs. DIR holds AzureLLMInferenceTrace_{conv,code}.csv of AzurePublicDataset;
+default: ../shared/data/traces beside the clone.
 """
 
 from __future__ import annotations

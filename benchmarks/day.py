@@ -1,10 +1,11 @@
-"""A production day and two weeks under controllers: what each costs, misses, and how long that takes.
+"""Simulates a production day and two weeks under controllers: cost and missed windows of each, and CPU
+seconds.
 
     python benchmarks/day.py DAY.csv.gz [--rates RATES.csv] [--fleet plan.yaml] [--train "70 %"]
 
-DAY is ServeGen's m-large day (1 in 20), RATES its curve of two weeks. Of the two weeks every ten minutes are
-drawn: as many requests as the curve says (1 in 20), gaps with its coefficient of variation (gamma), lengths
-from the same time of the day at hand. Without --fleet the fleet that stands all day is planned first.
+DAY is ServeGen's m-large day (one request in 20), RATES its curve of two weeks. For each ten minutes of the
+two weeks requests are drawn: one in 20 of the curve's number, gamma gaps with its coefficient of variation,
+and lengths from the same time in DAY. Without --fleet a fleet for the whole day is planned first.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ SLO = {
     "fleet": {"gpus": {"a100-80g": 256, "h100-80g": 256}},
 }
 STEP_S = 600.0
-LEAST_GAP = 1e-9  # of the mean: gaps that are all zero give no times
-MOST_CV = 10.0  # Gamma gaps of more are all zero but one.
-SAMPLED = 20  # of the requests of the curve one in so many
+LEAST_GAP = 1e-9  # The least gap as a share of the mean, as gaps that are all zero give no times.
+MOST_CV = 10.0  # With a larger coefficient of variation all gamma gaps but one are zero.
+SAMPLED = 20  # One in so many requests of the curve is drawn.
 
 
 def drawn(

@@ -5,7 +5,7 @@
 For each decode option of eight GPU types, TP and PP, the least count that passes the backlog test
 (`Oracle.decode_keeps_up_alone`), by bisection, as a multiple of `master.fewest_decode_workers`. A search of
 more than `level0_search.SEATS_REQUESTS` requests simulates none below `level0_search.FEW_FRAC` times that
-(shortcuts.SEATS). Exits 1 if one of those keeps up.
+(pruning_rules.SEATS). Exits with 1 if one of those keeps up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option, fewest_decode_workers, full_workers
 from planner.traffic.trace import Trace
 
-LEAST, MOST = 4, 2_000  # workers that a pool should have, to be looked at: of fewer a share says little
+LEAST, MOST = 4, 2_000  # Pools with fewer or more workers are left out; of few workers a share says little.
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def posed(document: dict[str, Any], trace: Trace, catalog: Catalog) -> Problem:
 
 
 def shares_of(problem: Problem) -> list[float]:
-    """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
+    """The least count that keeps up for each decode option, as a multiple of the assumed fewest."""
     found = []
     for option in decode_options(problem.types, problem.option_objective):
         busy = math.ceil(level0_search.workers_for_backlog_test(problem, option, full_workers))

@@ -1,4 +1,4 @@
-"""Fit, describe, draw: fleets sized by a description beside those sized by the trace itself.
+"""Compares fleets sized on a description of a trace with fleets sized on the trace itself.
 
     python benchmarks/described.py TRACES [--draws 5] [--only NAME] [--out FILE.json]
 
@@ -34,7 +34,7 @@ from planner.traffic.trace_reading import read_trace
 CATALOG = read_catalog()
 LLM = "meta-llama/Llama-3.1-70B"
 SLO = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
-LONG = {"ttft": {"p90": "20 s"}, "tbt": {"p99": "400 ms"}}  # of prompts of 12,000 tokens on average
+LONG = {"ttft": {"p90": "20 s"}, "tbt": {"p99": "400 ms"}}  # For prompts of 12,000 tokens on average.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def poisson(trace: Trace, seed: int) -> Trace:
 
 
 def least_workers(trace: Trace, case: Case) -> int:
-    """Fewer miss the SLO, by simulation; more are taken to keep it."""
+    """The least number of workers that keeps the SLO, by bisection: more are taken to keep it too."""
 
     def keeps(count: int) -> bool:
         workers = [{"gpu": "a100-80g", "tp": case.tp, "count": count, "max_num_batched_tokens": 2048}]

@@ -1,16 +1,18 @@
-"""Days under controllers: what each costs above the optimum by cause, and what none can go below.
+"""Simulates days under controllers: the cost of each above the optimum by cause, and lower bounds on the
+cost.
 
     python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty] [--queue sjf]
         [--seed 1] [--before 3] [--missed "1 %"] [--controllers fleetplan]
 
-TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of a
-curve its second day is drawn as benchmarks/day.py draws it, to ten requests/s in the mean; Azure's hour comes
-twelve times, a daily curve over it; "bursty" is m-large's mean rate with gaps of a coefficient of variation
-of 5.
+TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of
+each curve the second day is drawn as in benchmarks/day.py, with ten requests/s on average. "azure" repeats
+the trace's hour twelve times, thinned by a daily curve. "bursty" has m-large's mean rate and gaps with a
+coefficient of variation of 5.
 
-Small days ("chat-1" to "chat-3", "pair") are drawn from the same curves to 1.5 or 3 requests/s for
-Llama-3.1-8B on 1 to 10 A100; --seed draws others of the same kind, to judge by. "pair" has prefill and decode
-workers. With --before so many days of the curve before a small day train, and the whole day judges.
+Small days ("chat-1" to "chat-3", "pair") are drawn from the same curves with 1.5 or 3 requests/s for
+Llama-3.1-8B on 1 to 10 A100; "pair" has prefill and decode workers. Another --seed draws other days of the
+same kind, on which controllers can be judged. With --before, controllers are fitted to so many days of the
+curve before a small day, and judged on the whole day.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def bursty_day(traces: Path) -> Trace:
 
 
 FIVE = ("large", "mid", "small", "azure", "bursty")
-# A curve, its day, requests/s in the mean.
+# Of each small day: the curve, the day of the curve, and the mean requests/s.
 SMALL_DAYS = {
     "chat-1": ("small", 1, 3.0),
     "chat-2": ("large", 3, 3.0),

@@ -1,9 +1,9 @@
-"""The KV cache that the planner predicts against what vLLM logged when it started.
+"""Compares the KV caches that the planner predicts with those that vLLM logged when it started.
 
     python benchmarks/kv_capacity.py
 
-benchmarks/kv_capacity.yaml has the logs and their sources. Ends with exit code 1 where a prediction is more
-than 8 % off, so that it can stand in a build.
+benchmarks/kv_capacity.yaml has the logs and their sources. The exit code is 1 if a prediction is more than 8
+% off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well output lengths are told from what a trace offers, on the later requests of each trace.
+"""Measures how well output lengths are predicted from a trace's other columns, on its later requests.
 
 python benchmarks/lengths.py TRACE...
 """
@@ -14,7 +14,7 @@ from planner.models.output_length_fit import ConditionalMean, later_accuracy
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
-FITTED_FRAC = 0.7
+FITTED_FRAC = 0.7  # The share of a trace, from its beginning, that predictors are fitted to.
 
 
 def main() -> None:

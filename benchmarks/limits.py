@@ -1,12 +1,12 @@
-"""How far beyond `--time-limit` does `plan` go, and in which stage?
+"""Measures how far beyond `--time-limit` a plan goes, and in which stage.
 
     python benchmarks/limits.py [--requests 2000000] [--limits 5 20 60] [--trace FILE] [--slo FILE]
                                 [--safety "{kept_in: 0.95}"] [--folder DIR]
 
 Plans a long trace (drawn as in benchmarks/scale.py, or FILE) under each limit, in a process of its own, and
-prints when it ended, its exit code, what it said last, and when each stage began. The clock runs from the
-start of the process, as for who waits for it. Ends with 1 where a run is over by more than 2 s and 5 %, ends
-with another exit code than 0, 3 or 4, or with none of an answer and one line that says why there is none.
+prints when it ended, its exit code, its last line, and when each stage began. Times count from the start of
+the process, as they do for a user. Exits with 1 if a run is over the limit by more than 2 s plus 5 %, has an
+exit code other than 0, 3 or 4, or ends without an answer and without a line that says why there is none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Ended:
-    """One run: its limit, the clock at its end, its CPU time, its exit code and what it said."""
+    """One run: its limit, its wall and CPU time, its exit code and its output."""
 
     limit_s: float
     took_s: float

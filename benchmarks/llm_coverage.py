@@ -1,4 +1,4 @@
-"""How many configs of LLMs are planned, and how many of them on kernel times.
+"""Counts the published configs of LLMs that can be planned, and those of them that have kernel times.
 
     python benchmarks/llm_coverage.py [folder of *_config.json]
 

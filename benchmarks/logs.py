@@ -1,4 +1,4 @@
-"""How long a log of a gateway takes to become a trace, and how much memory: CPU seconds, MiB, rows.
+"""Measures the CPU seconds and memory that it takes to read a gateway's log as a trace.
 
     python benchmarks/logs.py [--rows 10000000] [--kind csv|quoted|epoch|jsonl] [--folder DIR]
 

@@ -1,12 +1,14 @@
-"""Pairs of questions of which one says what the other's answer must be, on random questions.
+"""Plans pairs of questions in which the answer to one determines the answer to the other, for random
+questions.
 
     python benchmarks/metamorphic.py [--count 1000] [--first 0] [--relation budget] [--cpu-s 900]
     python benchmarks/metamorphic.py --only 1042
 
-tests/support/random_questions.py draws a question from each seed, tests/support/metamorphic_pairs.py the
-other one and what holds between them: rows permuted, GPUs renamed or listed twice, a seed, a dearer price,
-a budget that the answer is within. Seeds go round the relations unless one is given. Prints a row for each
-relation, and of every pair that contradicts itself the seed and how; then it exits 1. --cpu-s ends it sooner.
+tests/support/random_questions.py draws a question from each seed, and tests/support/metamorphic_pairs.py
+makes the other one and says which relation must hold: rows permuted, GPUs renamed or listed twice, another
+seed, a dearer price, a budget that the answer keeps. Seeds take the relations in turn unless one is given.
+Prints a row for each relation, and the seed and the difference of every pair that breaks its relation; exits
+with 1 if there is one. --cpu-s ends it sooner.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from random_questions import question
 
 @dataclass(frozen=True, slots=True)
 class PairOfQuestions:
-    """What came out. `difference` is "" where the relation holds, None where it says nothing of them."""
+    """A pair that was planned. `difference` is "" if the relation holds, None if it does not apply."""
 
     seed: int
     kind: str
@@ -83,7 +85,9 @@ def compare(item: tuple[int, str], requests: tuple[int, int]) -> PairOfQuestions
 
 
 def _until(pairs: Iterator[PairOfQuestions], cpu_s: float) -> Iterator[PairOfQuestions]:
-    """Those of so many CPU seconds; what contradicts itself is printed as it comes."""
+    """The pairs of the first `cpu_s` CPU seconds; those that break their relation are printed as they
+    come.
+    """
     spent_s = 0.0
     for pair in pairs:
         if pair.difference:

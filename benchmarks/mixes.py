@@ -1,11 +1,13 @@
-"""The search against every fleet of any mix, on random questions of two or three GPU types.
+"""Compares the search with simulations of every fleet of any mix of types, on random questions of two or
+three GPU types.
 
     python benchmarks/mixes.py [--count 43] [--first 0] [--fleets 1001 6000] [--processes 2]
 
-tests/support/random_questions.py draws the questions, by seed. Taken are those with so many fleets of any mix
-below the answer of level 0, so that the search cannot try them all (it does where they are 1000 at most, and
-is exact there), but this can: the cheapest first, until one holds. Their policies are the first that may be
-chosen. Prints what level 0 and the search beyond it found, and the optimum.
+tests/support/random_questions.py draws the questions by seed. A question is used if the number of fleets of
+any mix that cost less than the answer of level 0 is within --fleets: too many for the search, which tries all
+only if there are at most 1000, but few enough for this script, which simulates them all, the cheapest first,
+until one holds. Only the first of the policies to choose from is used. Prints the answers of level 0 and of
+the search beyond it, and the optimum.
 """
 
 import argparse
@@ -92,7 +94,7 @@ def main() -> None:
 
 
 def _answers(arguments: argparse.Namespace) -> Iterator[Answer]:
-    """So many, in the order of their seeds."""
+    """The answers, in the order of their seeds, until there are --count."""
     seed, left = arguments.first, arguments.count
     with ProcessPoolExecutor(arguments.processes) as pool:
         while left > 0:
@@ -105,7 +107,7 @@ def _answers(arguments: argparse.Namespace) -> Iterator[Answer]:
 
 
 def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
-    """None where the seed's question is not one of these."""
+    """The answer for a seed; None if its question has too few or too many fleets."""
     asked = question(seed)
     task = asked.task
     if len(asked.document["fleet"]["gpus"]) not in (2, 3) or asked.kind == "prefix":
@@ -148,7 +150,7 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
 
 
 def _afresh(problem: Problem) -> Problem:
-    """The same question to a simulator that remembers nothing."""
+    """The same problem without remembered simulations."""
     return replace(problem, oracle=replace(problem.oracle, answers=Answers()), deadline=math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/images anew: the app and the reports, of the sample, in a real Chromium.
+"""Takes the pictures of docs/images anew in a real Chromium: the app and the reports, for the example trace.
 
     python benchmarks/pictures.py [--only ui-plan ...]
 
@@ -34,10 +34,10 @@ FLEETS = {  # of docs/compare.md
 
 
 def taken(page: Any, name: str, height: int) -> None:
-    """The top of a page, of so many pixels."""
+    """Takes a picture of the top of a page, so many pixels high."""
     page.set_viewport_size({"width": page.viewport_size["width"], "height": height})
     page.evaluate("window.scrollTo(0, 0); document.querySelector('[data-testid=stMain]')?.scrollTo(0, 0)")
-    page.wait_for_timeout(1000)  # charts are drawn anew for the new height
+    page.wait_for_timeout(1000)  # Charts are drawn anew for the new height.
     picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
     picture.quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
     print(IMAGES / f"{name}.png")

@@ -1,4 +1,4 @@
-"""Whole plans on the Azure traces, on paper and for production: time, value, bounds, simpler fleets.
+"""Makes whole plans for the Azure traces, on paper and for production: time, value, bounds, simpler fleets.
 
     python benchmarks/plans.py [--traces DIR] [--kinds conv code] [--rates own 20 70 200] [--time-limit S]
                                [--cold] [--short]

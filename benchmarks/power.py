@@ -1,4 +1,5 @@
-"""Fit of GPU power to Splitwise's measurements, its errors by phase, and the figures of catalogs/power.yaml.
+"""Fits GPU power to Splitwise's measurements; prints its errors by phase, and the figures of
+catalogs/power.yaml.
 
     python benchmarks/power.py perf_model.csv [ml_energy.jsonl]
 

@@ -1,10 +1,10 @@
-"""What routing does to prefix caches, simulated.
+"""Simulates the effect of routing on prefix caches.
 
     python benchmarks/prefix_policies.py routing [FOLDER]   Mooncake's traces on 8 workers, every routing
     python benchmarks/prefix_policies.py speed [FOLDER]     requests per CPU second, by number of workers
 
-FOLDER has Mooncake's traces (FAST'25); without one it is ../shared/data/traces. Prompts alone are simulated,
-1/7000 s per token (conversation) and 1/8000 s (synthetic), with caches of 3M tokens.
+FOLDER has Mooncake's traces (FAST'25); default: ../shared/data/traces. Only prefill is simulated, with 1/7000
+s per token (conversation) or 1/8000 s (synthetic), and with caches of 3 million tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from planner.traffic.trace_reading import read_trace
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 TOKEN_S = {"conversation": 1 / 7000, "synthetic": 1 / 8000}
 CACHE_TOKENS = 3_000_000
+# The routings that look at caches.
 LOOKING = tuple(name for name, row in ROUTING.items() if row.needs_caches)
 
 

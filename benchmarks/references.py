@@ -1,14 +1,14 @@
-"""The simulator against plain simulators that share no code with it, on random fleets, by seed.
+"""Compares the simulator with plain simulators that share no code with it, on random fleets, by seed.
 
     python benchmarks/references.py --cases 1000 --fleets 20000 --tiers 100
 
---cases: every number of as many random cases (tests/support/engine_cases.py: engines, orders of prompts,
-routings, mixed or prefill and decode, tight KV caches) equals the plain simulator's to 1e-9.
---fleets: of as many random prefill and decode fleets every request ends, and what holds at the end of every
-simulation (tests/support/conservation.py) holds.
---tiers: hits on the GPU, in CPU memory or a shared store and on a disk of as many random cases
-(tests/support/offload_cases.py), and percentiles of TTFT and of tasks, against the plain simulator's.
-Exit code 1 where something differs.
+--cases: so many random cases (tests/support/engine_cases.py: engines, orders of prompts, routings, mixed or
+prefill and decode workers, small KV caches), in which every result must equal the plain simulator's to 1e-9.
+--fleets: so many random fleets of prefill and decode workers, in which every request must end and the
+conditions of tests/support/conservation.py must hold at the end.
+--tiers: so many random cases (tests/support/offload_cases.py), in which the hits on the GPU, in CPU memory or
+a shared store and on a disk, and percentiles of TTFT and of tasks, are compared with the plain simulator's.
+The exit code is 1 if something differs.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def random_pair(seed: int) -> tuple[Fleet, Trace]:
 
 
 def end_of_pair(seed: int) -> None:
-    """Raise where a request of the fleet does not end, or something is left."""
+    """Raise if a request does not end, or if memory is not freed at the end."""
     fleet, trace = random_pair(seed)
     simulation = replay.simulate(fleet, trace)
     assert (simulation.status < 2).all(), "unfinished"
 
 
 def check_all(title: str, seeds: range, check: Callable[[int], None]) -> int:
-    """How many of them fail, each of which is printed."""
+    """Prints every seed that fails; returns their number."""
     began_s, failures, kinds = time.process_time(), 0, Counter[str]()
     for seed in seeds:
         try:

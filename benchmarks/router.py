@@ -1,12 +1,12 @@
-"""What the router adds: 24 engines that answer at once, 500 requests/s, with the router and without.
+"""Measures the latency that the router adds, with 24 engines that answer at once and 500 requests/s.
 
     python benchmarks/router.py [--rps 500] [--engines 24] [--seconds 20] [--routing jsq]
 
-Client, router and engines are three processes. The engines take no time, so what is left is HTTP: the
-difference between the way through the router and the way straight to an engine is what the router adds.
-Both are asked in turns, second by second, so that a busy machine disturbs them alike; the percentiles stand
-there for all seconds, and for the quarter in which the way without the router was quickest, that is, in which
-others left the machine alone. The router's CPU seconds per request depend least on them.
+Client, router and engines are three processes. The router's share is the difference between requests through
+the router and requests straight to an engine. Seconds of both alternate, so that other processes on the
+machine disturb them alike. Percentiles are printed over all seconds, and over the quarter of seconds in which
+requests without the router were quickest, so that other processes disturbed least. The router's CPU seconds
+per request depend least on other processes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 
 def serve_engines(count: int, pipe: Connection) -> None:
-    """All engines, a port each, in one process."""
+    """Runs all engines, each with a port of its own, in this process."""
 
     async def run() -> None:
         app = web.Application()

@@ -1,20 +1,21 @@
-"""What level 0 costs as the traffic grows: CPU seconds, simulations, and how far the bound is.
+"""Measures the cost of level 0 as traffic grows: CPU seconds, simulations, and the gap to the bound.
 
     python benchmarks/scale.py [--trace FILE] [--rates 5 20 100 ...] [--window "busiest 2 min"]
                                [--ttft p90] [--tbt "200 ms"] [--pp 1 2] [--beyond]
 
-Llama-3.1-70B on 8 GPU types x TP 1 ... 8 x pipelines of 1 and 2 x 5 token budgets, mixed, prefill and decode
-workers, any number of each; a link that is no limit. One process, after one small search that compiles.
-CPU seconds are those of all threads: `traffic` scales the trace and cuts the window, `bound` is the
-policy-free bound over all mixes, `level 0` the exact search. `--beyond` goes on to fleets of several types.
-FILE: AzureLLMInferenceTrace_conv.csv of AzurePublicDataset; default: ../shared/data/traces beside the clone.
+Llama-3.1-70B on 8 GPU types, TP of 1 to 8, pipelines of 1 and 2 stages and 5 token budgets; mixed, prefill
+and decode workers in any number; a link so fast that it is no limit. All runs in one process, after a small
+search that compiles. CPU seconds are those of all threads: `traffic` rescales the trace and cuts the window,
+`bound` is the lower bound for any scheduling and all mixes of types, `level 0` the exact search. `--beyond`
+also searches fleets of several types. FILE: AzureLLMInferenceTrace_conv.csv of AzurePublicDataset; default:
+../shared/data/traces beside the clone.
 
     python benchmarks/scale.py --long 1e6 5e6 [--no-plan] [--folder DIR]
 
-What long traces take: so many requests at 100 requests/s by day and night, drawn and written to DIR, then
-read, read again, simulated on 14 H100 with an 8B LLM, and planned on paper, each in a process of its own with
-an empty cache folder in DIR. Ends with 1 where simulating takes more memory than MIB and MIB_PER_MILLION for
-each million.
+With --long, measures long traces: so many requests at 100 requests/s by day and night are drawn and written
+to DIR, then read, read again, simulated on 14 H100 with an 8B LLM, and planned on paper, each in a process of
+its own with an empty cache folder in DIR. Exits with 1 if the simulation takes more memory than MIB plus
+MIB_PER_MILLION for each million requests.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ GPUS = [
     "mi300x-192g",
 ]
 Answer = TypeVar("Answer")
-MIB, MIB_PER_MILLION = 600.0, 66.0  # what simulating a long trace may take
+MIB, MIB_PER_MILLION = 600.0, 66.0  # Memory that the simulation of a long trace may take.
 LONG_FLEET = "llm: llama-3.1-8b\nworkers:\n  - {role: mixed, gpu: h100-80g, tp: 1, count: 14}\n"
 LONG_SLO = """llm: llama-3.1-8b
 slo: {ttft: {p99: 1 s}, tbt: {p99: 60 ms}}
@@ -77,7 +78,7 @@ def timed(do: Callable[[], Answer]) -> tuple[Answer, float]:
 
 
 def question(llm: str, slo: dict[str, Any], rate_rps: float, window: str, pp: list[int]) -> dict[str, Any]:
-    """Of the GPU types above, with a link that is never in the way."""
+    """A question with the GPU types above and a link so fast that it is no limit."""
     return {
         "llm": llm,
         "slo": slo,
@@ -132,7 +133,7 @@ def draw_long(requests: int, path: Path) -> None:
 
 
 def run_long(requests: int, folder: Path, stages: list[str]) -> bool:
-    """A row for each stage; whether simulating kept to its memory."""
+    """Prints a row for each stage; returns whether the simulation stayed within its memory."""
     draw_long(requests, folder / "trace.csv")
     (folder / "fleet.yaml").write_text(LONG_FLEET)
     (folder / "slo.yaml").write_text(LONG_SLO)

@@ -1,10 +1,10 @@
-"""A synthetic week of three LLMs on shared GPUs: the schedule, its bound, its time, and what it saves.
+"""Schedules a made-up week of three LLMs on shared GPUs: cost, bound, time, and savings.
 
     python benchmarks/schedule.py [--seed N] [--time-limit S] [--scale X] [--spot SHARE]
 
-The week has the shape that the Azure LLM traces are known for, drawn by us and not from them: a code
-assistant that lives in office hours and rests at weekends, a conversation service with an evening peak and
-milder nights, and a summariser with a flat load and a nightly batch. Every hour has lognormal noise of 8 %.
+The week has a shape like that of the Azure LLM traces, but is drawn: a code assistant that is used in office
+hours and hardly at weekends, a conversation service with an evening peak and quieter nights, and a summariser
+with a flat load and a nightly batch. Every hour has lognormal noise of 8 %.
 `--scale` multiplies rates, stock and power. Prices and capacities are round numbers of the right size.
 """
 

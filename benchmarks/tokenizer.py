@@ -1,11 +1,12 @@
-"""How much of the TTFT of silicon-sample is the tokeniser's: docs/evidence/accuracy.md has its table.
+"""Estimates how much of the TTFT of silicon-sample is the tokeniser's; docs/evidence/accuracy.md has the
+table.
 
     python benchmarks/tokenizer.py [--token-us 5] [--clients 16] [--only REGEX]
 
-Needs the extra `silicon`. Replays InferenceX's points of vLLM with at most so many clients, as reality.py
-does, and adds so many microseconds per token of the prompt to every predicted TTFT: what a tokeniser on one
-thread takes before the engine hears of a request. That prompts of several clients wait for it is not counted.
-Prints the mean size of the errors of each LLM, GPU and format, and their mean, without and with it.
+Needs the extra `silicon`. Simulates InferenceX's points of vLLM with at most --clients clients, as reality.py
+does, and adds --token-us microseconds per token of the prompt to every predicted TTFT: the time of a
+tokeniser on one thread before the engine gets a request. Waiting for the tokeniser is not counted. Prints the
+mean absolute error and the mean error of each LLM, GPU and format, without and with this time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.reality import Engines, Row, _wheel, silicon_sample
 from planner.documents.catalog import read_catalog
 
 SOURCE = "InferenceX"
-SENT_FRAC = 0.9  # of the nominal length: drawn from 0.8 to 1 of it
+SENT_FRAC = 0.9  # Mean length as a share of the nominal one; lengths are drawn from 0.8 to 1 of it.
 
 
 def main() -> None:

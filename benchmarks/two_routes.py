@@ -1,4 +1,5 @@
-"""One question by two routes: what-if, pareto, replan, schedule and the first screen against `plan`.
+"""Answers questions by two routes: what-if, pareto, replan, schedule and the first screen must agree with
+`plan`.
 
     python benchmarks/two_routes.py [--check what-if] [--count 50] [--first 0] [--production] [--cpu-s 120]
 
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def count_differing(name: str, arguments: argparse.Namespace) -> int:
-    """How many questions have another answer by the other route."""
+    """The number of questions with different answers by the two routes."""
     began_s, compared, differ, bare = time.process_time(), 0, 0, 0
     for seed in range(arguments.first, arguments.first + arguments.count):
         if time.process_time() - began_s > arguments.cpu_s:

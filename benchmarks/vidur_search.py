@@ -1,15 +1,16 @@
-"""Vidur-Search and ours: most requests per dollar over how an engine is run.
+"""Compares Vidur-Search with our search for the engine settings that serve most requests per dollar.
 
     python benchmarks/vidur_search.py TRACE [--reference DIR] [--llm meta-llama/Llama-3.1-70B] [--gpus 16]
 
-With --reference (a folder with Vidur's step times and a case of its requests, Llama-2-7B on A100) first the
-capacities of two replicas by Vidur's rule on its own first 1000 requests, where Vidur-Search finds 10.84
-(vLLM's old scheduler) and 11.5 requests/s (Sarathi-512) to within 2.5 %.
+With --reference (a folder with Vidur's step times and a case of its requests, Llama-2-7B on A100) it first
+prints the capacities of two replicas by Vidur's rule on Vidur's own first 1000 requests. Vidur-Search finds
+10.84 requests/s with vLLM's old scheduler and 11.5 with Sarathi-512, to within 2.5 %.
 
-Then, on the planner's fits and the lengths of TRACE with Poisson arrivals: every TP x PP x batching x budget
-x seats on A100 and H100, by Vidur's rule and in steady state within TTFT P90 2 s and TBT P99 200 ms; the best
-of each, the frontiers, and how many configurations are overloaded at what Vidur's rule calls their capacity:
-at 20,000 requests instead of 1000 the same rule refuses the rate.
+Then it searches, with the planner's fits, the lengths of TRACE and Poisson arrivals, every TP, PP, batching,
+token budget and max_num_seqs on A100 and H100, by Vidur's rule and in steady state within TTFT P90 2 s and
+TBT P99 200 ms. It prints the best of both, the frontiers, and the number of configurations that are
+overloaded at their capacity by Vidur's rule: with 20,000 requests in place of 1000 the same rule refuses this
+rate.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from planner.units import show_s
 
 CASE, CASE_RPS = "a7b_sarathi_2k.csv.gz", 3.0
 TABLES = "tables_vidur_sampled_a100_llama-2-7b_tp1.npz"
-KV_TOKENS = 118_784  # of a replica, as Vidur counts
+KV_TOKENS = 118_784  # Of a replica, as Vidur counts them.
 SLO = Slo((Limit("ttft", 0.9, 2.0), Limit("tbt", 0.99, 0.2)))
-LONG = 20_000  # requests
+LONG = 20_000  # Requests after which a queue of an overloaded replica has grown.
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
     python benchmarks/watch.py [--traces FOLDER] [--runs 100]
 
-1. Stationary traffic, 1,000 windows of 1 min, against a plan's traffic of 2 h from the same generator: runs
-   with any alarm in any quantity, in either direction. 1 % is promised.
-2. The same with redraws of recorded traces (planner/traffic/redraw.py), each against the trace itself.
-3. A shift of 15 % after two hours as planned: minutes until it is noticed, and the share within 20 min.
-4. ServeGen's recorded day as metrics (simulated, exported, read as Prometheus answers), against a redraw of
-   it.
+1. Stationary traffic, 1,000 windows of 1 min, compared with a plan's traffic of 2 h from the same generator:
+   the share of runs with an alarm in any quantity, in either direction. At most 1 % is promised.
+2. The same with redraws of recorded traces (planner/traffic/redraw.py), each compared with its trace.
+3. A shift of 15 % after two hours as planned: the minutes until an alarm, and the share of runs with an alarm
+   within 20 min.
+4. ServeGen's recorded day as metrics (simulated, exported, and read like Prometheus' answers), compared with
+a
+   redraw of it.
 
 FOLDER has AzureLLMInferenceTrace_{conv,code}.csv, mooncake_conversation_trace.jsonl.gz and
 servegen/m-large-day9-1in20.csv.gz; parts 2 and 4 are left out without it.
@@ -56,7 +58,7 @@ RECORDED = (
 
 
 def drawn(rng: np.random.Generator, hours: float, rate_rps: float, gap_cv: float) -> Trace:
-    """Gamma gaps, lengths with CV 1."""
+    """Requests with gamma gaps, and lengths with a coefficient of variation of 1."""
     n = int(hours * 3600 * rate_rps * (1 + 0.05 * gap_cv)) + 1000
     at_s = np.cumsum(rng.gamma(gap_cv**-2, gap_cv**2 / rate_rps, n))
     at_s = at_s[at_s < hours * 3600]
@@ -77,7 +79,7 @@ def joined(*parts: Trace, starts_s: list[float]) -> Trace:
 
 
 def found(refs: dict[str, Reference], trace: Trace) -> dict[str, LiveDrift]:
-    """Windows of a trace held against the plan's."""
+    """The drift of each quantity over the windows of a trace, compared with the plan's traffic (`refs`)."""
     number = ((trace.arrival_s - trace.arrival_s[0]) // WINDOW_S).astype(int)
     windows = int(number[-1])
 
