@@ -1,4 +1,6 @@
-"""What is doubtful in a question that can be read: said before any answer, and among a plan's warnings."""
+"""Finds values of a valid question that are probably mistakes, as sentences. They are shown before any answer
+and among the warnings of a plan.
+"""
 
 from __future__ import annotations
 

@@ -223,7 +223,8 @@ class PlanQuestion:
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
     as needed; `owned` says how many of these are owned. `unchecked_left_out` are GPUs that the question does
-    not name and whose step times were never compared with measured ones. With `slowdowns` build_problem.py
+    not name and that are left out because their step times were never compared with measured ones, or are
+    estimates while the price has no source (`gpus_left_out_by_default`). With `slowdowns` build_problem.py
     derives the limits of `slo` from a reference worker. A plan runs around the clock, so `prices_usd_per_h`
     holds the lower of a GPU's on-demand and reserved prices.
     """
@@ -875,7 +876,9 @@ def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
 
 
 def _parse_robust(section: Section) -> Robust:
-    """What a plan must stand, as shares; nothing where the section is missing."""
+    """How much longer steps and how much more traffic a plan must stand, as shares; 0 if the section is
+    missing.
+    """
     return Robust(
         section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
     )
@@ -913,6 +916,7 @@ def _check_throughput(task: PlanQuestion, where: str) -> None:
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
             "drop one of the two"
         )
+    # The set is {None} if no limit is given.
     has_limit = {task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit} != {None}
     if not has_limit and None in task.stock.values():
         if task.owned:

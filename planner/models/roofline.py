@@ -206,8 +206,9 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times as upper bounds: attention windows are full, but for those that few requests fill,
-    and an index chooses as many tokens as it may for prompts, and all tokens for decodes.
+    """The attention times as upper bounds. Attention windows count as full; windows of LONG_WINDOW_TOKENS and
+    more, which few requests fill, count as none. An index counts as choosing as many tokens as it may for
+    prompts, and all tokens for decodes.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac

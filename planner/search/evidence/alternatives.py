@@ -146,6 +146,7 @@ def _cheapest_mixed(
     """
     oracle, search = problem.oracle, level0.search
     simulations_left = max(effort / sum(map(len, (problem.trace, *problem.draws))), ALONE_LEAST_SIMULATIONS)
+    # By option: the largest count known to fail, and the most workers that may be used.
     most_failed, most = _known_ranges(problem, level0, options)
     counts = None
     notes: tuple[Note, ...] = ()

@@ -465,6 +465,7 @@ def _simulate_further(
         ),
         alternatives=(*other_policies, *insurance_rows),
         repeats=repeats,
+        # The certificate counts the simulations of `problem` itself with those of the searches.
         simulations=0 if on_every_draw is problem else on_every_draw.oracle.simulations,
     )
 

@@ -9,9 +9,9 @@ to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
-their row. A design begins at the least counts that the SLO requires (master.least_workers). So the optimum of
-the master bounds every choice of designs and counts, on two assumptions: in a row more workers never hurt,
-and a pool that fails beside a perfect partner fails in a pair.
+their row. A design begins at the least counts that the SLO requires (master.least_workers). So no choice of
+designs and counts has a smaller sum than the optimum of the master, on two assumptions: in a row more workers
+never hurt, and a pool that fails beside a perfect partner fails in a pair.
 
 For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
 needless, because all corners below the best fleet must be ruled out. For several LLMs one corner of each is

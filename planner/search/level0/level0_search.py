@@ -99,8 +99,8 @@ class _SearchSpace:
         engine = problem.task.engine
         if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
             prefill = decode = []
-        # A bound must leave out sessions of which a request may be late, a guess need not. So the guess drops
-        # the waits between requests, and all arrive at their nominal times.
+        # The work that a bound counts must leave out sessions in which a request may be late. A guess may
+        # count them: for it requests do not wait for each other, and all arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 

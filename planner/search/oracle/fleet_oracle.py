@@ -128,15 +128,16 @@ class Answers:
         """The cached answer, or else that of `simulate_key`. If several threads need the same answer at once,
         one of them calls `simulate_key` and the others wait for it.
         """
-        query = key, slo
+        key_and_slo = key, slo
         while True:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    deterministic_parallel.charge_effort(query, None)  # A cached answer is charged as well.
+                    # None: the answer was cached. A task of a wave pays for it if another task computed it.
+                    deterministic_parallel.charge_effort(key_and_slo, None)
                     return remembered
-                if (other_ended := self._in_progress.get(query)) is None:
-                    self._in_progress[query] = own_ended = threading.Event()
+                if (other_ended := self._in_progress.get(key_and_slo)) is None:
+                    self._in_progress[key_and_slo] = own_ended = threading.Event()
                     break
             other_ended.wait()
         try:
@@ -145,7 +146,7 @@ class Answers:
                 self.add(key, slo, holds=holds)
         finally:
             with self._lock:
-                del self._in_progress[query]
+                del self._in_progress[key_and_slo]
             own_ended.set()
         return holds
 
@@ -604,10 +605,10 @@ class Oracle:
         return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
 
     def _answer(
-        self, fleet_key: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool
+        self, fleet_key: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **flags: bool
     ) -> bool:
         """Whether a fleet keeps `slo`: from the cache, from the file of a killed run, or by a simulation, for
-        which effort is charged. `query` are flags of SimulationQuery.
+        which effort is charged. `flags` are those of SimulationQuery.
         """
         file, key = self.answers.file, SimulationKey(*self.question_key(), *fleet_key)
         self._queried.add(key)
@@ -618,7 +619,7 @@ class Oracle:
             remembered = None if file is None else file.look_up(setup, self._traffic, slo)
             simulated = self._with_spread(fleet())
             # A simulation ends as soon as its verdict is clear; `seen` requests were simulated until then.
-            holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **query))
+            holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **flags))
             if remembered is None and file is not None:
                 file.add(setup, self._traffic, slo, holds=holds, seen=seen)
             # Also for a scenario the cost goes by `trace`: its own requests need not be drawn here, and they

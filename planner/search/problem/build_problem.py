@@ -159,7 +159,7 @@ def build_problem(
         search_scenarios=search_scenarios,
         test_scenarios=test_scenarios,
     )
-    if out_of_reach:
+    if out_of_reach:  # With the problem `with_relaxation` finds how far the limits must be relaxed.
         raise OutOfReachError(problem, out_of_reach)
     return problem
 

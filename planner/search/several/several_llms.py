@@ -109,10 +109,10 @@ def _plan_together(
         for part, alone_search, paper_search in zip(parts, alone, paper.searched, strict=True)
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
-    searched, leave = _searches_for_certificates(paper, shared, parts, limits, deadline)
+    searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
     plans = _certify_plans(
-        parts, searched, leave, shared, catalog, seed, deadline, adds_robustness=adds_robustness
+        parts, searched, left_to_each, shared, catalog, seed, deadline, adds_robustness=adds_robustness
     )
     level0 = paper.level0
     progress("placing all workers on nodes")
@@ -189,25 +189,25 @@ def _searches_for_certificates(
     limits: FleetLimits,
     deadline: float,
 ) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
-    """For each LLM the search that its certificate describes, and what the others leave it.
+    """For each LLM the search that its certificate describes, and what the other LLMs leave it of the limits.
 
     The certificate describes the search on paper, with one exception: an LLM that requires no safety is
     searched again if the other LLMs use other fleets in production, within what those leave.
     """
-    searched, leave = list(paper.searched), list(paper.within)
+    searched, left_to_each = list(paper.searched), list(paper.within)
     if (
         shared_production is None
         or shared_production.how_chosen is None
         or shared_production.how_chosen.is_each
     ):
-        return searched, leave
+        return searched, left_to_each
     for k, part in enumerate(parts):
         if part.task.safety is None:
             remaining = limits_beside(limits, shared_production.fleets, k)
             problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
             searched[k] = shared_paper.search_within(problem, remaining, shared_production.fleets[k])
-            leave[k] = shared_paper.others_leave_fact(remaining)
-    return searched, leave
+            left_to_each[k] = shared_paper.others_leave_fact(remaining)
+    return searched, left_to_each
 
 
 def _certify_plans(
