@@ -764,10 +764,11 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     each is taken once.
 
     InferenceX drew lengths from 0.8 to 1 of the nominal ones. AIConfigurator's authors sent prompts of equal
-    length to engines with the token budget of their generator: a prompt, the batch and 1500 tokens. The
-    scripts by which InferenceX starts SGLang (benchmarks/single_node, read on 2026-11-28) set a budget of
-    32768 tokens. On B200 and B300 its scheduler looks for new requests every 10 or 30 steps, so TTFT is not
-    compared there.
+    length to engines with the settings of their generator. Its budget of a prompt, the batch and 1500 tokens
+    counts for vLLM; SGLang takes the LLM's context where `--max-prefill-tokens` is less, so that only its
+    chunks of 8192 tokens are left. The scripts by which InferenceX starts SGLang (benchmarks/single_node,
+    read on 2026-11-28) set a budget of 32768 tokens. On B200 and B300 its scheduler looks for new requests
+    every 10 or 30 steps, so TTFT is not compared there.
 
     A campaign is left out if the GPUs cannot have computed all prompts of one of its points, or cannot have
     read as much KV as its steps would: the file says neither how many prompts were cached nor in which format
@@ -814,6 +815,8 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             fleet = engines.fleet(run, settings, weights=point["gemm_quant_mode"])
             _refuse_unstated(fleet, point, clients, shortest)
             run = replace(run, load=_point_load(point, shortest))
+            if _waits_for_host(fleet, run.load):
+                run = replace(run, regime="host-bound")
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -833,11 +836,6 @@ def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
     if run.source == "silicon-sample":
         budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
         return {"max_num_batched_tokens": budget}
-    if _mixes_steps(run):
-        # SGLang puts whole prompts into a step, as many as are shorter together than its budget of a prompt
-        # and 1500 tokens.
-        prompts = (length + 1499) // length
-        return {"max_num_batched_tokens": prompts * length + clients, "max_num_seqs": clients}
     # InferenceX lets weights and KV have 0.82 of the memory, about what SGLang gives them by default with a
     # budget of 16384.
     return {"max_num_batched_tokens": 8192 if is_authors else 16384, "max_num_seqs": 512}
@@ -853,6 +851,17 @@ def _point_load(point: Mapping[str, str], shortest: float) -> Load:
         weights=point["gemm_quant_mode"],
         experts_whole=float(point["moe_ep_size"] or 0) > 1,
     )
+
+
+def _waits_for_host(fleet: Fleet, load: Load | None) -> bool:
+    """Whether the host takes longer per step of this many decodes than the GPUs: the file has no Watts."""
+    worker = fleet.pools[0].type
+    if worker.engine is None or load is None:
+        return False
+    step_s, sequence_s = worker.engine.host.per_step_s(worker.tp)
+    kv_tokens = load.requests * (load.input_tokens + load.output_tokens / 2)
+    gpus_s = worker.latency.step_s(load.requests, decodes=load.requests, kv_tokens=kv_tokens)
+    return worker.engine.async_scheduling and step_s + load.requests * sequence_s > float(gpus_s)
 
 
 def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, shortest: float) -> None:

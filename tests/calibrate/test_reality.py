@@ -352,6 +352,28 @@ def test_points_of_the_wheel_are_closed_loops(tmp_path: Path, engines: Engines) 
     assert rows["ttft", "mean"].run.campaign == f"InferenceX, {LLM}, h100-80g, 16 bit"
 
 
+def test_points_whose_host_takes_longer_than_the_gpus_are_host_bound(
+    tmp_path: Path, engines: Engines
+) -> None:
+    """Steps of 10 ms; the host takes 0.82 ms and 37 us a sequence: 8.2 ms with 200 clients, 11.9 with 300."""
+    point = {"backend_version": "0.16.0", "silicon_ttft_ms": "20000", "silicon_tpot_ms": "20"}
+    path = silicon(tmp_path, point | {"batch_size": "200"}, point | {"batch_size": "300"})
+    found = reality.silicon_sample(path, replace(engines, modelled=True))
+    assert [each.run.regime for each in found if isinstance(each, Row)] == [
+        "",
+        "",
+        "host-bound",
+        "host-bound",
+    ]
+
+
+def test_sglang_has_one_budget_whoever_ran_it() -> None:
+    """The authors' --max-prefill-tokens is below the LLM's context, so SGLang's own chunks of 8192 count."""
+    run = reality.Run("sglang", f"{reality.AUTHORS}, x", "1", LLM, "h200-141g", 1, "SGLang 0.5.6.post2")
+    for length in (1000, 4000, 8000):
+        assert reality._point_settings(run, length, 8)["max_num_batched_tokens"] == 8192
+
+
 def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
     """The same figures under another id; other clients are another measurement."""
     path = silicon(tmp_path, {}, {"id": "b"}, {"id": "c", "batch_size": "2"}, {"id": "d", "mode": "disagg"})
