@@ -36,7 +36,9 @@ ENTRY = np.dtype(
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
         ("window_at", "f4"),  # `taken_blocks` of its worker when an attention window was last at its end.
         ("older", "i4"),  # The idle entry that was used last before it.
-        ("newer", "i4"),  # The idle entry that was used next after it; of a free entry, the next free one.
+        # The idle entry that was used next after it. Of a free entry: how many places behind the one that
+        # follows it in memory the next free entry is; so zeros are a list of free entries in their order.
+        ("newer", "i4"),
         ("window_uses", "i4"),  # Requests of e2's window on this worker whose prompt has the node.
     ]
 )
@@ -145,7 +147,7 @@ class Caches(NamedTuple):
     used: npt.NDArray[np.int32]  # (m,) the entries of those nodes that their requests use
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
-    node_index: npt.NDArray[np.int32]  # (2^k,) hash index with open addressing: the entry of (node, worker)
+    node_index: npt.NDArray[np.int32]  # (2^k,) hash index, open addressing: 1 + entry of (node, worker), or 0
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty if no node is
     alive: npt.NDArray[np.uint64]  # (K,) scratch of prefix_routing._match_nodes
@@ -233,8 +235,7 @@ def make_caches(
         caches[name] = NONE
     caches["token_s"][:workers] = np.array([prefill_token_s(kind) for kind in worker_types])[kinds]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    batch = policies.decode_batch
-    output_s = [output_token_s(kind, context, batch) for kind in worker_types]
+    output_s = [output_token_s(kind, context, policies.decode_batch) for kind in worker_types]
     caches["output_s"][:workers] = np.array(output_s)[kinds]
 
     # Room for a copy of a node wherever KV memory could hold one.
@@ -247,9 +248,9 @@ def make_caches(
     room += nodeless + min(memory_nodes, len(uses.node))
     if has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
-    entries = np.zeros(room, dtype=ENTRY)
-    entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
-    index = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)  # At most half full, so quick.
+    entries = np.zeros(room, dtype=ENTRY)  # Zeros take neither time nor memory before they are used.
+    entries["newer"][-1:] = NONE - room  # No entry is free after the last one.
+    index = np.zeros(1 << max(2 * room, 1).bit_length(), dtype=np.int32)  # At most half full, so quick.
 
     weights = tenant_weights(policies, trace)
     numbers = np.zeros(NUMBERS, dtype=np.int64)
@@ -342,7 +343,8 @@ def with_entries(caches: Caches, more: int) -> Caches:
     first = len(caches.entries)
     entries = np.zeros(first + more, dtype=ENTRY)
     entries[:first] = caches.entries
-    entries["newer"][first:] = np.append(np.arange(first + 1, first + more), caches.numbers[FREE])[:more]
-    caches.numbers[FREE] = first if more else caches.numbers[FREE]
+    if more:
+        entries["newer"][-1] = caches.numbers[FREE] - len(entries)
+        caches.numbers[FREE] = first
     caches.numbers[NODELESS] += more
     return caches._replace(entries=entries)

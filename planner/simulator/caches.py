@@ -69,10 +69,10 @@ def find_entry(state, w, node):
     """The first entry of a node on worker w, cached or not; NONE if there is none."""
     index, entries = state.caches.node_index, state.caches.entries
     slot = _first_slot(state, w, node)
-    while index[slot] != NONE:
-        entry = entries[index[slot]]
-        if entry.node == node and entry.worker == w:
-            return np.int64(index[slot])
+    while index[slot] != 0:
+        e = np.int64(index[slot]) - 1
+        if entries[e].node == node and entries[e].worker == w:
+            return e
         slot = (slot + 1) & (len(index) - 1)
     return NONE
 
@@ -83,7 +83,7 @@ def _take_free_entry(state, w, node, blocks):
     caches = state.caches
     e = caches.numbers[FREE]
     entry = caches.entries[e]
-    caches.numbers[FREE] = entry.newer  # Free entries are linked by `newer`.
+    caches.numbers[FREE] = e + 1 + entry.newer  # Free entries are linked by `newer`.
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
     entry.refs, entry.is_cached, entry.is_on_disk, entry.window_uses = 0, 0, 0, 0
     return e
@@ -95,7 +95,7 @@ def _free_entry(state, e):
     state.caches.entries[e].worker = NONE
     # After an entry for blocks of no node (below NONE), one more such entry may be made.
     state.caches.numbers[NODELESS] += state.caches.entries[e].node < NONE
-    state.caches.entries[e].newer = state.caches.numbers[FREE]
+    state.caches.entries[e].newer = state.caches.numbers[FREE] - e - 1
     state.caches.numbers[FREE] = e
 
 
@@ -118,9 +118,9 @@ def add_entry(state, w, node):
         caches.entries[first].twin = e
         return e
     slot = _first_slot(state, w, node)
-    while caches.node_index[slot] != NONE:
+    while caches.node_index[slot] != 0:
         slot = (slot + 1) & (len(caches.node_index) - 1)
-    caches.node_index[slot] = e
+    caches.node_index[slot] = e + 1
     return e
 
 
@@ -129,7 +129,7 @@ def _slot_of(state, e):
     """Where entry e, the first of its node, is in the index."""
     index, entries = state.caches.node_index, state.caches.entries
     slot = _first_slot(state, entries[e].worker, entries[e].node)
-    while index[slot] != e:
+    while index[slot] != e + 1:
         slot = (slot + 1) & (len(index) - 1)
     return slot
 
@@ -147,13 +147,14 @@ def drop_entry(state, e):
     slot = hole
     while True:
         slot = (slot + 1) & last
-        if index[slot] == NONE:
+        if index[slot] == 0:
             break
-        home = _first_slot(state, entries[index[slot]].worker, entries[index[slot]].node)
+        moved = entries[index[slot] - 1]
+        home = _first_slot(state, moved.worker, moved.node)
         if ((slot - home) & last) >= ((slot - hole) & last):
             index[hole] = index[slot]
             hole = slot
-    index[hole] = NONE
+    index[hole] = 0
     _free_entry(state, e)
 
 
@@ -502,7 +503,7 @@ def _free_if_copied(state, w, e):
     if first == e:
         if entry.twin == NONE:
             return False
-        caches.node_index[_slot_of(state, e)] = entry.twin
+        caches.node_index[_slot_of(state, e)] = entry.twin + 1
         caches.entries[entry.twin].window_uses = entry.window_uses
     else:
         while caches.entries[first].twin != e:

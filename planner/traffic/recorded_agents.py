@@ -158,4 +158,4 @@ def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
     )
     if corpus.task.size:  # Each session that is taken has tasks of its own.
         trace = replace(trace, task=trace.task + instance * (int(corpus.task.max()) + 1))
-    return with_own_blocks(trace, corpus, instance) if corpus.has_prefixes else trace
+    return with_own_blocks(trace, corpus, rows, instance) if corpus.has_prefixes else trace

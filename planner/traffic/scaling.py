@@ -23,16 +23,19 @@ from __future__ import annotations
 
 import math
 import re
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.sessions import begin_together, session_numbers
-from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges, sort_waits
+from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges, ranges, sort_waits
 from planner.units import quantity
 
 if TYPE_CHECKING:
@@ -306,27 +309,47 @@ def _with_waits(
     copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
     if trace.task.size:  # Each copy has tasks of its own.
         merged_trace = replace(merged_trace, task=merged_trace.task + copy * (int(trace.task.max()) + 1))
-    return with_own_blocks(merged_trace, trace, copy) if trace.has_prefixes else merged_trace
+    if not trace.has_prefixes:
+        return merged_trace
+    return with_own_blocks(merged_trace, trace, np.concatenate(rows)[order], copy)
 
 
-def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
+def with_own_blocks(merged_trace: Trace, trace: Trace, row: IntArray, copy: IntArray) -> Trace:
     """Give each block that only one session has a new id in each copy; blocks of several sessions keep
     theirs.
 
-    Request i of `merged_trace` belongs to copy number `copy[i]`. Copy 0 keeps all its ids.
+    Request i of `merged_trace` is request `row[i]` of `trace` in copy number `copy[i]`. Copy 0 keeps all its
+    ids.
     """
-    ids, id_of_block = np.unique(trace.prefix_ids, return_inverse=True)
-    session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))  # The session of each block.
-    # An id is of one session alone if the lowest and the highest session that use it are the same.
-    lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
-    np.minimum.at(lowest, id_of_block, session)
-    np.maximum.at(highest, id_of_block, session)
-    is_of_one_session = (lowest == highest)[np.searchsorted(ids, merged_trace.prefix_ids)]
+    blocks = np.diff(merged_trace.prefix_offsets)
+    is_of_one_session = _of_one_session(trace)[ranges(trace.prefix_offsets[row], blocks)]
     # In copy k the ids of such blocks are moved up by k times a number above all ids of the trace.
-    copy_of_block = np.repeat(copy, np.diff(merged_trace.prefix_offsets))
-    above_all = int(ids[-1]) + 1
-    moved_up = copy_of_block * is_of_one_session * above_all
+    above_all = int(trace.prefix_ids.max()) + 1
+    moved_up = np.repeat(copy * above_all, blocks) * is_of_one_session
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + moved_up)
+
+
+# Every scenario needs to know which blocks of the trace that it is drawn from are of one session, so this is
+# kept as long as that trace is in memory.
+_kept_masks: weakref.WeakKeyDictionary[Trace, npt.NDArray[np.bool_]] = weakref.WeakKeyDictionary()
+_keeping = threading.Lock()
+
+
+def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
+    """For each use of a block, one prompt after the other: whether only one session uses the block."""
+    with _keeping:
+        is_of_one_session = _kept_masks.get(trace)
+    if is_of_one_session is None:
+        ids, number = np.unique(trace.prefix_ids, return_inverse=True)
+        session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
+        # It is one session if the lowest and the highest of those that use the block are the same.
+        lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
+        np.minimum.at(lowest, number, session)
+        np.maximum.at(highest, number, session)
+        is_of_one_session = (lowest == highest)[number]
+        with _keeping:
+            _kept_masks[trace] = is_of_one_session
+    return is_of_one_session
 
 
 def _may_be_busiest(

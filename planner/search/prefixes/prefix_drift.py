@@ -66,9 +66,10 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
         # A copy must share no more with its donor than any other request does. So the blocks that only the
         # donor has get new ids in the copy.
         part_number = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        part_number = part_number[np.argsort(np.concatenate(arrival_s), kind="stable")]
+        order = np.argsort(np.concatenate(arrival_s), kind="stable")
         combined = replace(
-            with_own_blocks(combined, trace, part_number), copies_share_prefixes=trace.copies_share_prefixes
+            with_own_blocks(combined, trace, np.concatenate(rows)[order], part_number[order]),
+            copies_share_prefixes=trace.copies_share_prefixes,
         )
     note = f"{100 * drift_frac:g} % of the popularity of {len(prefixes)} prefixes moved to others"
     start_s = combined.arrival_s[0]
