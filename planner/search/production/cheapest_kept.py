@@ -231,8 +231,8 @@ def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
 def grow_until_kept(
     problem: Problem, start: Counts, unused_owned: Counts = (), *, most_value: float = math.inf
 ) -> tuple[Problem, Counts | None]:
-    """The fleet `start` with workers added until it misses no more scenarios than it may, and the problem
-    with the hardest scenarios first.
+    """The fleet `start` with workers added until it keeps the SLO on the trace as written and misses no more
+    scenarios than it may, and the problem with the hardest scenarios first.
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
     objective above `most_value`, and if the time is over. Each step adds twice as many workers as the one
@@ -265,7 +265,7 @@ def grow_until_kept(
         newly_kept = _kept_scenarios(oracle, counts, missed_scenarios)
         kept_scenarios += newly_kept
         missed_scenarios = [i for i in missed_scenarios if i not in newly_kept]
-        if len(missed_scenarios) <= oracle.may_miss:
+        if len(missed_scenarios) <= oracle.may_miss and oracle.holds(counts):
             return ordered_problem(), counts
         if problem.out_of_time():
             return ordered_problem(), None

@@ -17,6 +17,7 @@ from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside
+from planner.search.level0.walk import every_mix
 from planner.search.mixed.best_fleet import FleetSearch, find_fleet_quickly
 from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
 from planner.search.oracle.fleet_counts import (
@@ -63,6 +64,7 @@ SEARCH_AGAIN_FRAC = 0.15
 NEAR_MISSES = 2
 MOST_NEAR_FEASIBLE = 4  # So many near-feasible fleets are tested.
 MOST_NEAR_CHECKED = 64  # So many fleets are checked for being near feasible.
+MOST_MIXES = 2_000  # With more mixes that cost less, none is simulated in scenarios.
 
 
 def find_production_fleet(
@@ -139,7 +141,8 @@ def _find_production_fleet(
         first = next_block(first + kept_in.scenario_count)
     if trial is None:
         return None
-    return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))
+    trial = _with_cheaper_mixes(_with_other_roles(trial, paper), paper)
+    return _with_polished_pins(_with_cheaper_fleets(trial, paper))
 
 
 def _in_search_scenarios(problem: Problem, deadline: float) -> Problem:
@@ -190,15 +193,33 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     while trial.is_passed:
         below = below_like_price(problem, trial.best)
         fleets = fleets_of_other_roles(problem, paper, trial.best, below)
-        in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
-        kept_fleets = (
-            counts for counts in in_the_time if in_time(partial(problem.oracle.holds, counts), False)
-        )
-        passing = _first_passing(trial, kept_fleets)
+        passing = _first_passing(trial, _kept_fleets(problem, fleets))
         if passing is None:
             break
         trial = passing
     return trial
+
+
+def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial of the cheapest fleet of any mix of worker types that keeps enough of the search's scenarios
+    and passes the test; the given trial if there is none, or if not all mixes were simulated on paper.
+    """
+    problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
+    if problem.oracle.downscale > 1 or not paper.is_every_mix_simulated or not trial.is_passed:
+        return trial
+    below = below_like_price(problem, trial.best)
+    fleets = every_mix(paper.level0.options, problem.limits, below, most=MOST_MIXES) or []
+    # Cheaper ones than on paper fail on the traffic as written.
+    dearer = (counts for counts in sorted(fleets, key=objective) if objective(counts) >= paper.value)
+    return _first_passing(trial, _kept_fleets(problem, dearer)) or trial
+
+
+def _kept_fleets(problem: Problem, fleets: Iterable[Counts]) -> Iterable[Counts]:
+    """Those of the fleets that keep enough of the problem's scenarios, simulated one by one until its
+    time is over.
+    """
+    in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
+    return (counts for counts in in_the_time if in_time(partial(problem.oracle.holds, counts), False))
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
