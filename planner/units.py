@@ -6,6 +6,7 @@ per hour. Only the edges (files, command line, report) call its functions.
 
 import math
 import re
+from collections.abc import Mapping
 
 from planner.errors import InputError
 
@@ -46,6 +47,8 @@ _SUGGESTED_UNITS = {
     "usd_per_kwh": ("usd/kWh",),
 }
 LARGEST = 1e18  # Quantities in the library's units are smaller, so that their products stay finite.
+# How people write thousands of tokens: 1.5k, 1,500.
+TOKENS_PATTERN = r"^\s*(\d{1,15}(\.\d{1,3})?\s*[kK]|\d{1,3}(,\d{3}){1,5})\s*$"
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
@@ -76,6 +79,21 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
             f"{where}: {value!r} is too large to be true; expected less than {LARGEST:g} {example}"
         )
     return number
+
+
+def read_tokens(value: object) -> object:
+    """The number of "1.5k" and of "1,500", and any other value as it is, so that its reader refuses it.
+
+    Lists and mappings are read value by value.
+    """
+    if isinstance(value, Mapping):
+        return {key: read_tokens(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [read_tokens(each) for each in value]
+    if not isinstance(value, str) or not re.match(TOKENS_PATTERN, value):
+        return value
+    digits = value.strip().replace(",", "").lower()
+    return round(1000 * float(digits[:-1])) if digits.endswith("k") else int(digits)
 
 
 def unit_names(unit: str) -> tuple[str, ...]:

@@ -101,8 +101,9 @@ class QuestionOptions:
                         "tasks), or --trace FILE"
                     )
         traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
-        parsers = {"duration": space_unit, "input": parse_tokens, "output": parse_tokens}
-        traffic |= {key: parsers.get(key, parse_plain)(value) for key, value in described.items()}
+        traffic |= {
+            key: (space_unit if key == "duration" else parse_plain)(value) for key, value in described.items()
+        }
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
         if self.objective is not None:
             document["objective"] = self.objective
@@ -137,15 +138,6 @@ def parse_plain(text: str) -> Any:
     from planner.files.checked_files import yaml_value
 
     return yaml_value(text)
-
-
-def parse_tokens(text: str) -> Any:
-    """As `parse_plain`; 1.5k and 1,500 are 1500 tokens."""
-    if match := re.fullmatch(r"\s*(\d+(?:\.\d{1,3})?)\s*[kK]\s*", text):
-        return round(1000 * float(match[1]))
-    return parse_plain(
-        re.sub(r",(\d{3})", r"\1", text) if re.fullmatch(r"\d{1,3}(?:,\d{3})+", text) else text
-    )
 
 
 def space_unit(text: str) -> str:

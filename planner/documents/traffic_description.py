@@ -56,13 +56,15 @@ from planner.files.document_values import (
 from planner.traffic.described import Clients, Description, Prefixes, Sessions, check_description
 from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, Percentiles
 from planner.traffic.trace import MAX_TOKENS
-from planner.units import HOUR_S
+from planner.units import HOUR_S, read_tokens
 
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
 )
 # A section `traffic` with any of these keys describes requests; none of them goes with a trace.
 KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)
+# Under these keys stand numbers of tokens, which may be written 1.5k.
+TOKEN_KEYS = ("input", "output", "agents", "sessions", "prefixes")
 TASK_KEYS = ("of", *SHAPE_KEYS)
 # Coefficient of variation of lengths of which only the mean is known; in public traces it is 0.7 to 1.3.
 USUAL_CV = 1.0
@@ -150,6 +152,8 @@ def parse_description(
             raise InputError(
                 f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
             )
+    in_tokens = {key: read_tokens(traffic.get(key)) for key in TOKEN_KEYS if key in traffic}
+    traffic = Section({**traffic.values, **in_tokens}, traffic.where)
     if isinstance(traffic.get("tenants"), Mapping):
         return _parse_tenants(traffic, tasks)
     task = _named_task(traffic, tasks)

@@ -15,7 +15,6 @@ import yaml
 
 import fleetplan
 from planner import cli
-from planner.commands.described_command import parse_tokens
 from planner.errors import InputError
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 
@@ -109,13 +108,6 @@ def test_what_cannot_be_asked_is_one_line(plan: Plan, options: list[str], said: 
     code, _, err = plan(*options)
     lines = [line for line in err.splitlines() if not PROGRESS.match(line)]
     assert code == 1 and len(lines) == 1 and said in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("1.5k", 1500), ("2K", 2000), ("1,500", 1500), ("1500", 1500), ("1kb", "1kb")]
-)
-def test_tokens_as_people_write_them(text: str, tokens: object) -> None:
-    assert parse_tokens(text) == tokens
 
 
 def test_a_question_of_a_file_needs_no_folder_either(plan: Plan) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plans import CATALOG
+from test_schemas import faults
 
 from planner.documents.task import parse_task
 from planner.documents.traffic_description import description_document, parse_description, parse_task_row
@@ -50,6 +51,32 @@ def test_a_description_reads_as_it_was_written(document: dict[str, Any]) -> None
     first = read(document)
     text = to_yaml({"traffic": description_document(first)})
     assert read(yaml_value(text)["traffic"]) == replace(first, basis=())
+
+
+THOUSANDS: dict[str, Any] = {
+    "input": {"mean": "1.5k", "p95": "5K"},
+    "output": "1,200",
+    "prefixes": {"shared": "1k"},
+    "sessions": {"turns": 3, "think_time": "30 s", "most_tokens": "32k"},
+}
+
+
+def test_tokens_may_be_written_in_thousands() -> None:
+    """As with `--input 1.5k`; text that is no number is refused."""
+    written = {
+        "input": {"mean": 1500, "p95": 5000},
+        "output": 1200,
+        "prefixes": {"shared": 1000},
+        "sessions": {"turns": 3, "think_time": "30 s", "most_tokens": 32000},
+    }
+    assert read({"rate": 30, **THOUSANDS}) == read({"rate": 30, **written})
+    assert not faults(
+        "slo", {"llm": "any", "slo": {"ttft": {"p95": "1 s"}}, "traffic": {"rate": 30, **THOUSANDS}}
+    )
+    agents = read({"agents": {"count": 30, "system": "8k"}, "task": "coding-agent"}).agents
+    assert agents is not None and agents.system_tokens == 8000
+    with pytest.raises(InputError, match="found '1kb'"):
+        read({"rate": 30, "input": "1kb", "output": 300})
 
 
 def test_tenants_of_two_kinds_are_drawn_each_by_its_own_description() -> None:

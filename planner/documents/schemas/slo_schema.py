@@ -42,6 +42,7 @@ from planner.documents.schemas.values import (
     section,
     share,
     suggested,
+    tokens,
     whole,
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
@@ -199,8 +200,8 @@ def slo_section() -> Schema:
 def match_section() -> Schema:
     """Which requests are of a class."""
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
-    tokens = section({"from": whole(0), "to": whole(0)}) | {"minProperties": 1}
-    keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": tokens}
+    bounds = section({"from": whole(0), "to": whole(0)}) | {"minProperties": 1}
+    keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": bounds}
     return doc(section(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class.")
 
 
@@ -256,7 +257,7 @@ def traffic_section(catalog: Catalog) -> Schema:
                 {
                     "turns": number(least=1),
                     "think_time": quantity("s", positive=False),
-                    "most_tokens": whole(most=MAX_TOKENS),
+                    "most_tokens": tokens(whole(most=MAX_TOKENS)),
                 },
                 required=("turns", "think_time"),
             ),
@@ -264,7 +265,7 @@ def traffic_section(catalog: Catalog) -> Schema:
         ),
         "prefixes": doc(
             section(
-                {"shared": whole(most=MAX_TOKENS), "count": whole(), "skew": number(least=0)},
+                {"shared": tokens(whole(most=MAX_TOKENS)), "count": whole(), "skew": number(least=0)},
                 required=("shared",),
             ),
             "Tokens at the beginning that prompts share.",
@@ -291,7 +292,7 @@ def agents() -> Schema:
         "turns": number(least=1),
     }
     repository = {
-        "tokens": number(least=0),
+        "tokens": tokens(number(least=0)),
         "count": whole(most=agents_traffic.MOST_REPOSITORIES),
         "skew": number(least=0),
     }
@@ -301,11 +302,11 @@ def agents() -> Schema:
         "tasks": doc(number(least=1), "Mean tasks of a session, which keeps its context."),
         "tool": doc(pause, "What a tool takes, before each turn of a task but the first."),
         "idle": doc(pause, "How long an agent rests before each task."),
-        "system": doc(number(least=0, most=MAX_TOKENS), "Tokens that all prompts begin with."),
+        "system": doc(tokens(number(least=0, most=MAX_TOKENS)), "Tokens that all prompts begin with."),
         "repository": section(repository),
         "start": doc(lengths(), "A session's own tokens before its first turn."),
         "sub_agents": section(sub_agents, required=("per_task",)),
-        "most_tokens": whole(most=MAX_TOKENS),
+        "most_tokens": tokens(whole(most=MAX_TOKENS)),
     }
     return section(schemas, agents_traffic.KEYS, required=("count",))
 
@@ -322,19 +323,19 @@ def rate_curves() -> tuple[Schema, ...]:
 
 def lengths() -> Schema:
     """Tokens of prompts or answers: a mean, a distribution, or a mean and percentiles."""
-    tokens = number(least=1)
+    length = tokens(number(least=1))
     return any_of(
-        tokens,
-        section({"fixed": whole(most=MAX_TOKENS)}, required=("fixed",)),
+        length,
+        section({"fixed": tokens(whole(most=MAX_TOKENS))}, required=("fixed",)),
         section(
-            {"lognormal": section({"mean": tokens, "cv": number(least=0)}, required=("mean",))},
+            {"lognormal": section({"mean": length, "cv": number(least=0)}, required=("mean",))},
             required=("lognormal",),
         ),
         section(
             {"histogram": section({"edges": NUMBERS, "counts": NUMBERS}, required=("edges", "counts"))},
             required=("histogram",),
         ),
-        section({"mean": tokens, "max": tokens}, such={r"^p\d{1,2}(\.\d+)?$": tokens}) | {"minProperties": 1},
+        section({"mean": length, "max": length}, such={r"^p\d{1,2}(\.\d+)?$": length}) | {"minProperties": 1},
     )
 
 

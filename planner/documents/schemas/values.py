@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from planner.units import needs_unit, unit_names
+from planner.units import TOKENS_PATTERN, needs_unit, unit_names
 
 Schema = dict[str, Any]
 
@@ -55,6 +55,11 @@ def number(*, least: float | None = None, above: float | None = None, most: floa
         | ({} if above is None else {"exclusiveMinimum": above})
         | ({} if most is None else {"maximum": most})
     )
+
+
+def tokens(schema: Schema) -> Schema:
+    """A number of tokens by `schema`, or written 1.5k or 1,500."""
+    return any_of(schema, {"type": "string", "pattern": TOKENS_PATTERN})
 
 
 def quantity(unit: str, *, positive: bool = True) -> Schema:
