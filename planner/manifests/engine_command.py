@@ -487,6 +487,11 @@ def why_undeployable(fleet: Fleet) -> str:
     """Why no manifest here deploys this fleet; empty where one may."""
     if fleet.engine is not None and fleet.engine.name not in ("vllm", sglang_engine.NAME):
         return f"the plan counts on {NAMES[fleet.engine.name]}, for which no manifest is written"
+    if fleet.engine is not None and not sglang_engine.has_release(fleet.engine):
+        return (
+            f"no image is known of SGLang {fleet.engine.version}: write its release with three numbers under "
+            f"engine: version, such as 0.5.9, or leave version out for {sglang_engine.NEWEST}"
+        )
     if others := sorted({pool.type.gpu.name for pool in fleet.running_pools if _is_other(pool.type.gpu)}):
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "

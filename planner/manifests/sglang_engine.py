@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
+from planner.models.engine import Engine
 from planner.policies import TARGETS_OF_ENGINE
 
 NAME, TITLE = "sglang", "SGLang"
@@ -23,8 +24,13 @@ def serves(fleet: Fleet) -> bool:
     return fleet.engine is not None and fleet.engine.name == NAME
 
 
+def has_release(engine: Engine) -> bool:
+    """Whether `release` is one of this engine's version: not of SGLang 0.4, whose releases are not known."""
+    return engine.name != NAME or release(engine.version).startswith(engine.version)
+
+
 def release(version: str) -> str:
-    """The release of a version; NEWEST for two numbers such as 0.5, of which there is no image."""
+    """The release of a version; NEWEST for its own first two numbers, of which there is no image."""
     return version if version.count(".") > 1 else NEWEST
 
 

@@ -548,6 +548,14 @@ def test_sglang_is_deployed_on_kubernetes_alone() -> None:
         manifests.render(queued, 5000, "kubernetes")
 
 
+def test_an_older_sglang_is_deployed_as_the_release_that_is_named() -> None:
+    """0.5 is the newest 0.5; of 0.4 no image is known, and that of 0.5 would be another engine."""
+    named = manifests.render(planned_with(Engine("sglang", "0.4.6", True)), 5000, "kubernetes")
+    assert "lmsysorg/sglang:v0.4.6\n" in named.files["kubernetes.yaml"]
+    with pytest.raises(InputError, match=r"no image is known of SGLang 0\.4: write its release"):
+        manifests.render(planned_with(Engine("sglang", "0.4", True)), 5000, "kubernetes")
+
+
 def test_an_engine_without_manifests_is_refused_in_one_line() -> None:
     fleet = planned_with(Engine("trtllm", "1.3", True, is_checked=False))
     found = manifests.render(fleet, 5000)
