@@ -391,7 +391,7 @@ def _print_proof(plan: Plan) -> None:
     """Print what was proved of the fleet on paper, the alternatives, and the GPUs left out as unchecked."""
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports.fact_sentences import sentence, sentences
-    from planner.reports.words import alternative_note, describe, excluded_text, level0_proof, unpriced_text
+    from planner.reports.words import alternative_note, cheaper_text, describe, level0_proof, unpriced_text
 
     certificate = plan.certificate
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
@@ -403,8 +403,7 @@ def _print_proof(plan: Plan) -> None:
         f"(gap {show_percent(certificate.gap_frac)}); {counted(certificate.simulations, 'simulation')}"
     )
     if not certificate.level0_exact:
-        fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
-        print_lines(f"  {fails}; --prove simulates the others")
+        print_lines(f"  {cheaper_text(certificate)}; --prove simulates the others")
         for pruning_rule in sentences(certificate.assumed):
             print_lines(f"  {pruning_rule}")
     for alternative in plan.alternatives:

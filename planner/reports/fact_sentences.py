@@ -1048,7 +1048,12 @@ def _(fact: facts.NotSimulated) -> str:
 @sentence.register
 def _(fact: facts.CheaperMiss) -> str:
     over = f"over {percent(fact.less_frac)} " if fact.less_frac else ""
-    cheaper_fleets = f"fleets with one worker type per pool that cost {over}less"
+    return misses_text(fact, f"cost {over}less")
+
+
+def misses_text(fact: facts.CheaperMiss, less: str) -> str:
+    """What is known of the fleets of which `less` says how they are cheaper."""
+    cheaper_fleets = f"fleets with one worker type per pool that {less}"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
         why = "each misses the SLO as written or has too few workers for the work"

@@ -34,12 +34,21 @@ from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobust
 from planner.domain import OWNED, SPOT, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
-from planner.reports.fact_sentences import SAME_USD, decided_text, more_text, percent, router_text, sentence
+from planner.reports.fact_sentences import (
+    SAME_USD,
+    decided_text,
+    misses_text,
+    more_text,
+    percent,
+    router_text,
+    sentence,
+)
 from planner.reports.words import (
     TERMS,
     alternative_note,
     describe,
     idle_gpus_text,
+    is_free,
     level0_line,
     listed,
     unpriced_text,
@@ -712,9 +721,16 @@ def why_title(plan: Plan) -> str:
     """What `why` answers, by what was minimised; of throughput, which is maximised, why there is no more."""
     if plan.throughput is not None:
         return "Why not more"
+    if _is_plan_free(plan):
+        return "Why not smaller"
     return {"gpus": "Why not fewer", "power": "Why not less"}.get(
         plan.certificate.objective, "Why not cheaper"
     )
+
+
+def _is_plan_free(plan: Plan) -> bool:
+    """Whether the plan was to cost little, and costs nothing."""
+    return plan.certificate.objective == "cost" and plan.bill.usd_per_h < SAME_USD
 
 
 def why(plan: Plan) -> list[str]:
@@ -744,9 +760,12 @@ def why(plan: Plan) -> list[str]:
     ):
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
         kept_text = _kept_text(plan, "on-paper", paper.kept_in)
-        text += [f"the cheapest fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
+        least = "smallest" if is_free(certificate) else "cheapest"
+        text += [f"the {least} fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
-        text.append(sentence(certificate.scenarios_drawn.cheaper))
+        cheaper = certificate.scenarios_drawn.cheaper
+        is_smaller = _is_plan_free(plan)
+        text.append(misses_text(cheaper, "are smaller") if is_smaller else sentence(cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
     at_rate = "" if plan.throughput is None else f" for {plan.throughput.rate_rps:g} requests/s"
     return [*text, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]

@@ -21,6 +21,7 @@ from planner.fleet import Fleet
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.fact_sentences import (
+    SAME_USD,
     backlog_text,
     capitalised,
     left_out_words,
@@ -215,18 +216,29 @@ def measured_line(plan: Plan) -> str:
     return backlog + rejected + window
 
 
-def excluded_text(cheaper: int | None, simulated: int) -> str:
+def is_free(certificate: Certificate) -> bool:
+    """Whether the fleet on paper costs nothing, as of owned GPUs: "cheaper" fleets are then smaller ones."""
+    return certificate.objective == "cost" and certificate.value < SAME_USD
+
+
+def cheaper_text(certificate: Certificate) -> str:
+    """`excluded_text` of a certificate."""
+    less = "smaller" if is_free(certificate) else "cheaper"
+    return excluded_text(certificate.cheaper, certificate.cheaper_simulated, less)
+
+
+def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") -> str:
     """How many cheaper fleets of level 0 have the workers that the work takes, and how many cheaper ones were
-    simulated; `cheaper` is None if there are infinitely many.
+    simulated; `cheaper` is None if there are infinitely many. `less` is the word for them.
     """
     if cheaper is None or simulated > cheaper:  # Some that were not counted were simulated, too.
-        return f"{simulated:,} cheaper ones were simulated and fail"
+        return f"{simulated:,} {less} ones were simulated and fail"
     if cheaper == 0:
-        return "no cheaper one has the workers that the work takes"
+        return f"no {less} one has the workers that the work takes"
     if cheaper == simulated:
-        return f"all {cheaper:,} cheaper ones with the workers that the work takes were simulated and fail"
+        return f"all {cheaper:,} {less} ones with the workers that the work takes were simulated and fail"
     fails = f"{simulated:,} were simulated and fail"
-    return f"of {cheaper:,} cheaper ones with the workers that the work takes {fails}"
+    return f"of {cheaper:,} {less} ones with the workers that the work takes {fails}"
 
 
 def too_small_text(certificate: Certificate) -> str:
@@ -253,7 +265,7 @@ def seconds_text(seconds: float) -> str:
 
 def level0_line(certificate: Certificate) -> str:
     """The value of the best fleet with one worker type per pool, and how far this is proved."""
-    fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated) + too_small_text(certificate)
+    fails = cheaper_text(certificate) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {fails}"
     best = f"the best is {in_unit(certificate.level0, certificate.unit)}"

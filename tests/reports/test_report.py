@@ -22,10 +22,10 @@ import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.certificate import Alternative
-from planner.documents.facts import Answered, Assumed, Remarked, UsedUp
+from planner.documents.facts import Answered, Assumed, CheaperMiss, Remarked, ScenariosDrawn, UsedUp
 from planner.domain import FleetLimit
 from planner.files.checked_files import cached_text, package_text
-from planner.reports import charts, curves, drawing, figures, output, report, rows
+from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
 from planner.reports.page import inline
 from planner.reports.page import page as make_page
 from planner.reports.words import alternative_notes, excluded_text, proof_lines
@@ -298,6 +298,29 @@ def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
         replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
     )
     assert "were in a step" not in page and "KV use" not in page
+
+
+def test_of_a_plan_that_costs_nothing_the_others_are_smaller() -> None:
+    """Owned GPUs without electricity: no fleet is cheaper than 0.00 USD/h."""
+    plan = a_plan()
+    free_pools = tuple(
+        replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, price_usd_per_h=0.0)))
+        for pool in plan.fleet.pools
+    )
+    misses = CheaperMiss(0.01, 67, 6, 20, 20, True)
+    certificate = replace(
+        plan.certificate,
+        value=0.0,
+        level0=0.0,
+        cheaper=20,
+        cheaper_simulated=20,
+        scenarios_drawn=ScenariosDrawn("blocks", 60.0, 0.0, True, 67, cheaper=misses),
+    )
+    free = replace(plan, fleet=replace(plan.fleet, pools=free_pools), certificate=certificate)
+    text = "; ".join(screen.why(free))
+    assert screen.why_title(free) == "Why not smaller"
+    assert "each of the fleets with one worker type per pool that are smaller misses" in text
+    assert "all 20 smaller ones" in text and "cheaper" not in text
 
 
 @pytest.mark.parametrize(
