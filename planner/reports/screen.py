@@ -327,6 +327,8 @@ def _card(plan: Plan, answer: Answered) -> Card:
     difference = against_text(paid, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
         difference += ": it is the plan"
+    elif answer.name == "with-a-loss" and difference == SAME_COST:
+        difference += "; spare: 1 worker plans for it"
     return Card(
         name=name,
         price="" if paid is None else f"{usd(paid)}/h",

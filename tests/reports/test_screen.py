@@ -351,6 +351,16 @@ def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
     assert screen.cards(plan)[2].difference == "costs the same: it is the plan"
 
 
+def test_how_to_plan_for_a_loss_at_the_same_price_is_said() -> None:
+    """Of owned GPUs, or on a node that is paid whole, a worker more costs nothing."""
+    plan = answered()
+    *others, lossy = plan.certificate.answers
+    pools = tuple(replace(pool, count=pool.count + 1) for pool in lossy.workers)
+    same = replace(lossy, workers=pools, value=71.76, paid_usd_per_h=71.76)
+    plan = replace(plan, certificate=replace(plan.certificate, answers=(*others, same)))
+    assert screen.cards(plan)[2].difference == "costs the same; spare: 1 worker plans for it"
+
+
 def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
     plan = answered()
     robustness = replace(
