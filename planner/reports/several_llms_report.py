@@ -9,7 +9,7 @@ from html import escape
 
 from planner.documents.certificate import facts_document, plain_values
 from planner.files.checked_files import to_yaml
-from planner.reports import answer_sentences, figures, output, shared_screen
+from planner.reports import answer_sentences, figures, output, screen, shared_screen
 from planner.reports.fact_sentences import SAME_FRAC, percent, relative_cost_text, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
@@ -280,8 +280,11 @@ def limit_rows(plan: SharedPlan) -> Rows:
 
 
 def binding_lines(plan: SharedPlan) -> list[str]:
-    """Which shared limits bind, and which LLM pays more for them. The facts are about fleets on paper."""
-    where = "on paper: " if plan.in_production else ""
+    """Which shared limits bind, and which LLM pays more for them. The facts are about fleets on paper, and
+    say so where production was asked for.
+    """
+    is_asked = bool(plan.in_production) or any(map(screen.not_for_production, plan.plans.values()))
+    where = "on paper: " if is_asked else ""
     return [f"{where}{text}" for text in sentences(plan.binding)]
 
 

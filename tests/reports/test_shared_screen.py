@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plans import a_plan, a_robustness, a_simulation, a_trace, mixed
 
-from planner.documents.facts import Answered, Headroom, KeptIn, Outcome, UnderRouter
+from planner.documents.facts import Answered, Finding, Headroom, KeptIn, NoneTogether, Outcome, UnderRouter
 from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
 from planner.domain import Limit
 from planner.reports import several_llms_report, shared_screen
@@ -85,6 +85,16 @@ def test_how_to_plan_for_a_loss_is_said() -> None:
     answers = (*both.answers[:2], AnswerTotal("with-a-loss", 47.84, 47.84))
     card = shared_screen.cards(replace(both, answers=answers))[2]
     assert card.difference == "costs the same; spare: 1 worker in each entry of llms plans for it"
+
+
+def test_what_binds_on_paper_is_said_of_paper_alone() -> None:
+    """ "No shared limit binds" stood below fleets that are on paper because of a shared stock."""
+    both = replace(shared(), binding=(Finding("no-shared-limit"),), answers=())
+    assert several_llms_report.binding_lines(both)[0].startswith("no shared limit binds")
+    why = (NoneTogether("safety: kept_in: no fleets were found", "more of the limits"),)
+    plans = {name: replace(plan, warnings=why) for name, plan in both.plans.items()}
+    (line,) = several_llms_report.binding_lines(replace(both, plans=plans))
+    assert line.startswith("on paper: no shared limit binds")
 
 
 def test_how_to_plan_for_one_target_is_said_once() -> None:

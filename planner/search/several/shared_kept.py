@@ -32,17 +32,21 @@ class CommonShare:
 
     An LLM that requires a smaller share keeps only that, and one without safety only the traffic as written.
     If each keeps what it requires the share is 1; but then there is an answer, and nobody asks for this. With
-    `is_on_paper` the fleets are those on paper.
+    `is_on_paper` the fleets are those on paper. The search may use all of the `limits`.
     """
 
     problems: Sequence[Problem]
     fleets: Sequence[Counts]
     kept_frac: float
+    limits: FleetLimits
     is_on_paper: bool = False
 
     def __str__(self) -> str:
         if self.is_on_paper:  # The answer on paper has its own share, of other scenarios than the search's.
-            return "no fleets were found that keep more scenarios together than those on paper"
+            return (
+                "no fleets were found that keep more scenarios together than those on paper, which use "
+                f"{self._used_text()}"
+            )
         unit = OBJECTIVE_UNITS[self.problems[0].task.objective]
         value = sum(
             objective_paid(problem, counts)
@@ -50,7 +54,15 @@ class CommonShare:
         )
         return (
             f"the most that was found to be kept by all together is {100 * self.kept_frac:.0f} %, for "
-            f"{in_unit(value, unit)}"
+            f"{in_unit(value, unit)}: with {self._used_text()}; none that use more were found to keep more"
+        )
+
+    def _used_text(self) -> str:
+        """How much of each limit the fleets use, such as "28 of 32 GPUs (stock of h100-80g)"."""
+        workers = [(option.type, count) for counts in self.fleets for option, count in counts]
+        return ", ".join(
+            f"{self.limits.used(limit, workers):g} of {amount:g} {limit.unit} ({limit.name})"
+            for limit, amount in self.limits.rows()
         )
 
     @property
@@ -71,7 +83,7 @@ def find_common_share(
     """
     # A share is tried as a count of scenarios of the LLM that has most of them.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
-    best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), is_on_paper=True)
+    best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), limits, is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)
     too_many = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # No LLM requires so many.
     while too_many - kept_count > 1 and not out_of_time():
@@ -83,7 +95,7 @@ def find_common_share(
             continue
         # The fleets keep `middle` at least; a share that rounding made smaller must not undo this step.
         kept_count = max(middle, _floor(kept_frac * scenario_count))
-        best = CommonShare(problems, fleets, kept_frac)
+        best = CommonShare(problems, fleets, kept_frac, limits)
     return best
 
 
