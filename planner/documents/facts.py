@@ -838,7 +838,8 @@ class GuessedSteps:
 @dataclass(frozen=True, slots=True)
 class RooflineWon:
     """A fleet on `gpus`, whose step times are a roofline, is the cheapest, though kernels of this LLM were
-    measured on `measured`, which the question allows too.
+    measured on `measured`, which the question allows too. A GPU that is in both is named with its
+    tensor-parallel degree: "h100-80g tp1".
     """
 
     gpus: tuple[str, ...]

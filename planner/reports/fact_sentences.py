@@ -972,9 +972,16 @@ def _(fact: facts.GuessedSteps) -> str:
 
 @sentence.register
 def _(fact: facts.RooflineWon) -> str:
+    won = f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over"
+    gpus = [name for name in fact.measured if " " not in name]  # Others have the size of their groups.
+    if len(gpus) < len(fact.measured):
+        return (
+            f"{won} {', '.join(fact.measured)}, where kernels of this LLM were measured: `plan profile` "
+            "measures it on your GPUs"
+        )
     return (
-        f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over GPUs where kernels "
-        f"of this LLM were measured: fleet: {{gpus: [{', '.join(fact.measured)}]}} says what those cost"
+        f"{won} GPUs where kernels "
+        f"of this LLM were measured: fleet: {{gpus: [{', '.join(gpus)}]}} says what those cost"
     )
 
 

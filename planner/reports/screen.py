@@ -704,7 +704,7 @@ def basis_text(fleet: Fleet) -> str:
 BASIS_WORDS: dict[Basis, str] = {
     "measured": "measured",
     "estimated": "estimated, not measured here",
-    "unchecked": "unchecked: a roofline, no kernel of this LLM was measured on such GPUs",
+    "unchecked": "unchecked: a roofline, no kernel of this LLM was measured on such workers",
 }
 
 

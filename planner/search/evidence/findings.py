@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
 from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
 from planner.errors import InfeasibleError, PlannerError
-from planner.fleet import Disturbance, Fleet, Policies
+from planner.fleet import Disturbance, Fleet, Policies, WorkerType
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
 from planner.policies import QUEUE
 from planner.search.evidence.robustness import least_in_proportion
@@ -668,15 +668,20 @@ def list_warnings(
 
 def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...]:
     """A warning if a pool's step times are a roofline while other workers of the question were measured. A
-    roofline is mostly too fast, so the fleet may have been chosen for that alone.
+    roofline is mostly too fast, so the fleet may have been chosen for that alone. GPUs that were measured in
+    groups of another size are named with their size: "h100-80g tp1" won over "h100-80g tp2".
     """
-    guessed = [
-        row_of(pool.type.gpu.name) for pool in fleet.running_pools if pool.type.latency.kind == "roofline"
-    ]
-    measured = [row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured]
+    guessed = [pool.type for pool in fleet.running_pools if pool.type.latency.kind == "roofline"]
+    measured = [worker for worker in problem.types if worker.latency.is_measured]
     if not guessed or not measured:
         return ()
-    return (facts.RooflineWon(tuple(dict.fromkeys(guessed)), tuple(dict.fromkeys(measured))),)
+    both = {row_of(each.gpu.name) for each in guessed} & {row_of(each.gpu.name) for each in measured}
+
+    def names(types: Iterable[WorkerType]) -> tuple[str, ...]:
+        rows = ((row_of(each.gpu.name), each.tp) for each in types)
+        return tuple(dict.fromkeys(f"{gpu} tp{tp}" if gpu in both else gpu for gpu, tp in rows))
+
+    return (facts.RooflineWon(names(guessed), names(measured)),)
 
 
 def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
