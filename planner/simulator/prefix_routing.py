@@ -51,6 +51,7 @@ from planner.simulator.cache_layout import (
 )
 from planner.simulator.caches import (
     cacheable_nodes,
+    evict_idle,
     move_e2_window,
     node_at,
     promise_prompt,
@@ -61,7 +62,7 @@ from planner.simulator.caches import (
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.routing import choose_worker, fits_worker
-from planner.simulator.slots import blocks_of
+from planner.simulator.slots import blocks_of, blocks_of_run
 from planner.simulator.step_times import UNBOUNDED
 
 
@@ -82,6 +83,8 @@ def route_by_prefix(state, r, time_s):
     Routers that count a prompt as cached when they send it note that now; others learn when it is computed.
     """
     caches, policy = state.caches, state.counters[ROUTING + FRONT]
+    if policy >= AFFINITY:
+        _evict_for_runs(state, time_s)
     read_notices(state, time_s, ZERO)
     _match_nodes(state, r)
     if policy < AFFINITY:  # The policies before it do not look at caches.
@@ -104,6 +107,19 @@ def route_by_prefix(state, r, time_s):
         if policy == AFFINITY or CACHE_AWARE <= policy <= D2LPM or policy == E2_DYNAMIC:
             promise_prompt(state, w, r)
     return w
+
+
+@kernel_jit
+def _evict_for_runs(state, time_s):
+    """Evict idle entries for the blocks that runs of decode steps have taken by `time_s`.
+
+    Otherwise routers would hear of these evictions only when the run ends (`decoding.advance_decodes`).
+    """
+    for w in range(len(state.workers)):
+        worker = state.workers[w]
+        lane = state.lanes[worker.first_lane]
+        if lane.run_steps > 1:
+            evict_idle(state, w, blocks_of_run(state.types[worker.type], lane, time_s), time_s)
 
 
 @where_has("caches", lambda state, r: ZERO)
@@ -254,11 +270,11 @@ def _e2_worker(state, r, time_s):
         chosen = _subtree_home(state, r, longest)
         if chosen == NONE:
             # Of a replicated prefix every worker that has it is as good, however much more one of them has.
-            chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
+            chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest, time_s)
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
         elif _waits_longer(state, r, shared, time_s):
-            other = _least_load(state, r, ZERO)
+            other = _least_load(state, r, ZERO, time_s)
             if caches.match[other] < shared:
                 chosen = other
                 caches.prefixes[node_at(state, r, shared - 1)].replicated_s = time_s
@@ -266,7 +282,7 @@ def _e2_worker(state, r, time_s):
     elif decoding != NONE:
         chosen = decoding
     else:
-        chosen = _least_load(state, r, ZERO)
+        chosen = _least_load(state, r, ZERO, time_s)
     prefill_s = _missed_tokens(state, chosen, r) * caches.workers[chosen].token_s
     remember_routed(state, chosen, r, time_s, prefill_s)
     return chosen
@@ -409,7 +425,7 @@ def _waits_longer(state, r, nodes, time_s):
 
 
 @kernel_jit
-def _least_load(state, r, least_match):
+def _least_load(state, r, least_match, time_s):
     """The worker with the least load, request r included, of those that have `least_match` of its nodes."""
     caches, need = state.caches, _needed_blocks(state, r)
     chosen, least_s = NONE, np.inf
@@ -420,27 +436,31 @@ def _least_load(state, r, least_match):
         cache = caches.workers[w]
         load_s = cache.prefill_s + cache.decode_s + _missed_tokens(state, w, r) * cache.token_s
         if load_s < least_s:  # Evictions take long to add up, and can only make the load larger.
-            load_s += _eviction_s(state, w, r, least_s - load_s)
+            load_s += _eviction_s(state, w, r, least_s - load_s, time_s)
             if load_s < least_s:
                 chosen, least_s = w, load_s
     return chosen
 
 
 @kernel_jit
-def _eviction_s(state, w, r, most_s):
+def _eviction_s(state, w, r, most_s, time_s):
     """The worth [s] of the nodes that worker w would evict for request r, per request of e2's window; the sum
-    ends once it reaches `most_s`.
+    ends once it reaches `most_s`. A node of which another copy stays is worth nothing.
     """
     caches, worker = state.caches, state.workers[w]
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.routed == 0:
         return 0.0
-    free = state.types[worker.type].kv_blocks - worker.used_blocks - cache.idle_blocks
+    kind = state.types[worker.type]
+    used = worker.used_blocks + blocks_of_run(kind, state.lanes[worker.first_lane], time_s)
+    free = kind.kv_blocks - used - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
-        seconds += caches.entries[e].window_uses * node_s
+        # Of several copies `window_uses` is counted in the first, which has a twin.
+        if caches.entries[e].twin == NONE:
+            seconds += caches.entries[e].window_uses * node_s
         missing -= caches.entries[e].blocks
         e = np.int64(caches.entries[e].newer)
     return seconds

@@ -182,6 +182,7 @@ class AsyncReference(Reference):
         for request, n in step.chunks:
             request.under_way = 0
             self.note_unseen(worker, request, n)
+            self.computed(worker, request)
         for request in step.decoding:
             self.leaving.discard(request.index)
             self.emit(worker, request, now)

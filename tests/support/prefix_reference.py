@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, groupby, takewhile
 
 from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
@@ -159,20 +161,29 @@ class PrefixReference(Reference):
             worker.free -= blocks
             request.cached += blocks * BLOCK
         self.left[i] = None
-        self.expected[i] = 0
+        self.tell_router(partial(self.see_admitted, worker, request, is_first=self.first_hit[i] < 0))
         if self.first_hit[i] < 0:
             self.first_hit[i] = request.cached
-            for row in self.window:
-                if row.request == i:
-                    row.wait_s = self.now - request.arrival_s
         self.evict(worker)
         self.last_tenant[worker.index] = self.tenant[i]
         if self.policies.queue == "preble" and i not in self.was_preempted:
             self.slots[worker.index][self.group(worker, request, len(matched))] -= 1
         self.was_preempted.discard(i)
+        self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
+
+    def see_admitted(self, worker: Worker, request: Request, *, is_first: bool) -> None:
+        """The router sees what the request hits, its turn, and how long it has waited."""
+        i = request.index
+        self.expected[i] = 0
         if i in self.place:
             self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
-        self.charge(worker, request, self.policies.extend_weight * request.to_prefill)
+        for row in self.window:
+            if is_first and row.request == i:
+                row.wait_s = self.now - request.arrival_s
+
+    def tell_router(self, effect: Callable[[], None]) -> None:
+        """The router learns of it now."""
+        effect()
 
     def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
         """Full blocks are found from now on, by who is admitted into the same step too."""
@@ -194,7 +205,7 @@ class PrefixReference(Reference):
     def give_back(self, worker: Worker, request: Request) -> None:
         self.evict(worker)
         cache, i = self.caches[worker.index], request.index
-        own = request.blocks - (request.cached % BLOCK > 0)  # full ones
+        own = request.blocks - blocks_of(request.cached) + self.found_again(worker, request) // BLOCK
         if own > 0:
             left = self.left[i] = Copy(own)
             cache.idle.append(left)
@@ -205,6 +216,10 @@ class PrefixReference(Reference):
                 worker.free += self.blocks
                 cache.idle.append(copy)
         self.shared[i] = []
+
+    def found_again(self, worker: Worker, request: Request) -> int:
+        """Tokens whose full blocks stay in the cache when the request leaves."""
+        return request.cached
 
     def evict(self, worker: Worker) -> None:
         cache = self.caches[worker.index]
@@ -218,9 +233,12 @@ class PrefixReference(Reference):
                 cache.copies[oldest.node].remove(oldest)
                 if not cache.copies[oldest.node]:
                     del cache.copies[oldest.node]
-                    cache.heard.discard(oldest.node)
-                    if self.policies.routing != "cache-aware":
-                        cache.known.discard(oldest.node)
+                    self.tell_router(partial(self.see_evicted, cache, oldest.node))
+
+    def see_evicted(self, cache: Cache, node: Node) -> None:
+        cache.heard.discard(node)
+        if self.policies.routing != "cache-aware":
+            cache.known.discard(node)
 
     def check(self, worker: Worker) -> None:
         """Every block is counted once, parents are there before their children."""
@@ -243,7 +261,7 @@ class PrefixReference(Reference):
                 self.expected[request.index] = believed[worker.index]
                 ids = self.ids[request.index]
                 self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
-                self.rejoin(worker, request)
+                self.join(worker, request)
                 if self.policies.queue == "dlpm-turns":
                     self.give_number(worker, request)
 
@@ -266,9 +284,15 @@ class PrefixReference(Reference):
         self.rejoin(worker, request)
         return request
 
-    def rejoin(self, worker: Worker, request: Request) -> None:
+    def join(self, worker: Worker, request: Request) -> None:
+        """The engine learns of a request that was sent."""
+        self.rejoin(worker, request)
+
+    def rejoin(self, worker: Worker, request: Request, later: Sequence[Request] = ()) -> None:
+        """The request waits from now on, before those that came `later`."""
         w, u = worker.index, self.tenant[request.index]
-        others = {self.tenant[other.index] for other in worker.waiting if other is not request}
+        ahead = (other for other in worker.waiting if other is not request and other not in later)
+        others = {self.tenant[other.index] for other in ahead}
         if u in others:
             return
         self.credit[w][u] = min(self.credit[w][u], 0.0)
@@ -295,8 +319,11 @@ class PrefixReference(Reference):
         super().end_step(worker, now)
         self.check(worker)
 
-    def emit(self, worker: Worker, request: Request, now: float) -> None:
+    def charge_token(self, worker: Worker, request: Request) -> None:
         self.charge(worker, request, self.policies.output_weight)
+
+    def emit(self, worker: Worker, request: Request, now: float) -> None:
+        self.charge_token(worker, request)
         super().emit(worker, request, now)
         if request.status == "finished":
             u = self.tenant[request.index]
@@ -367,7 +394,7 @@ class PrefixReference(Reference):
                 return worker
 
     def pending(self, worker: Worker) -> int:
-        tokens = sum(request.to_prefill - self.expected[request.index] for request in worker.assigned)
+        tokens = sum(request.pending_tokens - self.expected[request.index] for request in worker.assigned)
         return tokens + len(worker.assigned)
 
     def cache_aware(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
@@ -400,15 +427,15 @@ class PrefixReference(Reference):
             w = worker.index
             shares = self.shares(w)
             many = sum(row.worker == w for row in self.window)
-            idle = self.caches[w].idle
+            free, idle = self.memory(worker)
             missing = blocks_of(tokens) - match[w] // BLOCK
-            missing -= worker.free - sum(copy.blocks for copy in idle)
+            missing -= free - sum(blocks for _, blocks in idle)
             node_s = self.block * token_s / many if many else 0.0
             lost_s = 0.0
-            for copy in idle:
+            for node, blocks in idle:
                 if missing > 0:
-                    lost_s += shares[copy.node] * node_s
-                    missing -= copy.blocks
+                    lost_s += shares[node] * node_s
+                    missing -= blocks
             return past_s[w] + (tokens - match[w]) * token_s + lost_s
 
         heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)
@@ -445,6 +472,15 @@ class PrefixReference(Reference):
         self.window.append(Routed(self.now, chosen.index, request.index, prefill_s))
         self.window[-1].prefix = self.key_portion(chosen.index, request)
         return chosen
+
+    def memory(self, worker: Worker) -> tuple[int, list[tuple[Node, int]]]:
+        """The free blocks, and the copies without users, as the router knows them: the blocks of each, with
+        the node that goes with it, () if another copy stays.
+        """
+        cache = self.caches[worker.index]
+        is_last = [len(cache.copies.get(copy.node, ())) == 1 for copy in cache.idle]
+        last = [copy.node if alone else () for copy, alone in zip(cache.idle, is_last, strict=True)]
+        return worker.free, [(node, copy.blocks) for node, copy in zip(last, cache.idle, strict=True)]
 
     def shares(self, w: int) -> Counter[Node]:
         """How many requests of e2's window went to worker w with each node."""
