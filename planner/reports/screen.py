@@ -324,6 +324,12 @@ def _card(plan: Plan, answer: Answered) -> Card:
     # A limit in both counts once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     has_plans_fleet = answer.workers == _planned_workers(plan)
+    fleet = workers_text(answer.workers)
+    # Two answers may have the same GPUs and another scheduling budget, and then hold to other loads.
+    if not has_plans_fleet and fleet == workers_text(_planned_workers(plan)):
+        budgets = listed([f"{each.max_num_batched_tokens:,}" for each in answer.workers])
+        planned = listed([f"{each.max_num_batched_tokens:,}" for each in _planned_workers(plan)])
+        fleet += f" with {budgets} tokens per step, of the plan {planned}"
     difference = against_text(paid, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
         difference += ": it is the plan"
@@ -334,7 +340,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         price="" if paid is None else f"{usd(paid)}/h",
         difference="the plan" if is_plan else difference,
         month="" if paid is None else f"{month_text(paid)} per month",
-        fleet=workers_text(answer.workers),
+        fleet=fleet,
         kept="" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in),
         holds="" if answer.headroom is None else holds_text(answer.headroom, after_loss=is_after_loss),
         breaks=f"beyond, {_any_of(tuple(limits))} is missed first" if limits else "",

@@ -351,6 +351,19 @@ def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
     assert screen.cards(plan)[2].difference == "costs the same: it is the plan"
 
 
+def test_the_same_workers_with_other_settings_say_which() -> None:
+    """ "4 workers" on paper held to +8 %, and "4 workers" in production to +36 %."""
+    plan = answered()
+    paper, production, *others = plan.certificate.answers
+    workers = tuple(replace(pool, max_num_batched_tokens=512) for pool in production.workers)
+    answers = (replace(paper, workers=workers), production, *others)
+    plan = replace(plan, certificate=replace(plan.certificate, answers=answers))
+    on_paper, in_production, _ = screen.cards(plan)
+    assert (
+        on_paper.fleet == f"{in_production.fleet} with 512 and 512 tokens per step, of the plan 2,048 and 512"
+    )
+
+
 def test_how_to_plan_for_a_loss_at_the_same_price_is_said() -> None:
     """Of owned GPUs, or on a node that is paid whole, a worker more costs nothing."""
     plan = answered()
