@@ -278,8 +278,14 @@ def traffic_of(traffic: RateRequest | KeysAndValues) -> RateRequest:
     """
     if isinstance(traffic, RateRequest):
         return traffic
+    from planner.documents.traffic_description import is_description
     from planner.files.document_values import Section, refuse_unknown
 
+    if is_description(Section.from_document(traffic, "traffic")):
+        raise InputError(
+            "traffic: describes requests, and here only the rate and window of a trace are expected; give "
+            "the whole question as slo: {'llm': ..., 'slo': ..., 'traffic': ...}"
+        )
     refuse_unknown(traffic, ("rate", "scale", "window", *LOG_OPTION_KEYS), "traffic")
     rate = traffic.get("rate")
     rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")

@@ -356,6 +356,8 @@ def test_a_dataframe_is_read_as_the_question_says() -> None:
     assert len(found.requests) == 60 and "UTC" not in " ".join(found.requests.notes)
     with pytest.raises(fleetplan.InputError, match="has no column 'promt', which the map takes as input"):
         fleetplan.simulate(small(), log, PROMISE, traffic={"map": columns | {"input": "promt"}})
+    with pytest.raises(fleetplan.InputError, match=r"the whole question as slo: \{'llm': \.\.\."):
+        fleetplan.simulate(small(), slo=PROMISE, traffic={"rate": 2, "input": 1500, "output": 300})
 
 
 @pytest.mark.slow
