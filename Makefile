@@ -89,7 +89,7 @@ NIXL_PIN := nixl==1.5.1
 # One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules. Files that
 # time steps have the machine to themselves; the others mostly wait for engines to start, and run two at a time.
 IN_VLLM = $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 -m "$(WHICH)"
-TIMED := $(foreach of,profile served validate,tests/with_vllm/test_$(of)_vllm.py) tests/profiling/test_profiling.py
+TIMED := $(foreach of,profile served validate,tests/with_vllm/test_$(of)_vllm.py) tests/profiling/test_torch_operators.py
 # `make test-vllm WHICH="slow or not slow"` takes twice as long: more manifests and prefixes, ranks, nodes, sessions,
 # and the host's time. A file of which nothing is asked ends with 5.
 test-vllm: $(VLLM_VENV)/installed  ## profiler, validation and manifests on a real vLLM on the CPU, some minutes
