@@ -29,7 +29,7 @@ from planner.files.document_values import read_share
 from planner.fleet import Policies
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
-from planner.units import percentile_name, quantity, shortest_digits, show_s
+from planner.units import percentile_name, quantity, read_tokens, shortest_digits, show_s
 from ui.store import SAMPLES
 
 Form = dict[str, Any]
@@ -383,7 +383,7 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
         None if duration is None else in_unit(quantity(duration, "s", where="duration"), 1 / 60)
     )
     for key in LENGTHS:
-        length = traffic.get(key)
+        length = read_tokens(traffic.get(key))
         form |= {f"{key}_mean": None, f"{key}_p95": None}
         if isinstance(length, int | float):
             form[f"{key}_mean"] = float(length)

@@ -1312,6 +1312,14 @@ def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> Non
     assert back["source"] == question.SAMPLE and "--trace" in question.command(back)
 
 
+def test_thousands_of_tokens_are_numbers_in_the_inputs() -> None:
+    """`p95: 1k` ended the page with an exception."""
+    traffic = {"rate": 3, "input": "2k", "output": {"mean": 300, "p95": "1k"}}
+    given = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": traffic}
+    asked = question.form_of_document(given, question.sample_form(CATALOG), CATALOG)
+    assert (asked["input_mean"], asked["output_mean"], asked["output_p95"]) == (2000.0, 300.0, 1000.0)
+
+
 @pytest.mark.parametrize(
     "traffic",
     [
