@@ -36,7 +36,7 @@ from planner.fleet import Fleet, Pool
 from planner.models.startup import StartTime
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.several.several_llms import plan_together
-from planner.simulator.elastic import ElasticPool
+from planner.simulator.elastic import ElasticPool, refuse_waits
 from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
@@ -200,6 +200,7 @@ def day(
         time_limit_s=STATIC_SHARE * time_limit_s,
         progress=progress,
     )
+    refuse_waits(study.trace)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
@@ -317,6 +318,7 @@ def _day_together(
     shared_question = questions_of(question, trace, seed=seed)
     parts = [replace(part, task=_static_fleet_question(part.task)) for part in shared_question.parts]
     for part in parts:
+        refuse_waits(part.trace, part.name)
         if part.task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: llms: {part.name}: preset {part.task.preset}: is relative; give limits in "

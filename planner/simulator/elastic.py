@@ -336,11 +336,7 @@ class ElasticFleet:
             raise InputError(
                 f"batching {fleet.policies.batching!r}: its engine knows no pools that change; choose vllm-v1"
             )
-        if self.trace.after.size:
-            raise InputError(
-                f"{self.trace.name}: requests wait for others (column after), which is not simulated with "
-                "pools that change; drop the column"
-            )
+        refuse_waits(self.trace)
         if fleet.disturbances:
             raise InputError(
                 "disturbances: workers of pools that change have no fixed numbers; leave them out, or give "
@@ -353,6 +349,17 @@ class ElasticFleet:
             raise InputError(f"{name}: every_s is {self.controller.every_s}, must be > 0")
         if not 0 <= self.controller.lag_s < math.inf:
             raise InputError(f"{name}: lag_s is {self.controller.lag_s}, must be finite and >= 0")
+
+
+def refuse_waits(trace: Trace, llm: str = "") -> None:
+    """Raise InputError if requests of the trace wait for others; `llm` is its LLM, if there are several."""
+    if trace.after.size:
+        place = f"llms: {llm}: {trace.name}" if llm else trace.name
+        raise InputError(
+            f"{place}: requests of sessions and agents wait for others, which is not simulated with pools "
+            "that change; drop the column after, or describe the traffic by its rate. `plan` finds the fleet "
+            "that carries them all day"
+        )
 
 
 def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:

@@ -166,6 +166,21 @@ def test_one_page_and_tables_of_each(found: JointDayResult, tmp_path: Path) -> N
     assert len(found.to_frame()) == 2 * len(told["controllers"])
 
 
+def test_agents_are_refused_before_their_fleets_are_planned() -> None:
+    """A column was to be dropped, of described agents too, after all fleets had been planned."""
+    limits = {"slo": {"ttft": {"p90": "2 s"}, "every": "5 min"}}
+    agents = {"traffic": {"agents": 5, "task": "coding-agent", "duration": "10 min"}}
+    chat = {"traffic": {"rate": 1, "task": "chat", "duration": "5 min"}}
+    llm = {"llm": "llama-3.1-8b"}
+    stages: list[str] = []
+    with pytest.raises(InputError, match=r"^described traffic: requests of sessions and agents wait"):
+        fleetplan.day(llm | limits | agents, progress=stages.append)
+    entries = {"a": llm | limits | chat, "b": llm | limits | agents}
+    with pytest.raises(InputError, match=r"^llms: b: described traffic: requests of sessions and agents"):
+        fleetplan.day({"llms": entries}, progress=stages.append)
+    assert not any("stand" in stage for stage in stages)
+
+
 def test_what_is_refused() -> None:
     whole, both = question(), {"chat": STANDING, "code": STANDING}
     traces = {"chat": traffic(late=False), "code": traffic(late=True, minutes=2)}

@@ -37,7 +37,7 @@ def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s:
     if last_s - first_s > max(step_s, MOST_EARLIER_FRAC * last_s):
         raise InputError(
             f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
-            "all of them the same span (traffic: window)"
+            "all of them the same span (traffic: window, or duration where it is described)"
         )
     # Less a rounding error, so that a whole number of steps gets no further step.
     steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
