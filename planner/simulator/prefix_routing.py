@@ -83,10 +83,11 @@ def route_by_prefix(state, r, time_s):
     Routers that count a prompt as cached when they send it note that now; others learn when it is computed.
     """
     caches, policy = state.caches, state.counters[ROUTING + FRONT]
-    if policy >= AFFINITY:
-        _evict_for_runs(state, time_s)
     read_notices(state, time_s, ZERO)
     _match_nodes(state, r)
+    hears_evictions = policy >= AFFINITY and policy != CACHE_AWARE and policy != TENANT_TURNS
+    if hears_evictions and _evict_for_runs(state, time_s):
+        _match_nodes(state, r)
     if policy < AFFINITY:  # The policies before it do not look at caches.
         w = choose_worker(state, FRONT, r, time_s)
     elif policy == CACHE_AWARE:
@@ -111,15 +112,25 @@ def route_by_prefix(state, r, time_s):
 
 @kernel_jit
 def _evict_for_runs(state, time_s):
-    """Evict idle entries for the blocks that runs of decode steps have taken by `time_s`.
+    """Evict idle entries for the blocks that runs of decode steps have taken by `time_s`, on workers with a
+    match. True if any was evicted.
 
     Otherwise routers would hear of these evictions only when the run ends (`decoding.advance_decodes`).
     """
+    is_any = False
     for w in range(len(state.workers)):
-        worker = state.workers[w]
-        lane = state.lanes[worker.first_lane]
-        if lane.run_steps > 1:
-            evict_idle(state, w, blocks_of_run(state.types[worker.type], lane, time_s), time_s)
+        if state.caches.match[w] > 0 and state.lanes[state.workers[w].first_lane].run_steps > 1:
+            idle_blocks = state.caches.workers[w].idle_blocks
+            evict_idle(state, w, _taken_blocks(state, w, time_s), time_s)
+            is_any |= state.caches.workers[w].idle_blocks < idle_blocks
+    return is_any
+
+
+@small_jit
+def _taken_blocks(state, w, time_s):
+    """KV blocks that the run of worker w has taken by `time_s`, which `used_blocks` does not count yet."""
+    worker = state.workers[w]
+    return blocks_of_run(state.types[worker.type], state.lanes[worker.first_lane], time_s)
 
 
 @where_has("caches", lambda state, r: ZERO)
@@ -451,9 +462,9 @@ def _eviction_s(state, w, r, most_s, time_s):
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.routed == 0:
         return 0.0
-    kind = state.types[worker.type]
-    used = worker.used_blocks + blocks_of_run(kind, state.lanes[worker.first_lane], time_s)
-    free = kind.kv_blocks - used - cache.idle_blocks
+    taken = _taken_blocks(state, w, time_s)
+    evict_idle(state, w, taken, time_s)
+    free = state.types[worker.type].kv_blocks - worker.used_blocks - taken - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
