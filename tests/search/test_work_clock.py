@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from shares import some
 import fleetplan
 from planner.parallel.executors import Executor, working_on
 from planner.search.oracle import simulation_queries, work_clock
-from planner.search.oracle.deterministic_parallel import charge_effort
+from planner.search.oracle.deterministic_parallel import charge_effort, run_wave
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached, now_s, time_limit, work_limit_s
 
 QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g", "a100-80g"]}, "safety": {"kept_in": 0.9}}
@@ -72,3 +73,22 @@ def test_the_net_ends_all_deadlines_and_says_so() -> None:
 def test_work_grows_with_a_long_time_limit(limit_s: float, work_s: float) -> None:
     """A fifth of the limit, so that a machine five times as slow comes to the same end; at most the limit."""
     assert work_limit_s(limit_s) == work_s
+
+
+@pytest.mark.parametrize("executor", ["threads:1", "threads:2"])
+def test_the_first_error_in_order_is_raised_and_all_tasks_run(executor: str) -> None:
+    """Of three tasks two fail; on two threads the second one fails before the first."""
+    second_failed, ended = threading.Event(), []
+
+    def first() -> None:
+        if executor == "threads:2":
+            assert second_failed.wait(60)
+        raise ValueError("first")
+
+    def second() -> None:
+        second_failed.set()
+        raise ValueError("second")
+
+    with working_on(Executor(executor)), pytest.raises(ValueError, match="first"):
+        run_wave([first, second, lambda: ended.append("third")])
+    assert ended == ["third"]

@@ -163,29 +163,34 @@ def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[
 
 def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
     """Run each task in its context, `at_once` at a time; raises the first exception in order."""
-    if at_once == 1:
-        error: BaseException | None = None
-        for context, task in tasks:
+    errors: dict[int, BaseException] = {}
+    numbers = iter(range(len(tasks)))  # All threads take the number of their next task from it.
+
+    def run_tasks() -> None:
+        for k in numbers:
+            context, task = tasks[k]
             try:
                 context.run(task)
-            except Exception as raised:  # The other tasks still run, as they do in parallel.
-                error = error or raised
-        if error is not None:
-            raise error
-        return
-    pool = ThreadPoolExecutor(max_workers=at_once)
-    try:
-        pending = [pool.submit(context.run, task) for context, task in tasks]
-        for future in pending:
-            future.result()
-    except KeyboardInterrupt:
-        # A simulation that has begun cannot be stopped and may take long, so we do not wait for it.
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    except BaseException:
-        pool.shutdown()
-        raise
-    pool.shutdown()
+            except Exception as error:  # The other tasks still run.
+                errors[k] = error
+
+    if at_once == 1:
+        run_tasks()
+    else:
+        # A future for each thread: with one for each task, this thread would wake at the end of every task.
+        pool = ThreadPoolExecutor(max_workers=at_once)
+        try:
+            for future in [pool.submit(run_tasks) for _ in range(at_once)]:
+                future.result()
+        except BaseException:
+            # An interrupt. A simulation that has begun cannot be stopped and may take long, so we do not wait
+            # for it; but no further task begins.
+            list(numbers)
+            raise
+        finally:
+            pool.shutdown(wait=False)
+    if errors:
+        raise errors[min(errors)]
 
 
 def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
