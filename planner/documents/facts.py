@@ -940,6 +940,7 @@ Caution = Literal[
     "prompts-first",
     "only-ends-kept",
     "compressed-ends-kept",
+    "keep-alives-uncounted",
 ]
 
 

@@ -141,6 +141,11 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "
         "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
     ),
+    "keep-alives-uncounted": (
+        "requests of the router that keep pinned prefixes cached take over 1 % of some worker's time, which "
+        "the simulated latencies leave out; `prefixes` in plan.yaml says how much. Ask for room with safety: "
+        "{growth: 10 %}, or route without pins"
+    ),
     "prompts-first": (
         "SGLang computes prompts before answers unless it is told otherwise, so all answers stand still "
         "while prompts come; engine: {name: sglang, mixed_steps: true} (--enable-mixed-chunk) computes them "

@@ -79,7 +79,8 @@ def keep_alive_text(keep: KeepAlive) -> str:
     after = low if low == high else f"{low} to {high}"
     return (
         f"vLLM keeps no pins: the router asks again for a prefix that nobody asked for in {after}, "
-        f"{keep.per_h:,.0f} times an hour, at most {100 * keep.busy_frac:.2f} % of a worker's time"
+        f"{keep.per_h:,.0f} times an hour, at most {100 * keep.busy_frac:.2f} % of a worker's time, which "
+        "the simulated latencies leave out"
     )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from plans import CATALOG
 
+from planner.documents.facts import Cautioned, Warned
 from planner.fleet import Fleet, PinnedPrefix, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
+from planner.search.evidence.findings import keep_alive_warnings
 from planner.search.prefixes.keep_alive import find_keep_alive, turnover_s_of
-from planner.search.prefixes.prefix_placing import Leaf
+from planner.search.prefixes.prefix_placing import KeepAlive, Leaf
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 
@@ -25,6 +30,11 @@ def test_the_shortest_time_in_which_so_many_tokens_come() -> None:
     assert turnover_s_of(arrival_s, tokens, 300) == 5.0
     assert turnover_s_of(arrival_s, tokens, 500) == math.inf
     assert turnover_s_of(arrival_s, tokens, 90) == 0.0
+
+
+def warned_of(found: KeepAlive) -> tuple[Warned, ...]:
+    prefixes: Any = [SimpleNamespace(keep_alive=None), SimpleNamespace(keep_alive=found)]
+    return keep_alive_warnings(prefixes)
 
 
 def test_prefixes_are_asked_for_between_their_uses() -> None:
@@ -52,5 +62,7 @@ def test_prefixes_are_asked_for_between_their_uses() -> None:
     assert found.every_s == pytest.approx((15.0,))
     assert found.per_h == pytest.approx(6 * 36)
     assert found.busy_frac == pytest.approx(0.01 * found.per_h / 3600)
+    assert warned_of(found) == ()
+    assert warned_of(replace(found, busy_frac=0.12)) == (Cautioned("keep-alives-uncounted"),)
     assert find_keep_alive(trace, simulation, pool, 0, [1e6], leaves).every_s == (None,)
     assert find_keep_alive(trace, simulation, pool, 0, [320.0], [[]]).per_h == 0

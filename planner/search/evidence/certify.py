@@ -289,6 +289,7 @@ def certify_plan(
     ]
     has_caches = problem.task.policies.prefix_cache
     uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, inputs.trace)
+    prefixes = _pool_prefixes(oracle, fleet, simulation, inputs.seed, deadline)
     return Plan(
         status=_status_of(problem, certificate, fleet, production),
         fleet=fleet,
@@ -310,13 +311,14 @@ def certify_plan(
             *findings.image_warnings(fleet, problem.trace),
             *uncounted,
             *findings.roofline_warnings(problem, fleet),
+            *findings.keep_alive_warnings(prefixes),
             # Read after `of_simulation`, which may be the first for which no time is left.
             *clock.list_warnings(),
             *further.warnings,
         ),
         throughput=throughput,
         placement=placement,
-        prefixes=_pool_prefixes(oracle, fleet, simulation, inputs.seed, deadline),
+        prefixes=prefixes,
         on_paper=oracle.fleet(fleet_search.best),
         trial=production.trial if production is not None and production.is_tested else None,
     )

@@ -32,6 +32,7 @@ from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pair
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
+from planner.search.prefixes.prefix_placing import PoolPrefixes
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -88,6 +89,9 @@ ALIKE_FRAC = 0.01
 # A limit's price in the bound is reported if one GPU, one USD/h or one kW more lowers the bound by more than
 # this, in the objective's unit. Less is the solver's rounding.
 LEAST_BOUND_PRICE = 1e-6
+# Requests of the router that take less than this share of a worker's time are not warned of: step times are
+# less exact than that.
+KEEP_ALIVE_FRAC = 0.01
 
 
 @dataclass(slots=True)
@@ -682,6 +686,15 @@ def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...
         return tuple(dict.fromkeys(f"{gpu} tp{tp}" if gpu in both else gpu for gpu, tp in rows))
 
     return (facts.RooflineWon(names(guessed), names(measured)),)
+
+
+def keep_alive_warnings(prefixes: Iterable[PoolPrefixes]) -> tuple[facts.Warned, ...]:
+    """A warning if the requests that keep pinned prefixes cached take much of some worker's time, because no
+    simulation has them.
+    """
+    keeps = [each.keep_alive for each in prefixes if each.keep_alive is not None]
+    is_much = any(keep.busy_frac > KEEP_ALIVE_FRAC for keep in keeps)
+    return (facts.Cautioned("keep-alives-uncounted"),) if is_much else ()
 
 
 def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
