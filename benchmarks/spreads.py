@@ -54,7 +54,9 @@ from planner.models.spread import INTERVAL_SIGMAS, WITHIN_FRAC, Factor, StepTime
 PROBE = Factor(1.0, 0.1)  # The spread whose upper end lengthens prefills or decodes.
 PROBE_LOG = INTERVAL_SIGMAS * PROBE.log_sd  # Its upper end, in logarithms.
 LEAST_DECODE, LEAST_PREFILL = 0.3, 0.5  # A figure that responds less to a factor says little about it.
-LEAST_CAMPAIGNS = 3  # A row is fitted to campaigns like its own if there are so many, else to others too.
+# A row is fitted to campaigns like its own if there are so many, else to others too. With 3, Student's factor
+# doubles a row: decodes of dense LLMs in fp8 would be x0.75 to 1.33, and no more of them inside.
+LEAST_CAMPAIGNS = 4
 WIDEST = 1.2  # Largest standard deviation of a factor's logarithm.
 # So many of a row's figures may be longer than its upper end, because a plan for them would miss its SLO.
 MOST_LONGER_FRAC = 0.07
