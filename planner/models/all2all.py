@@ -15,8 +15,9 @@ multiplied in 8 bits, else 2) and 2 bytes on the way back:
     low latency       40 us + 5 us log2 M  + n (v + 2) H k (1 - 1/M)                  / (0.92 B)
     high throughput   85 us + 60 us log2 M + n (v + 2) H (M - 1) (1 - (1 - 1/M)^k)    / (0.64 B)
 
-Their constants rest on tables of aiconfigurator-core 0.12.0: DeepEP on 16, 32 and 64 H100 with 50 GB/s each
-(H 7168, k 8; 20 SMs). From these tables they are off by MAPE_FRAC (`python benchmarks/all2all.py`).
+The constants of the formulas rest on tables of aiconfigurator-core 0.12.0: DeepEP on 16, 32 and 64 H100 with
+50 GB/s each (H 7168, k 8; 20 SMs of each GPU for the exchange). The formulas differ from these tables by
+MAPE_FRAC on average (`python benchmarks/all2all.py`).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class CorrectedFormula:
         """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.measured_steps)
-        # The caller refuses such a file.
+        # The caller refuses a file with a step that is not longer than 0.
         return (float(seconds.min()) if np.isfinite(seconds).all() else -np.inf), "weights"
 
     def step_s(self, X: Floats) -> Floats:

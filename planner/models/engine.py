@@ -8,12 +8,13 @@
 
 SGLang computes prompts outside of CUDA graphs, so its host launches the kernels of every layer. For layers of
 latent attention that takes long: in a step with prompts h is longer by k times their number. Where steps are
-not `mixed_steps`, a step is of prompts or of decodes, and prompts go first. vLLM has neither.
+not `mixed_steps`, a step is of prompts or of decodes, and prompts go first. In vLLM k is 0, and steps are
+mixed.
 
 g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
-arrives. There an API server (one per data-parallel rank) tokenises one prompt after the other, in
-`prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens, so
-t >= D / tokens_per_s.
+arrives. On the way an API server (one per data-parallel rank) tokenises one prompt after the other, in
+`prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens of
+answers, so t >= D / tokens_per_s.
 
 `hand_off_s` after its prefill a request reaches the API server of its decode worker, which tokenises the
 prompt once more before the worker asks for the KV; with 0 the worker asks at once. The first request that a

@@ -13,7 +13,7 @@ prompts of a step are alike (`cached_tokens`).
         + m K where P > 0                            m >= 0
 
 A prefill reads the KV of its cached tokens once, however few new ones it has: 12 tokens after 16,000 take as
-long as a decode with that context, and the term of pairs alone would be a fifth of that. On an H100, for
+long as a decode with this context, and the term a A_p alone would give a fifth of this time. On an H100, for
 prompts with 8,000 cached tokens and more, the formula is 11 % below the measured steps, and 19 % without the
 term d C (docs/evidence/validation.md).
 
@@ -224,7 +224,7 @@ class StepLatency:
         return np.asarray(chunks_s + self.a_s * pairs + self.d_s * read)
 
     def with_longer_steps(self, longer_frac: float) -> StepLatency:
-        """The same engine with every step longer by this share, as the fit's own error allows."""
+        """The same engine with every step longer by this share."""
         factor = 1 + longer_frac
         return replace(
             self,
@@ -277,6 +277,7 @@ class StepLatency:
         step = self._with_knot(beyond_tokens)._with_knot(beyond_tokens + 1)
         knots, joint_s = np.array(step.knots_tokens), step.joint_at(np.array(step.knots_tokens))
         own_s = np.array(step.f_s) - joint_s
+        # Only the part of f that is not joint is raised, by as much as f lacks of `least_s`.
         own_s = np.where(knots > beyond_tokens, np.maximum(own_s, least_s - joint_s), own_s)
         f_s = np.maximum.accumulate(own_s) + joint_s
         return replace(step, f_s=tuple(f_s.tolist()))
@@ -285,7 +286,8 @@ class StepLatency:
         """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
         corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
-        # A further knot, for the slope beyond: else it would be the step from a size to the next token.
+        # f goes on with the slope between the last two knots. The last size and the token after it are a
+        # jump, so a further knot follows, whose slope is that of f.
         knots = np.array(sorted(corners | beyond | {2.0 * sizes[-1]}))
         filled = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
         filled = np.where(np.isinf(filled), knots, filled)
@@ -303,9 +305,9 @@ class StepLatency:
     def scale_times(self, prefill: float, decode: float, *, up_to_tokens: float = 0.0) -> StepLatency:
         """The same engine with compute and memory slowed by different factors.
 
-        Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
-        floor of a step, its time at `up_to_tokens` or at the first knot if that is later, and the KV reads
-        are bandwidth-bound and take `decode` times as long.
+        Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long. The
+        floor of a step and the reads of KV are bandwidth-bound and take `decode` times as long. The floor is
+        f at `up_to_tokens`, or at the first knot if that is later.
         """
         floor_knot = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 

@@ -162,7 +162,7 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
     _check_llm(lora, llm)
     rank_bytes = VALUE_BYTES * lora.max_rank
     efficiency = calibration_of(llm, gpu).efficiency
-    # Under a power cap memory and compute are slower by a factor each.
+    # A power cap slows memory and compute by a factor each.
     bytes_per_s = gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac / gpu.decode_slowdown
     flops_per_s = gpu.dense_flops_per_s * efficiency.gemm_frac / gpu.prefill_slowdown
     # Values are per unit of rank, like those of `_Module`.

@@ -48,8 +48,8 @@ from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 from planner.models.parallelism import ACTIVATION_BYTES
 
-# nvidia-smi, and so the catalog, reports so much more memory than CUDA, of whose figure vLLM takes its share:
-# 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
+# nvidia-smi, from which the catalog has its figures, reports so much more memory than CUDA: 81559 MiB against
+# 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300. vLLM takes its share of CUDA's figure.
 HIDDEN_BYTES = 0.5 * 2**30
 # Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
 # link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
@@ -64,7 +64,8 @@ OTHER_GROUP_BYTES = 0.5 * 2**30
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
-# The largest batch of SGLang's graphs on GPUs below so many MiB: with fewer than 4 GPUs a worker, and with 4.
+# Rows are (GPUs with less memory than this [MiB], the largest batch of SGLang's graphs with TP below 4, and
+# with TP 4 and more).
 SGLANG_GRAPHS = (
     (20 * 1024, (8, 8)),
     (35 * 1024, (24, 80)),

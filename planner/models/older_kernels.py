@@ -75,7 +75,7 @@ same time less at every batch size and number of heads:
 
 AIConfigurator's tables have both engines (vLLM 0.24, SGLang 0.5.14; up to 128 sequences, contexts of 512 to
 16384): the medians of n are 122 to 157 us on H100 and H200, 78 to 96 with KV in 8 bits, and 88 to 134 us on
-B200, B300, GB200 and GB300. No run was fitted to.
+B200, B300, GB200 and GB300. n was not fitted to any run.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _has_block_experts(llm: Llm) -> bool:
 
 
 def _experts_formats(llm: Llm) -> set[str]:
+    """The number formats of the LLM's experts."""
     return {weights for part, weights, *_ in llm.parts() if part == "experts"}
 
 

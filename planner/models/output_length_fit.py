@@ -25,10 +25,10 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     X (n, 2): input tokens, output tokens generated so far (0 before the first).   y (n,): output tokens at
     the end.
 
-    The prediction is the mean over the fitted requests whose input falls into the same bucket and whose
-    output is longer than what is generated; buckets hold equally many requests. A fitted request counts at
-    every generated length below its own output, so `fit` does not read the second column. Single predictions
-    may be far off, but their mean is right.
+    The prediction is the mean over the fitted requests whose input is in the same range and whose output is
+    longer than what is generated; the `input_buckets` ranges of inputs hold equally many requests. A fitted
+    request counts at every generated length below its own output, so `fit` does not read the second column.
+    Single predictions may be far off, but their mean is right.
     """
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:

@@ -106,7 +106,7 @@ def send_recv_s(
 def add_pipeline(
     latency: StepLatency, llm: Llm, gpu: Gpu, tp: int, pp: int, *, link_bytes_per_s: float | None = None
 ) -> StepLatency:
-    """Seconds of ONE micro-batch through all stages, from the fit of the same `tp` without a pipeline.
+    """Step times of one micro-batch through all stages, from the fit of the same `tp` without a pipeline.
 
     The layers do the same work on as many GPUs per stage, so the sum over the stages is the step of PP = 1,
     plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap

@@ -76,7 +76,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         cached = cached_tokens(X) if self.reads_cached else np.zeros(len(X))
         columns, weight = _design_columns(X, cached, knots), equal_shares(X) / y
         solution = _solve_nonnegative(columns, y - self.host_s, weight)
-        *_, d, _, m = solution  # The whole: floor, slopes, a, b, d, e, m.
+        *_, d, _, m = solution  # The solution has floor, slopes, a, b, d, e, m.
         if m < LEAST_MIXED_FRAC * d:
             solution = np.append(_solve_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
 

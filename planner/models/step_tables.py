@@ -105,8 +105,9 @@ class StepTable:
 
     @property
     def reads_cached(self) -> bool:
-        """Whether the times hold what prefills take to read their cached tokens. AIConfigurator's attention
-        of prompts counts pairs: 72 tokens after 95,000 cached ones are quicker there than an H100's memory.
+        """Whether the times include the time in which prefills read their cached tokens. AIConfigurator's
+        times of attention go by pairs alone: for 72 tokens after 95,000 cached ones they are shorter than an
+        H100 takes to read the KV.
         """
         is_measured = not self.about.get("source", "").startswith("AIConfigurator")
         return is_measured and bool((self.steps.cached_tokens > 0).any())
@@ -123,8 +124,9 @@ def without_next_launch(
 
     Such an engine launches a step before it reads the tokens of the one before. The launch of a prefill takes
     long, since the host starts every layer by itself, and the step before seems to last as long: on an H100
-    34 ms for a decode of 8 ms, and then 4 ms for the prefill. Together they took what was measured. So a
-    step that `was_launched_meanwhile` (n,) shares its seconds with the one before, as `predicted_s` says.
+    34 ms for a decode of 8 ms, and then 4 ms for the prefill. Only the sum of both is measured rightly. So
+    the seconds of a step that `was_launched_meanwhile` (n,) and of the one before are added up and divided in
+    the ratio of `predicted_s` (n,).
     """
     group = np.cumsum(~was_launched_meanwhile)
     measured_s, expected_s = (np.bincount(group, weights=each)[group] for each in (t_s, predicted_s))
