@@ -66,7 +66,8 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-LONGEST_MESSAGE_CHARS = 2000  # Of a longer error the middle is left out: it quotes a value that fills a file.
+# A longer error quotes a value that fills a file, so its middle is left out.
+LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
     float,

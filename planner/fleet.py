@@ -275,7 +275,7 @@ class Policies:
 
     batching: str = "vllm-v1"
     routing: str = "jsq"
-    decode_routing: str = "jsq"  # Of hand-offs to decode workers.
+    decode_routing: str = "jsq"  # Routes hand-offs to decode workers.
 
     queue: str = "fcfs"  # The order of the waiting prompts.
     # Ageing: no prompt is overtaken by one that arrives this much later.
@@ -331,8 +331,8 @@ class Policies:
 
     # Queues and routings by tenant: service is a weighted sum of computed prompt tokens and output tokens.
     tenant_weights: tuple[tuple[str, float], ...] = ()  # A tenant that is not named weighs 1.
-    extend_weight: float = 1.0  # Of a computed prompt token.
-    output_weight: float = 2.0  # Of an output token.
+    extend_weight: float = 1.0  # The weight of a computed prompt token.
+    output_weight: float = 2.0  # The weight of an output token.
     # Service that a tenant gets at a time: with dlpm, and with d2lpm on each worker. 0: twice the cost of the
     # trace's mean request.
     quantum_tokens: int = 0
@@ -350,7 +350,7 @@ class Policies:
     balance_ratio: float = 1.5
     balance_requests: int = 64  # ... with cache-aware only if they differ by more than this count too.
     cache_threshold_frac: float = 0.3  # cache-aware: it follows a match of more than this share of a prompt.
-    seed: int = 0  # Of routings that draw at random.
+    seed: int = 0  # The seed of routings that draw at random.
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ ENSEMBLE = 12  # Fits to resampled tables; all are made anew for each choice of 
 EXPLORE = 4  # Every so-many-th step is the one farthest from all rows.
 CANDIDATES = 240  # Steps among which the next one is chosen.
 ROOM_TOKENS = 32  # A decode grows while its steps are repeated.
-LEAST_CONTEXT_TOKENS = 32  # Of a decode.
+LEAST_CONTEXT_TOKENS = 32  # The shortest context of a decode.
 MOST_PROMPTS = 8  # Prompts of one step; with more the token budget leaves each of them few tokens.
-ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Of the prefills: with one prompt, and without a cached prefix.
+ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Shares of prefills with one prompt, and without a cached prefix.
 
 
 @dataclass(frozen=True, slots=True)

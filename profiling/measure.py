@@ -77,7 +77,7 @@ START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole 
 # teach nothing.
 AGREED_FRAC, AGREED_TIMES = 0.004, 3
 MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
-FOLDS = 5  # Of the cross-validation in `summary`.
+FOLDS = 5  # The folds of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
 # For disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
 DISTURBED_RATIO, MOST_TRIES = 1.4, 3

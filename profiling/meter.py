@@ -18,8 +18,9 @@ from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
 
 SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
 MOST_DISCARDED = 5  # Runs that were another step; after more of them the step is given up.
-QUICK_REPEATS = 5  # Of the reference at most, as it is timed after every row.
-POWER_REPEATS = 25  # At most, where power is read: short steps need many to fill LEAST_WINDOW_S.
+QUICK_REPEATS = 5  # The reference is repeated so often at most, as it is timed after every row.
+# A step is repeated so often at most if power is read: short steps need many repeats to fill LEAST_WINDOW_S.
+POWER_REPEATS = 25
 
 
 class StepNotRunError(PlannerError):

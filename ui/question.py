@@ -510,11 +510,11 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
 
 
 def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
-    """The section `prices`: those that differ from the catalog's or, of a capped GPU, from its uncapped
-    row's. Beside a price of spot a firm price that is the usual one is left out: it was not given.
+    """The section `prices`: the prices that differ from the catalog's, or for a capped GPU from its uncapped
+    row's. A firm price that is the usual one is left out of a row with a spot price, as nobody gave it.
     """
     by_gpu: dict[str, dict[str, Any]] = {}
-    has_usual_price = set[str]()  # Of rows with a price of spot.
+    has_usual_price = set[str]()  # Rows with a spot price whose firm price is the usual one.
     # Uncapped rows come first, as the capped ones are compared with them.
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]

@@ -137,7 +137,7 @@ def show_support(
     """What is known of an LLM on each GPU and TP: memory, step times and what they rest on, their spread."""
     catalog_rows = read_catalog(catalog)
     llm_read = catalog_rows.llm(llm)
-    # Of a GPU with several power caps, the row without a cap stands for all of them.
+    # The row of a GPU without a power cap stands for its rows with caps.
     uncapped = [each for each in catalog_rows.gpus.values() if each.name == each.base]
     gpus = [catalog_rows.gpu(name) for name in gpu] if gpu else uncapped
     rows = [row for each in gpus for row in support.support_rows(catalog_rows, llm_read, each)]

@@ -85,7 +85,8 @@ class Progress:
         self.printed_s = self.start_s  # When it came.
         self.waited_s = 0.0  # For code that is compiled once, which says nothing of how long the rest takes.
         self.waiting_since_s: float | None = None
-        self.context = copy_context()  # Of the last message: the work of a search is counted by context.
+        # The context in which the last message came, as the work of a search is counted by context.
+        self.context = copy_context()
         self.has_ended = threading.Event()
         self.notices = _NoticesTo(self)
 

@@ -121,7 +121,7 @@ def day(
     }
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
-        if fleet is not None and plan_file(fleet).is_file():  # Of several LLMs it is a folder of theirs.
+        if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
             print_warnings(
                 fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
             )

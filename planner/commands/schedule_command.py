@@ -103,7 +103,7 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market)) else []
-        if caveats:  # Of a plan: what a worker sustains is as its workers were planned.
+        if caveats:  # The market is a plan's, so the doubts about the plan's fleet are printed too.
             print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(

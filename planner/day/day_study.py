@@ -56,7 +56,7 @@ ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
-SHORT_DAY_S = 12 * HOUR_S  # Of shorter traffic a warning says that it is not a day.
+SHORT_DAY_S = 12 * HOUR_S  # A warning says that shorter traffic is not a day.
 WHOLE_ROUNDING = 1e-9  # A number of windows that a rounding error put below a whole one counts as whole.
 MOST_VARIANTS = 40  # Settings of one controller that tuning tries, each by a simulation of a day.
 
@@ -229,7 +229,7 @@ class FleetDay:
 
     label: str
     fleet: str
-    standing_usd: float | None = None  # Of the static fleet; a key of day.json.
+    standing_usd: float | None = None  # The cost of the static fleet; a key of day.json.
     controller: str = ""
     usd: float | None = None
     missed: int = 0

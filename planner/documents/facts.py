@@ -927,7 +927,7 @@ class EncoderUntimed:
     """
 
     image_frac: float
-    image_tokens: float  # Of the mean request among those with images.
+    image_tokens: float  # The mean of requests with images.
     encoder_s: float
     gpu: str
 

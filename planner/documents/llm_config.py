@@ -331,7 +331,7 @@ def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
                     f"{where}: {key}: {what} ({kind}): not modelled; nearest: a row of an LLM like it in a "
                     "llms.yaml"
                 )
-    types = config.get("attn_type_list")  # Of MiniMax: 1 is softmax attention, 0 linear attention.
+    types = config.get("attn_type_list")  # A key of MiniMax: 1 is softmax attention, 0 linear attention.
     if types and set(types) != {1}:
         raise CatalogError(f"{where}: attn_type_list: expected 1 for all layers, found {sorted(set(types))}")
     for key, value in config.items():

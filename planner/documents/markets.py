@@ -46,7 +46,7 @@ FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 # Values above these three are taken for typing errors.
 MOST_INTERRUPTIONS_PER_H = 1e4
 MOST_STOCK = 10**7
-MOST_GPUS = 10**5  # Of one worker.
+MOST_GPUS = 10**5  # GPUs of one worker.
 WORDING = document_values.Wording(least="expected at least {:g}")  # How `plan schedule` refuses numbers.
 
 

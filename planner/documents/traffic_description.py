@@ -437,7 +437,7 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
             )
     section = Section.from_document(given, where)
     mean = section.number("mean", 0.0, least=1.0)  # 0: not given.
-    most = section.number("max", 0.0, least=1.0)  # Likewise.
+    most = section.number("max", 0.0, least=1.0)  # 0: not given.
     fracs = tuple(sorted(tokens_by_frac))
     tokens = tuple(tokens_by_frac[frac] for frac in fracs)
     if any(high < low for low, high in pairwise(tokens)):

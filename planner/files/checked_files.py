@@ -27,8 +27,8 @@ from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
 # Larger input is no file of ours, and would take memory before it is refused.
-MAX_LINE_BYTES = 4 * 2**20  # Of a line of text: one request with its prompt.
-MAX_DOCUMENT_BYTES = 256 * 2**20  # Of a line that holds a whole JSON document.
+MAX_LINE_BYTES = 4 * 2**20  # A line of text may be so long: it has one request with its prompt.
+MAX_DOCUMENT_BYTES = 256 * 2**20  # A line that holds a whole JSON document may be so long.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill the process.

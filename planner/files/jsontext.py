@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-MOST_DIGITS = 100  # Of a whole number: hashes of 256 bits have 78. Longer ones take long to read.
+MOST_DIGITS = 100  # Whole numbers with more digits take long to read; hashes of 256 bits have 78.
 
 
 class TwiceError(ValueError):

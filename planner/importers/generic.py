@@ -15,7 +15,7 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_sta
 from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
-USUAL_REQUESTS = 200  # Of a run, where the file does not say; the run has a note on it.
+USUAL_REQUESTS = 200  # Assumed for a run whose number is not in the file; a note of the run says so.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:

@@ -17,7 +17,7 @@ from planner.policies import GATEWAY, KSERVE, ROUTING, find_router_difference
 
 KSERVE_VERSION = "0.21.0"
 LLM_D_VERSION = "v0.9.0"  # The presets of KSERVE_VERSION have this image.
-API_VERSION = "v1alpha2"  # Of LLMInferenceService, in KSERVE_VERSION.
+API_VERSION = "v1alpha2"  # The version of LLMInferenceService in KSERVE_VERSION.
 # What the manifests were checked with, for the README. LLM_D_VERSION has this vLLM and this endpoint picker.
 ENGINE = (
     f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService {API_VERSION} "

@@ -220,7 +220,7 @@ class StepLatency:
         )
         # C of all chunks: each chunk reads the tokens of the chunks before it.
         read = budget_tokens * whole * (whole - 1) / 2 + np.where(last_tokens > 0, n - last_tokens, 0.0)
-        pairs = n * (n + 1) / 2  # Of the whole prompt.
+        pairs = n * (n + 1) / 2  # A_p of the whole prompt.
         return np.asarray(chunks_s + self.a_s * pairs + self.d_s * read)
 
     def with_longer_steps(self, longer_frac: float) -> StepLatency:

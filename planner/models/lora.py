@@ -177,7 +177,7 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
         if each.name == "experts":
             expert_values += values
             visited_frac = each.visited_frac
-        elif each.name != "embed_tokens":  # Of the embeddings only a token's row is read.
+        elif each.name != "embed_tokens":  # A token reads only its own row of the embeddings.
             read_values += values
         if each.name not in RARE:
             loaded_values += values

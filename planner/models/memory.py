@@ -187,7 +187,7 @@ def stage_memory(
     utilization = 1.0 if is_sglang else settings.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
-    vocabulary_weights = llm.vocab * llm.hidden  # Of the embeddings, and of the output head.
+    vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have so many, and so has the output head.
     layout = kv_layout(llm, tp)
     release = settings.release
     has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang
@@ -211,7 +211,9 @@ def stage_memory(
     )
     whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
-    rows = min(max_num_seqs, max_num_batched_tokens)  # Of logits: a sequence has one, and at least one token.
+    rows = min(
+        max_num_seqs, max_num_batched_tokens
+    )  # A sequence has one row of logits, and a token at least.
     sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
     # The release that keeps graphs free is also the first whose sampler does not sort.
     sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)

@@ -71,7 +71,7 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
-    # Of equal values the last one has the cumulative share of all.
+    # Equal values are one point, whose cumulative share is that of the last of them.
     is_last_of_equal = np.append(values[1:] > values[:-1], True)[: len(values)]
     is_point = is_last_of_equal & np.isfinite(values)
     values, share = values[is_point], share[is_point]

@@ -517,8 +517,8 @@ def _facts(plan: Plan) -> Document:
     certificate = plan.certificate
     return facts_document(
         binding=certificate.binding,
-        assumptions=certificate.assumptions,  # Of the model.
-        assumed=certificate.assumed,  # Pruning rules of the search.
+        assumptions=certificate.assumptions,  # Those of the model.
+        assumed=certificate.assumed,  # Those of the search, its pruning rules.
         warnings=plan.warnings,
         prices=plan.prices,
     )

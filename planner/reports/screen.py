@@ -63,14 +63,15 @@ from planner.units import HOURS_PER_MONTH, counted, in_unit, percentile_name
 # What may grow (`robustness_facts.Strain`), as a noun, and as a change in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
-NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}  # Of answers.
+# The names of a plan's answers, as headings.
+NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"
 NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
     "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
 )
 MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
-# Of each objective: a fleet that carries more traffic stays as it is, so no more of this is needed.
+# By objective, what is said if the fleet carries the additional traffic as it is.
 NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}
 
 

@@ -45,7 +45,8 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 HOURS_PER_YEAR = 8760
 MOST_NAMED = 6  # One sentence names no more worker types, and counts the others.
-TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}  # Of payment, in words.
+# The terms of payment in words.
+TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
 
 def answer(plan: Plan) -> str:

@@ -54,7 +54,7 @@ class Failures:
 
     endpoint: Endpoint
     sent_rps: float
-    # Of the recent requests: 1 for each that failed, else 0; and the HTTP codes.
+    # For each of the recent requests 1 if it failed, else 0; and its HTTP code.
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     codes: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     in_a_row: int = 0

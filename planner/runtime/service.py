@@ -13,7 +13,8 @@ from socket import socket
 from planner.runtime.connection_limits import listening
 from planner.runtime.router import LiveRouter
 
-LINES_PER_S = 20  # Of the router's own log; enough to see a fault, too few to fill a disk in a day.
+# The router's own log has at most so many lines: enough to see a fault, too few to fill a disk in a day.
+LINES_PER_S = 20
 LOG_BYTES = 64 * 2**20  # The limit that validate.py sets for an engine's log, and for its step log.
 
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import IO, Any
 
 BUFFER_BYTES = 8192  # Lines are collected up to this size, so that not every step writes to the file.
-LOWEST_PRIORITY = 19  # Of Linux.
+LOWEST_PRIORITY = 19  # The lowest priority of a process on Linux.
 
 
 @dataclass(slots=True)

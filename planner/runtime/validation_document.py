@@ -150,7 +150,7 @@ def engine_rows(validation: Validation) -> list[dict[str, Any]]:
     """
     if validation.engine_times is None:
         return []
-    # Of an endpoint `measured` is by the client's clock.
+    # At an endpoint the measured times are by the client's clock.
     sides = {"predicted": validation.comparison.predicted, "client": validation.comparison.measured}
     rows = []
     for metric, times_s in validation.engine_times.times_s.items():
@@ -225,7 +225,7 @@ def reader_notes(validation: Validation) -> list[str]:
     """Notes that a reader needs before the figures, such as that engines lacked cores or KV memory."""
     sentences = list(validation.setup.notes)
     recorded = (record.get("spare_cores") for record in validation.records)
-    spare_cores = [cores for cores in recorded if cores is not None]  # Of CPU engines only.
+    spare_cores = [cores for cores in recorded if cores is not None]  # Only runs of CPU engines record them.
     if (
         validation.setup.engine == "vllm"
         and min(spare_cores, default=1) <= 0

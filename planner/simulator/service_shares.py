@@ -125,8 +125,8 @@ class _ServiceCurve:
     after_steps: Floats  # (steps + 1,) The sums of the jumps so far.
     arrival_s: Floats  # The arrivals in order,
     arrived: Floats  # (n + 1,) and the service that the first 0, 1, ... of them need.
-    scheduled_s: Floats  # The same by the time at which requests are first scheduled.
-    begun: Floats
+    scheduled_s: Floats  # The times at which requests are first scheduled, in order,
+    begun: Floats  # (n + 1,) and the service of the first 0, 1, ... of them.
 
     @classmethod
     def of_requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceCurve:

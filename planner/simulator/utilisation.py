@@ -79,7 +79,8 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
                 decodes_p99=_weighted_percentile(pool_runs["decodes"], steps, 0.99),
                 decodes_most=int(pool_runs["decodes"].max()),
-                tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,  # Of one rank.
+                # The tokens are those of all ranks, the mean is for one rank.
+                tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,
             )
         )
     return tuple(uses)

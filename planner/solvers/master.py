@@ -415,7 +415,8 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - ROUNDING)
         cheaper_requests = np.cumsum(requests) - requests
-        # Of each pair of lengths as many requests count as are left of `served` after the cheaper ones.
+        # The `served` requests are the cheapest. A pair of lengths has those that the cheaper pairs leave of
+        # this number.
         counted = np.clip(served - cheaper_requests, 0, requests)
         return float((costs[order] * counted).sum())
 

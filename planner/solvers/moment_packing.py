@@ -117,7 +117,7 @@ def _pack_on_fewest(
         units = np.floor(u[i, :, r] * CAPACITY_UNITS).astype(np.int64).clip(max=2 * CAPACITY_UNITS).tolist()
         load = cp_model.LinearExpr.weighted_sum(x[i], units)
         model.add(load <= CAPACITY_UNITS * y[i]).with_name(f"holds_{i}_{r}")
-    # Of workers that are alike the first ones are used, so that the solver skips solutions that differ only
+    # Workers that are alike are used in their order, so that the solver skips solutions that differ only
     # in their names.
     for i, following in itertools.pairwise(range(workers)):
         if kind_of[i] == kind_of[following]:

@@ -405,7 +405,8 @@ def _node_lives(
         changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
         changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
     gpus = 0
-    rented_since_s: list[float] = []  # Of the nodes that are rented now, the last rented one at the end.
+    # The time since which each node is rented, for the nodes that are rented now; the latest is at the end.
+    rented_since_s: list[float] = []
     for time_s in sorted(changes):
         gpus += changes[time_s]
         nodes = -(-gpus // node_gpus)  # Rounded up.

@@ -53,7 +53,8 @@ RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulat
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # Numbers of requests are rounded, so that a draw is of rates up to this many requests above its own.
 ALMOST_HALF = 0.5 - 1e-6
-# Of at most so many draws each is simulated: from half to twice the rate, those of a trace of 130 requests.
+# If there are at most so many draws between two rates, each is simulated. A trace of 130 requests has so many
+# from half to twice its rate.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 # The range of power [W] or cost [USD/h] ends here, where no fleet holds. It does not end at 0, as a limit of

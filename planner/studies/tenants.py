@@ -96,7 +96,7 @@ def _request_work_s(
     # The mean number of decodes on a worker, by Little's law; a decode is never in a batch below 1.
     batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
     without_kv_s = float(step_s(batch, decodes=batch))
-    mean_context = simulation.input_tokens + simulation.output_tokens / 2  # Of all tokens of an output.
+    mean_context = simulation.input_tokens + simulation.output_tokens / 2  # An output grows as it is written.
     kv_read_s = step_s(batch, decodes=batch, kv_tokens=mean_context) - without_kv_s
     decode_s = gaps * (without_kv_s / batch + kv_read_s)
     prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)

@@ -242,7 +242,7 @@ def _with_listed_price(document: Mapping[str, Any], path: str, catalog: Catalog)
     keys, fleet = keys_of(path), document.get("fleet") or {}
     if len(keys) != 3 or keys[:2] != ["fleet", "prices"] or not isinstance(fleet, Mapping):
         return document
-    # Of a provider that `price_of` names the price is another.
+    # With `price_of` the price is not the catalog's but the provider's.
     if keys[2] in (fleet.get("prices") or {}) or "price_of" in fleet:
         return document
     listed = catalog.gpu(keys[2]).price_usd_per_h

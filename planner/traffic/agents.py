@@ -301,7 +301,7 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
         if parents:
             at_s[i] = max(at_s[parent] for parent in parents) + drawn.think_s[i]
     arrival_s = np.array(at_s)
-    # Of requests at one time the one that was drawn first stands first: parents before those that wait.
+    # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)

@@ -134,7 +134,7 @@ class TraceRows:
         self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
         self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
         self.doubts: list[str] = []  # Sentences on doubtful rows, which become warnings.
-        self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Of inputs, and of outputs.
+        self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Lengths of inputs and of outputs.
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []

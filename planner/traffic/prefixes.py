@@ -193,7 +193,7 @@ def with_larger_blocks(trace: Trace) -> Trace:
     blocks = block_uses(trace)
     counts = np.diff(blocks.offsets) // joined
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    number = ranges(np.zeros_like(counts), counts)  # Of a joined block within its prompt.
+    number = ranges(np.zeros_like(counts), counts)  # Each joined block's place in its prompt.
     # The node of a block tells it and all blocks before it.
     last = np.repeat(blocks.offsets[:-1], counts) + joined * (number + 1) - 1
     tokens = joined * trace.prefix_block_tokens

@@ -96,7 +96,7 @@ def agents_at_once(
 
 def _sessions_of(corpus: Trace) -> list[_Session]:
     numbers = session_numbers(corpus)
-    place = np.zeros(len(corpus), np.int64)  # Of each request in its session.
+    place = np.zeros(len(corpus), np.int64)  # Each request's place in its session.
     sessions = [_Session([], []) for _ in range(int(numbers.max()) + 1)]
     for row, number in enumerate(numbers.tolist()):
         place[row] = len(sessions[number].rows)
@@ -110,12 +110,11 @@ def _sessions_of(corpus: Trace) -> list[_Session]:
 def _replay_session(
     corpus: Trace, session: _Session, replayed: _ReplayedRequests, replay: _Replay, longest_pause_s: float
 ) -> tuple[int, float]:
-    """Add what an agent does of a session. Returns the request that ends last, and when the agent may take
-    another session: then, or never where a part of this one would begin at `until_s` or later.
+    """Add the requests of a session that an agent replays. Returns the index of the request that ends last,
+    and the time from which on the agent may take another session: the end of this request, or `until_s` if
+    the session is cut there.
     """
-    index_of: dict[
-        int, int
-    ] = {}  # Of the requests that are added: place in the session, index in `replayed`.
+    index_of: dict[int, int] = {}  # Place in the session -> index in `replayed`, of the requests added.
     ends_s: dict[int, float] = {}  # When each of them ends, if an output token takes NOMINAL_TOKEN_S.
     is_cut = False
     for place in range(replay.skipped, len(session.rows)):
@@ -146,7 +145,7 @@ def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
     """The requests in the order of their arrivals, parents first."""
     arrival_s = np.array(replayed.arrival_s)
     order = np.argsort(arrival_s, kind="stable")
-    place = np.argsort(order)  # Of each request its row in the trace.
+    place = np.argsort(order)  # Each request's row in the trace.
     rows, instance = np.array(replayed.row)[order], np.array(replayed.instance)[order]
     alone = replace(corpus, after=no_edges()).select(rows, arrival_s=arrival_s[order] - arrival_s[order[0]])
     trace = replace(

@@ -293,7 +293,7 @@ def _with_waits(
     `rows` are the requests of each part. With all parts laid one behind the other, `laps` (n,) says how often
     each request went around the circle, and `order` (n,) sorts them into `merged_trace`.
     """
-    position = np.argsort(order, kind="stable")  # Of each request of all parts, its place in `merged_trace`.
+    position = np.argsort(order, kind="stable")  # Each request's place in `merged_trace`, over all parts.
     edges, first = [], 0
     for row in rows:
         # For each request of the trace its number in all parts; -1 if it is not in this part.

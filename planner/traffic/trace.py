@@ -199,7 +199,7 @@ class Trace:
         if self.after.size:
             new_position = np.full(len(self), -1)
             new_position[chosen] = np.arange(len(chosen))
-            # Of a request that is chosen twice only the last new position is left.
+            # A request that is chosen twice has two new positions, of which `new_position` has the last.
             if (new_position[chosen] != np.arange(len(chosen))).any():
                 raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
             after = new_position[self.after]

@@ -43,7 +43,7 @@ from planner.traffic.trace import Trace, spread_stamps
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
-SESSION_ENDINGS = (".json", ".jsonl")  # Of the files of a folder of agents' sessions, plain or with .gz.
+SESSION_ENDINGS = (".json", ".jsonl")  # Files of agents' sessions in a folder end so, or so with .gz.
 LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not kept: to parse them takes a second or two.
 # Fields of Trace that are kept: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")

@@ -10,7 +10,7 @@ from ui import draw, question
 from ui.session import follow_job, open_session
 from ui.store import Document
 
-MOST_ROWS = 20  # Of placed prefixes, the hottest first.
+MOST_ROWS = 20  # So many placed prefixes are shown, the hottest first.
 SHARED = "shared-prefixes"  # The sample whose name has this in it is offered first.
 PLACING_LIMIT_S = 120.0  # As by default in `plan prefixes`.
 

@@ -167,7 +167,7 @@ def _start_job(session: Session, form: Form) -> None:
         store.keep_page_document(owner, RESULT, {"asked": form, "result": job.key})
 
     try:
-        # Of the first LLM's trace the job makes no use: it reads `traces`.
+        # The job does not read the first LLM's trace, which this request has, but `traces`.
         request: dict[str, Any] = session.request(form["llms"][0] | {"seed": form["shared"]["seed"]})
         request |= {
             "question": together.document(form, session.catalog),

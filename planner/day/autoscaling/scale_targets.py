@@ -13,7 +13,7 @@ from planner.manifests.engine_command import PART
 # A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
-MOST_SHOWN_LETTERS = 60  # Of a pool's name, which is the user's, in a message.
+MOST_SHOWN_LETTERS = 60  # A message shows so much of a pool's name, which the user may have made very long.
 MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to this length.
 
 

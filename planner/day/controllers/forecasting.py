@@ -51,7 +51,7 @@ class RateForecast:
 
     def start(self) -> None:
         """Forget all rates, and learn the season from the history."""
-        # Of each bucket of the season: the sum of rates of earlier days, and their number.
+        # For each bucket of the season the sum of the rates of earlier days, and the number of these rates.
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
         self._open: OpenBucket | None = None

@@ -86,7 +86,7 @@ class Fleetplan:
         self.forecast.start()
         self.recent_maximum = RecentMaximum(self.settings.hold_s)
         self.sizes_at_start = list(sizes)
-        self.mean_tokens = (math.nan, math.nan)  # Of prompts and answers, as last known.
+        self.mean_tokens = (math.nan, math.nan)  # The last known mean lengths of prompts and of answers.
         pools = self.knowledge.pools
         rules = self.rules if self.is_by_load else (None,) * len(pools)
         self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]

@@ -224,7 +224,8 @@ class Oracle:
     verdicts: dict[NamedCounts, bool] = field(default_factory=dict, init=False)
     _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
     _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
-    _effort: int = field(default=0, init=False)  # Of cached simulations, in requests of ordinary fleets.
+    # The cost of simulations whose answers were cached, in requests of ordinary fleets.
+    _effort: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _on_draws: tuple[Oracle, ...] = field(init=False)  # One for each of `draws`.
     _in_scenarios: tuple[Oracle, ...] = field(init=False)

@@ -175,7 +175,8 @@ def pool_prefixes(
     for pool in fleet.pools:
         workers = range(next_worker, next_worker + pool.count)
         next_worker = workers.stop
-        numbers = np.flatnonzero(np.isin(simulation.prefill_worker, workers))  # Of the pool's requests.
+        # The pool's requests, by their numbers in the trace.
+        numbers = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
         if pool.role == "decode" or not len(numbers):
             continue
         part = trace if len(numbers) == len(trace) else trace.select(numbers)

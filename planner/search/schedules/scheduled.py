@@ -151,7 +151,8 @@ def simulate_schedule(
         schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
         kept=tuple(_windows_by_llm(served, first, runs)),
         added=int((firm - schedule.workers).sum()),
-        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),  # Of all three kinds of GPUs.
+        # The sum over reserved, on-demand and spot GPUs.
+        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),
         reserved_usd_per_h=paid[0],
         on_demand_usd_per_h=paid[1],
         spot_usd_per_h=paid[2],
