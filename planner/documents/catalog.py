@@ -166,7 +166,7 @@ class Catalog:
         """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market,
         "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit.
         """
-        gpu, market = self._rented_gpu(row_of(name.lower())), market_of(name.lower())
+        gpu, market = self._gpu_without_market(row_of(name.lower())), market_of(name.lower())
         if gpu is None:
             raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
         price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
@@ -183,7 +183,7 @@ class Catalog:
             )
         return self.gpu(name)
 
-    def _rented_gpu(self, alias: str) -> Gpu | None:
+    def _gpu_without_market(self, alias: str) -> Gpu | None:
         """The GPU of a lower-case name or alias, with the power limit at its end, if any; None if unknown."""
         if alias in self.gpu_aliases:
             return self.gpus[self.gpu_aliases[alias]]
@@ -304,11 +304,11 @@ class Catalog:
         if nodes > 1 and exchange.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []  # No fit is for a slower link, so the roofline is used.
         # `at_medians` (spreads.py) multiplies step times by the median of measured over predicted ones.
-        fit = self._fit_of(names, gpu.name, split)
+        fit = self._first_fit(names, gpu.name, split)
         if fit is not None:
             return at_medians(fit, llm, row_of(gpu.name), self.spreads.values())
         base = self.gpus.get(gpu.base, gpu)  # The uncapped row; the GPU itself where it has no cap.
-        latency = self._fit_of(names, base.name, split)
+        latency = self._first_fit(names, base.name, split)
         if latency is None:
             latency = self._calculate_latency(llm, base, split, names, exchange)
         latency = at_medians(latency, llm, row_of(base.name), self.spreads.values())
@@ -325,7 +325,7 @@ class Catalog:
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
-        for fits in self._fits_for(llm, gpu):
+        for fits in self._fits_of_shape(llm, gpu):
             splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
             if splits:
                 return tuple(splits)
@@ -336,7 +336,7 @@ class Catalog:
 
         None if this LLM has no fit on this GPU at all: then the roofline covers every number.
         """
-        for fits in self._fits_for(llm, gpu):
+        for fits in self._fits_of_shape(llm, gpu):
             # All-to-all kernels are named only where the ranks span nodes.
             splits = [(degree, dp) for degree, _, dp, all2all in fits if not all2all]
             if splits:
@@ -347,13 +347,13 @@ class Catalog:
         """The numbers of ranks of `tp` GPUs on several nodes with a fit, each with its all-to-all kernels."""
         splits = {
             (dp, all2all)
-            for fits in self._fits_for(llm, gpu)
+            for fits in self._fits_of_shape(llm, gpu)
             for degree, _, dp, all2all in fits
             if degree == tp and all2all
         }
         return tuple(sorted(splits))
 
-    def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
+    def _first_fit(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
         """The fit of the first of these LLMs that has one. If sliced experts have no fit, that of whole ones
         is taken; the reverse is not done.
         """
@@ -368,8 +368,8 @@ class Catalog:
     def _calculate_latency(
         self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], exchange: Exchange
     ) -> StepLatency:
-        """The roofline. Nobody measures a TP that is no power of two; its step times are the fit of the
-        nearest TP times the ratio of both rooflines.
+        """Step times without a fit: the roofline's. A TP that is no power of two is never measured; its step
+        times are the fit of the nearest TP that has one, times the ratio of the rooflines of the two.
         """
         tp, ep, dp, _ = split
         latency = roofline(llm, gpu, tp, dp=dp, exchange=exchange)
@@ -378,11 +378,11 @@ class Catalog:
             return latency
         fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
         nearest_tp = min(
-            {degree for degree, _, count, _ in fits_by_split if count == 1},
+            {degree for degree, _, ranks, _ in fits_by_split if ranks == 1},
             key=lambda degree: abs(math.log(degree / tp)),
             default=None,
         )
-        fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1, ""))
+        fit = None if nearest_tp is None else self._first_fit(names, gpu.name, (nearest_tp, ep, 1, ""))
         if nearest_tp is None or fit is None:
             return latency
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
@@ -397,8 +397,8 @@ class Catalog:
         return not gpu.unchecked or self.has_fit(llm, gpu)
 
     def has_fit(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether step times of this LLM on this GPU come from measured kernels, not from a roofline."""
-        return any(self._fits_for(llm, gpu))
+        """Whether there is a fit for this LLM on this GPU; else its step times are those of the roofline."""
+        return any(self._fits_of_shape(llm, gpu))
 
     def find_unchecked_gpus(self, llm: Llm) -> tuple[str, ...]:
         """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
@@ -437,7 +437,7 @@ class Catalog:
             names.setdefault(_step_shape(row), []).append(name)
         return names
 
-    def _fits_for(self, llm: Llm, gpu: Gpu) -> Iterator[dict[Split, StepLatency]]:
+    def _fits_of_shape(self, llm: Llm, gpu: Gpu) -> Iterator[dict[Split, StepLatency]]:
         """The fits of each row with the LLM's shape, its own first: on the GPU, then on the uncapped one."""
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
@@ -449,21 +449,21 @@ class Catalog:
         if not self._fit_paths:
             fit_paths: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
-                header_of = _shipped_header if path in _shipped_paths() else read_header
+                read_names = _shipped_header if path in _shipped_paths() else read_header
                 with errors_as(CatalogError, path):
-                    of_llm, of_gpu = header_of(path)
+                    named_llm, named_gpu = read_names(path)
                 pair = (
-                    self.llm_aliases.get(of_llm.lower(), of_llm),
-                    self.gpu_aliases.get(of_gpu.lower(), of_gpu),
+                    self.llm_aliases.get(named_llm.lower(), named_llm),
+                    self.gpu_aliases.get(named_gpu.lower(), named_gpu),
                 )
                 fit_paths.setdefault(pair, []).append(path)
             self._fit_paths.update(fit_paths)  # At once, as a UI reads one catalog from several threads.
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
             for path in self._fit_paths.get((llm, gpu), []):
-                fits_of = _shipped_fits if path in _shipped_paths() else read_fits
+                read = _shipped_fits if path in _shipped_paths() else read_fits
                 with errors_as(CatalogError, path):
-                    fits = {**fits_of(path, WORDING), **fits}  # The first file wins: the user's before ours.
+                    fits = {**read(path, WORDING), **fits}  # The first file wins: the user's before ours.
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -486,7 +486,8 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
         # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
-        # By the user whose rights the process has, where the system can tell it from who started it.
+        # A process may have the rights of another user than the one who started it. Those rights count, where
+        # the system can tell.
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
@@ -525,8 +526,8 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
 def _own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
-    """Put the offers of prices.yaml before those of the GPUs' rows in `provenance`. A capped GPU without
-    offers of its own has those of its uncapped row.
+    """In `provenance`, put the offers of prices.yaml before those of the GPU's row. A capped GPU that
+    prices.yaml does not name has the offers that it names for the uncapped one.
     """
     own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
@@ -544,7 +545,9 @@ def _own_offers(
 def _rows_and_aliases(
     path: Path, to_row: Callable[[str, Section, Document], Row], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows of a file by name, and the names by each name and alias in lower case; fills `provenance`."""
+    """The rows of a file by name, and the row's name by each of its names and aliases in lower case. The
+    sources of the rows are added to `provenance`.
+    """
     read = _shipped_rows if path.parent == repository_dir("catalogs") else _read_rows
     rows, aliases, sources = read(path, to_row)
     provenance |= sources

@@ -232,7 +232,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     """
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
     # Older versions computed no prices for targets, and simulated routers on the traffic as written alone.
-    given = {
+    completed_row = {
         "for_targets": [],
         **row,
         **facts_by_name,
@@ -240,7 +240,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
         "robustness": _robustness_row(row),
         "routers": [{"kept_in": None, "passes": True, **each} for each in row["routers"]],
     }
-    return dataclass_of(Certificate, given, "certificate")
+    return dataclass_of(Certificate, completed_row, "certificate")
 
 
 def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -278,8 +278,8 @@ def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
 def read_alternative(row: Mapping[str, Any], fleet: Fleet | None) -> Alternative:
     """One of `alternatives`, with the `fleet` that the caller has read from it."""
     value = row["bound"] if row["at_least"] else row["objective"]
-    given = {**row, "objective": math.inf if value is None else value}
-    return dataclass_of(Alternative, given, "alternatives", fleet=fleet)
+    completed_row = {**row, "objective": math.inf if value is None else value}
+    return dataclass_of(Alternative, completed_row, "alternatives", fleet=fleet)
 
 
 def key_in_file(row: Mapping[str, Any], name: str) -> str:
@@ -288,16 +288,16 @@ def key_in_file(row: Mapping[str, Any], name: str) -> str:
     return older if name not in row and older in row else name
 
 
-def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Written:
+def dataclass_of(of_class: type[Written], row: Any, where: str, **given: Any) -> Written:
     """A dataclass from its written fields; fields in `given` do not come from `row`."""
-    hints = get_type_hints(kind)
-    if kind in NULL_STANDS_FOR:
-        null = NULL_STANDS_FOR[kind]
+    hints = get_type_hints(of_class)
+    if of_class in NULL_STANDS_FOR:
+        null = NULL_STANDS_FOR[of_class]
         row = {
             key: null if value is None and hints.get(key) is float else value for key, value in row.items()
         }
-    names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
-    return kind(
+    names = [each.name for each in fields(of_class) if each.name not in given]  # type: ignore[arg-type]
+    return of_class(
         **{
             name: value_of(hints[name], row[key := key_in_file(row, name)], f"{where}: {key}")
             for name in names
@@ -319,9 +319,9 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
         return dataclass_of(hint, value, where)  # type: ignore[arg-type]
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
-    kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+    accepted = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
     # For isinstance a bool is an int, but true is no number in a file.
-    if isinstance(value, kinds.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
+    if isinstance(value, accepted.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{where} is {value!r:.80}")
 

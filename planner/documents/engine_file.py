@@ -163,8 +163,10 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     engine_rows = [row for row in rows if row.engine == name]
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
-    newest = DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=number_of)
-    version = _parse_version(section.get("version", newest), section.path_of("version"))
+    default_version = (
+        DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=number_of)
+    )
+    version = _parse_version(section.get("version", default_version), section.path_of("version"))
     row = min(engine_rows, key=lambda row: row.version_distance(version))
     basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
     if row.version_distance(version):

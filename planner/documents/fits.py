@@ -207,7 +207,7 @@ def parse_simulated(row: Section) -> CorrectedFormula | None:
 def parse_form(section: Section) -> Form:
     """Step times of one of FORMS, from a section with the key `form`. Raises InputError."""
     name = section.one_of("form", FORMS)
-    kind, lists, numbers = FORMS[name]
+    form_class, lists, numbers = FORMS[name]
     form = Section.from_document(
         section.values, section.where, ("form", *lists, *numbers), wording=section.wording
     )
@@ -216,7 +216,7 @@ def parse_form(section: Section) -> Form:
     if "threshold" in values and values["threshold"] % 1 == 0:
         values["threshold"] = int(values["threshold"])  # A count of tokens; the form refuses a fraction.
     try:
-        return kind(**values)
+        return form_class(**values)
     except InputError as error:
         raise InputError(f"{form.where}: {error}") from None
     except TypeError:  # An argument without a default is missing.
@@ -238,7 +238,7 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
 
 def form_document(form: Form) -> dict[str, Any]:
     """The mapping that `parse_form` reads as this form."""
-    name = next(name for name, (kind, *_) in FORMS.items() if isinstance(form, kind))
+    name = next(name for name, (form_class, *_) in FORMS.items() if isinstance(form, form_class))
     return {"form": name} | {key: _as_list(value) for key, value in asdict(form).items()}
 
 
@@ -276,8 +276,12 @@ def fit_row(
         "mape_frac": None if latency.mape_frac is None else round(latency.mape_frac, 4),
         "max_context_tokens": latency.max_context_tokens,
         "errors": {
-            regime: {"mape_frac": round(e.mape_frac, 4), "p90_frac": round(e.p90_frac, 4), "steps": e.steps}
-            for regime, e in errors.items()
+            step_kind: {
+                "mape_frac": round(error.mape_frac, 4),
+                "p90_frac": round(error.p90_frac, 4),
+                "steps": error.steps,
+            }
+            for step_kind, error in errors.items()
         },
         MIXED: _seven_digits(latency.m_s),
         "uncertainty_frac": None if latency.uncertainty_frac is None else round(latency.uncertainty_frac, 4),

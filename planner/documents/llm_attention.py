@@ -86,17 +86,19 @@ def block_pattern(shape: Section, layers: int) -> str | None:
     Nemotron-H is such an LLM. None for all others.
     """
     if isinstance(names := shape.get("layers_block_type"), list):
-        if unknown := [name for name in names if name not in _BLOCK_NAMES]:
+        if unknown_names := [name for name in names if name not in _BLOCK_NAMES]:
             raise refused_value(
-                shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown[0]
+                shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0]
             )
         return "".join(_BLOCK_NAMES[name] for name in _per_layer(shape, "layers_block_type", names, layers))
     if "hybrid_override_pattern" not in shape:
         return None
     pattern = shape.text("hybrid_override_pattern")
-    if strange := sorted(set(pattern) - set(BLOCKS)):
+    if unknown_letters := sorted(set(pattern) - set(BLOCKS)):
         raise refused_value(
-            shape.path_of("hybrid_override_pattern"), f"expected letters {' '.join(BLOCKS)}", strange[0]
+            shape.path_of("hybrid_override_pattern"),
+            f"expected letters {' '.join(BLOCKS)}",
+            unknown_letters[0],
         )
     return "".join(_per_layer(shape, "hybrid_override_pattern", list(pattern), layers))
 
@@ -117,9 +119,9 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     if pattern := block_pattern(shape, layers):
         return [BLOCKS[letter][0] for letter in pattern]
     if isinstance(types := shape.get("layer_types"), list):
-        if strange := [kind for kind in types if kind not in _LAYER_TYPES]:
+        if unknown := [kind for kind in types if kind not in _LAYER_TYPES]:
             raise CatalogError(
-                f"{shape.path_of('layer_types')}: {strange[0]!r} is not modelled; expected "
+                f"{shape.path_of('layer_types')}: {unknown[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"
             )
         return [_LAYER_TYPES[kind] for kind in _per_layer(shape, "layer_types", types, layers)]
@@ -361,10 +363,10 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
         return False, False
     types = shape.get("indexer_types")
     if isinstance(types, list):
-        kind = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
-        if kind not in ("full", "shared"):
-            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", kind)
-        return kind == "full", kind == "shared"
+        index_type = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
+        if index_type not in ("full", "shared"):
+            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", index_type)
+        return index_type == "full", index_type == "shared"
     if "index_topk_pattern" in shape:
         letters = _per_layer(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)
@@ -460,15 +462,16 @@ def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Module
 def _mamba_state(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
     """The state of Mamba 2, as Nemotron-H has it."""
     heads = shape.whole_number("mamba_num_heads")
-    state = first_count(shape, "ssm_state_size", "mamba_d_state")
+    state_size = first_count(shape, "ssm_state_size", "mamba_d_state")
     width = heads * shape.whole_number("mamba_head_dim")
-    groups = 2 * first_count(shape, "n_groups", "mamba_n_groups") * state
+    # All heads of a group share the two vectors that write to and read from the state (B and C).
+    group_width = 2 * first_count(shape, "n_groups", "mamba_n_groups") * state_size
     attention = StateAttention(
-        projected=2 * width + groups + heads,
+        projected=2 * width + group_width + heads,
         output=width,
-        conv_width=width + groups,
+        conv_width=width + group_width,
         conv_tokens=first_count(shape, "conv_kernel", "mamba_d_conv"),
-        state_values=width * state,
+        state_values=width * state_size,
         heads=heads,
         state_value_bytes=_state_bytes(shape, "mamba_ssm_cache_dtype", default="float32"),
     )

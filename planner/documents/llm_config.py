@@ -87,7 +87,8 @@ def fetch_config(name: str) -> Path | None:
 
 
 def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
-    where, text = str(file), _language_half(config)
+    """The LLM of a config.json, after every key that no formula describes was refused."""
+    where, text = str(file), _language_part(config)
     formats = read_formats(file, text)
     refuse_unmodelled(text, where)
     shape = Section.from_document(text, where, wording=WORDING)
@@ -113,15 +114,15 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     )
 
 
-def _language_half(config: dict[str, Any]) -> dict[str, Any]:
+def _language_part(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's part of the config of an LLM that also reads images; the whole config of another
     LLM. Where the part has no keys for quantisation or tied embeddings, those of the whole config hold.
     """
-    half = config.get("text_config")
-    if not isinstance(half, dict) or "num_hidden_layers" in config:
+    text_model = config.get("text_config")
+    if not isinstance(text_model, dict) or "num_hidden_layers" in config:
         return config
     keys = (*QUANTISED, "torch_dtype", "dtype", "tie_word_embeddings")
-    return {key: config[key] for key in keys if key in config} | half
+    return {key: config[key] for key in keys if key in config} | text_model
 
 
 def _group_layers(shape: Section, formats: Formats) -> tuple[LayerGroup, ...]:
@@ -174,6 +175,7 @@ def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: in
 
 
 def _all_parameters(block: FeedForward | None, hidden: int) -> float:
+    """The parameters of a feed-forward block with all of its experts, also those that a token leaves out."""
     if block is None:
         return 0.0
     return block.experts * block.expert_parameters(hidden) + block.shared_parameters(hidden)
@@ -204,7 +206,7 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
     ffn = first_count(shape, "vt_intermediate_size", "intermediate_size", default=4 * hidden)
     layers = first_count(shape, "vt_num_hidden_layers", "depth", "num_hidden_layers")
     is_gated = str(shape.get("model_type", "")) in _GATED_ENCODERS
-    blocks = layers * (4 * hidden * width + (3 if is_gated else 2) * hidden * ffn)
+    block_parameters = layers * (4 * hidden * width + (3 if is_gated else 2) * hidden * ffn)
     pixels = (
         first_count(shape, "in_channels", "num_channels", default=3)
         * shape.whole_number("patch_size", 14) ** 2
@@ -212,9 +214,12 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
     frames = shape.whole_number(
         "temporal_patch_size", _compression_config(shape).whole_number("temporal_patch_size", 1)
     )
-    patches = pixels * frames * hidden
+    patch_parameters = pixels * frames * hidden
     return float(
-        blocks + patches + _positions_size(shape, hidden) + _projector_size(shape, hidden, text_hidden)
+        block_parameters
+        + patch_parameters
+        + _positions_size(shape, hidden)
+        + _projector_size(shape, hidden, text_hidden)
     )
 
 
@@ -234,10 +239,11 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
     if family.startswith("gemma"):
         return hidden * text_hidden
     if family.startswith("llama4"):  # The defaults are those of transformers.
-        patches = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2  # They become one token.
+        # So many patches become one token.
+        merged_patches = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
         inner = shape.whole_number("projector_input_dim", 4096)
         out = shape.whole_number("projector_output_dim", 4096)
-        return hidden * patches * inner + inner * out + out * text_hidden
+        return hidden * merged_patches * inner + inner * out + out * text_hidden
     if "projection_dim" in shape:  # MiniMax-M3 first projects to the LLM's width and merges patches there.
         width = shape.whole_number("projection_dim")
         return hidden * width + width * width + _patches_per_token(shape) * width * width + width * width
@@ -323,12 +329,12 @@ _KNOWN = frozenset((*_READ, *_HARMLESS))
 
 def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
     """Raise CatalogError for the first key that is, or may be, of a structure that no formula describes."""
-    kind = config.get("model_type", "")
+    family = config.get("model_type", "")
     for what, keys in UNMODELLED.items():
         for key in keys:
             if config.get(key):
                 raise CatalogError(
-                    f"{where}: {key}: {what} ({kind}): not modelled; nearest: a row of an LLM like it in a "
+                    f"{where}: {key}: {what} ({family}): not modelled; nearest: a row of an LLM like it in a "
                     "llms.yaml"
                 )
     types = config.get("attn_type_list")  # A key of MiniMax: 1 is softmax attention, 0 linear attention.
@@ -339,6 +345,6 @@ def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
             continue
         if not _HARMLESS_PATTERN.search(key):
             raise CatalogError(
-                f"{where}: {key}: not known ({kind}), and it may change the structure of the LLM; expected a "
-                "config without it, or describe the LLM in a llms.yaml of your own"
+                f"{where}: {key}: not known ({family}), and it may change the structure of the LLM; expected "
+                "a config without it, or describe the LLM in a llms.yaml of your own"
             )

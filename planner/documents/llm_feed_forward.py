@@ -109,23 +109,23 @@ def is_gated(shape: Section) -> bool:
     """Whether a block has a gate, and so three matrices in place of two. Raises CatalogError for a model_type
     that is not known, if its activation does not tell either.
     """
-    kind = str(shape.get("model_type", ""))
-    if kind == "nemotron_h":
+    family = str(shape.get("model_type", ""))
+    if family == "nemotron_h":
         return False
-    if kind in _GATED or kind in _UNGATED:
-        return kind in _GATED
+    if family in _GATED or family in _UNGATED:
+        return family in _GATED
     if any(activation in str(shape.get("hidden_act", "")) for activation in _GATED_ACTIVATIONS):
         return True
     raise CatalogError(
-        f"{shape.path_of('model_type')}: {kind!r} is not one we know (nearest: "
-        f"{', '.join(nearest_names(kind, (*_GATED, *_UNGATED))) or 'none'}); describe it in a "
+        f"{shape.path_of('model_type')}: {family!r} is not one we know (nearest: "
+        f"{', '.join(nearest_names(family, (*_GATED, *_UNGATED))) or 'none'}); describe it in a "
         "llms.yaml of your own"
     )
 
 
 def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
     """The block of a layer; None for a layer without one."""
-    kind = str(shape.get("model_type", ""))
+    family = str(shape.get("model_type", ""))
     hidden = hidden_size(shape)
     if "block_configs" in shape:
         return _nemotron_block(shape, layer, hidden, formats)
@@ -141,9 +141,9 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
         return _parse_experts(shape, layer, formats)
     # In an LLM with experts _WIDTH_KEYS may have the width of an expert, and these two that of a dense block.
     dense_keys = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
-    default = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else None
+    default = 4 * hidden if family in _FOUR_TIMES_HIDDEN else None
     width = first_count(shape, *dense_keys, *_WIDTH_KEYS, default=default)
-    if kind == "qwen":
+    if family == "qwen":
         width //= 2  # The first Qwen stores gate and up as one width.
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
@@ -213,8 +213,8 @@ def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
 
 def _shared_width(shape: Section) -> int:
     """The width of all shared experts together."""
-    kind = str(shape.get("model_type", ""))
-    if kind.startswith(("gemma4", "llama4")):  # One dense block stands beside the experts.
+    family = str(shape.get("model_type", ""))
+    if family.startswith(("gemma4", "llama4")):  # One dense block stands beside the experts.
         return first_count(shape, *_WIDTH_KEYS)
     if shape.get("shared_expert_intermediate_size"):
         return shape.whole_number("shared_expert_intermediate_size")

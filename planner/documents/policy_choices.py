@@ -251,7 +251,7 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
 def _as_deployed(policies: Policies, target: str | None) -> Policies:
     """The policies with the target's own routing for mixed workers.
 
-    `PlanQuestion.policies_of_pairs` has that for pairs of prefill and decode workers.
+    `PlanQuestion.policies_of_pairs` does the same for pairs of prefill and decode workers.
     """
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 

@@ -138,21 +138,21 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
     any_llm = {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}}
     parse_task({**any_llm, **shared}, catalog, where=str(path))
     return [
-        _parse_entry(name, given, shared, path, catalog)
-        for name, given in _named_entries(document.get("llms"), f"{path}: llms")
+        _parse_entry(name, row, shared, path, catalog)
+        for name, row in _named_entries(document.get("llms"), f"{path}: llms")
     ]
 
 
-def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
+def _named_entries(llms: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The entries with their names, of a mapping or of a list; each name becomes a folder of the answer."""
-    if isinstance(given, list):
-        rows = [(_name_in_list(row), row) for row in given]
-    elif isinstance(given, Mapping):
-        rows = [(str(name), row) for name, row in given.items()]
+    if isinstance(llms, list):
+        rows = [(_name_in_list(row), row) for row in llms]
+    elif isinstance(llms, Mapping):
+        rows = [(str(name), row) for name, row in llms.items()]
     else:
         rows = []
     if not rows:
-        raise InputError(f"{where}: expected an entry per LLM such as chat: {{llm: ...}}, found {given!r}")
+        raise InputError(f"{where}: expected an entry per LLM such as chat: {{llm: ...}}, found {llms!r}")
     seen: set[str] = set()
     for name, row in rows:
         if not isinstance(row, Mapping):
@@ -165,7 +165,7 @@ def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]
         if name.lower() in seen:
             raise InputError(f"{where}: two entries are named {name}; give each a name of its own")
         seen.add(name.lower())
-    dropped = {"name"} if isinstance(given, list) else set()
+    dropped = {"name"} if isinstance(llms, list) else set()
     return [(name, {key: value for key, value in row.items() if key not in dropped}) for name, row in rows]
 
 
@@ -178,17 +178,18 @@ def _name_in_list(row: Any) -> str:
 
 
 def _parse_entry(
-    name: str, given: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
+    name: str, row: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
 ) -> Entry:
+    """The entry of this name from its `row`. A default in `shared` holds where the row has no key for it."""
     where = f"{path}: llms: {name}"
-    for key in given:
+    for key in row:
         if key in SHARED:
             raise InputError(f"{where}: {key} is shared by all LLMs; write it beside llms")
-    refuse_unknown(given, (*OWN, *TRACE), where)
+    refuse_unknown(row, (*OWN, *TRACE), where)
     for key in TRACE:
-        if key in given:
-            check_text(given[key], f"{where}: {key}")
-    own = {key: value for key, value in given.items() if key in OWN}
+        if key in row:
+            check_text(row[key], f"{where}: {key}")
+    own = {key: value for key, value in row.items() if key in OWN}
     if "robust" not in own:  # `robust` stands in place of safety.
         own = {key: shared[key] for key in DEFAULTS if key in shared} | own
     beside_llms = {key: value for key, value in shared.items() if key in SHARED}
@@ -196,12 +197,12 @@ def _parse_entry(
     task = parse_task({**with_config(own, path.parent, catalog), **beside_llms}, catalog, where=where)
     if task.plans_each_target:
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
-    trace = path.parent / given["trace"] if "trace" in given else None
-    if task.described is not None and (trace is not None or "model" in given):
+    trace = path.parent / row["trace"] if "trace" in row else None
+    if task.described is not None and (trace is not None or "model" in row):
         raise InputError(
             f"{where}: traffic: describes its requests; drop trace: and model:, or describe none"
         )
-    return Entry(name, own, task, trace, given.get("model"))
+    return Entry(name, own, task, trace, row.get("model"))
 
 
 def _with_traces(
@@ -219,16 +220,16 @@ def _with_traces(
     `common` trace (`_llm_in_trace`). Raises InputError for an entry without either, and for a common trace
     that no entry uses.
     """
-    without = [name for name, source in sources.items() if source is None]
-    if without and common is None:
+    untraced = [name for name, source in sources.items() if source is None]
+    if untraced and common is None:
         raise InputError(
-            f"{path}: llms: {', '.join(without)}: no trace of its own; add trace: FILE there, or give "
+            f"{path}: llms: {', '.join(untraced)}: no trace of its own; add trace: FILE there, or give "
             "--trace FILE with a column `model`"
         )
-    if common is not None and not without:
+    if common is not None and not untraced:
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
-    read: dict[Path | Trace, Trace] = {}
+    read_traces: dict[Path | Trace, Trace] = {}
     # Which entry has taken which rows of the common trace: those of one LLM, or all (None).
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
@@ -237,11 +238,13 @@ def _with_traces(
         source = sources[entry.name] if is_own else common
         assert source is not None
         if isinstance(source, Trace):
-            read[source] = source
-        elif source not in read:  # The first entry of a file says how its columns are read.
+            read_traces[source] = source
+        elif source not in read_traces:  # The first entry of a file says how its columns are read.
             log_options = log_options_of(entry.own, path)
-            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, log_options=log_options)
-        llm = _llm_in_trace(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+            read_traces[source] = read_trace(
+                source, seed=None, drop_invalid=drop_invalid, log_options=log_options
+            )
+        llm = _llm_in_trace(entry, read_traces[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
         # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:
             same = f"the rows to {llm!r}" if llm is not None else "all rows"
@@ -251,10 +254,10 @@ def _with_traces(
             )
         if not is_own:
             taken[source, llm] = entry.name
-        trace = read[source] if llm is None else read[source].of_llm(llm)
+        trace = read_traces[source] if llm is None else read_traces[source].of_llm(llm)
         parts.append(LlmQuestion(entry.name, entry.task, trace))
-    files = tuple(source for source in read if isinstance(source, Path))
-    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(read, common, taken), files)
+    files = tuple(source for source in read_traces if isinstance(source, Path))
+    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(read_traces, common, taken), files)
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
@@ -284,14 +287,14 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
 
 
 def _note_unplanned(
-    read: Mapping[Path | Trace, Trace],
+    read_traces: Mapping[Path | Trace, Trace],
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
     """A note on the rows of --trace that no entry takes."""
     if common is None or (common, None) in taken:
         return ()
-    trace = read[common]
+    trace = read_traces[common]
     unplanned = [name for name in trace.llms if (common, name) not in taken]
     if not unplanned:
         return ()

@@ -242,15 +242,17 @@ def slo_document(slo: Slo) -> dict[str, Any]:
 def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
     """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
     place = f"{where}: reference"
-    on = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
-    if not isinstance(on.get("gpu"), str):
-        raise refused_value(on.path_of("gpu"), "expected the name of a GPU", on.get("gpu"))
+    reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
+    if not isinstance(reference_row.get("gpu"), str):
+        raise refused_value(
+            reference_row.path_of("gpu"), "expected the name of a GPU", reference_row.get("gpu")
+        )
     limits = []
     for metric, percentile_frac, name, value in _percentile_lines(check_mapping(document, where), where):
         if not is_number(value) or not 1 <= value < float("inf"):
             raise refused_value(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return Slowdowns(tuple(limits), on.get("gpu"), on.whole_number("tp"))
+    return Slowdowns(tuple(limits), reference_row.get("gpu"), reference_row.whole_number("tp"))
 
 
 def _percentile_lines(

@@ -91,7 +91,7 @@ class StartupFacts:
         Without an `image` the node has the container's image already; with `is_compiled` it has the compiled
         kernels already. `node_s` is the time until there is a node.
         """
-        engine, other_gpu = self._find_engine(worker.gpu)
+        engine, is_of_other_gpu = self._find_engine(worker.gpu)
         time = start_time(
             llm,
             worker.gpus,
@@ -102,7 +102,7 @@ class StartupFacts:
             is_compiled=is_compiled,
             node_s=node_s,
         )
-        if not other_gpu:
+        if not is_of_other_gpu:
             return time
         return replace(time, estimated=(*time.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
 
