@@ -203,12 +203,12 @@ class PlanResult(PlanFiles):
 
     def sentences(self) -> list[str]:
         level0 = words.level0_line(self.plan.certificate)
-        kept = [
+        limit_lines = [
             f"{line.limit.name}: {words.value_text(line)}, limit {words.seconds_text(line.limit.limit_s)}"
             for line in self.plan.verdict.lines
         ]
         where = "on paper, of" if self.plan.certificate.answers else "of"
-        return [*kept, f"{where} fleets with one worker type per pool {level0}", *self.warnings]
+        return [*limit_lines, f"{where} fleets with one worker type per pool {level0}", *self.warnings]
 
     def report(self) -> str:
         return render_report(self.plan, command=self.command)

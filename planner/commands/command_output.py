@@ -135,7 +135,8 @@ class Progress:
     def _how_far(self, message: str, elapsed_s: float) -> str:
         """The share done, which never falls, and the time left, as text; empty if the message has none.
 
-        A stage that comes again took longer than others of its kind: the guess would grow, so there is none.
+        If the same stage is shown again, it takes longer than expected, and a guess of the time left would
+        only grow: it is left out.
         """
         if not isinstance(message, Stage):
             return ""

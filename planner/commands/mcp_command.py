@@ -86,15 +86,15 @@ def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     parameters = inspect.signature(tool).parameters
     refuse_unknown(arguments, parameters, "arguments")
     for name, parameter in parameters.items():
-        allowed, wanted = ARGUMENT_TYPES[str(parameter.annotation)]
+        allowed, description = ARGUMENT_TYPES[str(parameter.annotation)]
         if name not in arguments:
             if parameter.default is inspect.Parameter.empty:
-                raise InputError(f"{name}: is missing; give {wanted}")
+                raise InputError(f"{name}: is missing; give {description}")
         # To Python a bool is an int, which is not what a client means.
         elif not isinstance(arguments[name], allowed) or (
             isinstance(arguments[name], bool) and bool not in allowed
         ):
-            raise InputError(f"{name}: expected {wanted}, found {show_value(arguments[name])}")
+            raise InputError(f"{name}: expected {description}, found {show_value(arguments[name])}")
 
 
 def _schema_reader(name: str) -> Callable[[], str]:

@@ -173,10 +173,10 @@ def _say_doubts(fleet: Fleet, requests: Trace) -> None:
 
 def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:
     """Refuse options that explain one run of a fixed fleet where there are several, or its size changes."""
-    other = "--seeds" if seeds > 1 else "--autoscale" if autoscale is not None else ""
+    conflicting = "--seeds" if seeds > 1 else "--autoscale" if autoscale is not None else ""
     for name, is_given in options.items():
-        if is_given and other:
-            raise InputError(f"{name}: looks at one run of a fixed fleet; drop {other}")
+        if is_given and conflicting:
+            raise InputError(f"{name}: looks at one run of a fixed fleet; drop {conflicting}")
 
 
 def _moments_to_explain(is_explained: bool, moments: int | None) -> int:

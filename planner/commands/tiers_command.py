@@ -66,11 +66,11 @@ def best_line(choices: TierStudy) -> str:
     best, without = choices.best, choices.without
     if best is without:
         return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
-    paid = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
+    best_text = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
     if math.isinf(without.usd_per_h):
         none = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
-        return f"{paid}; without tiers {none} the SLO"
-    return f"{paid}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
+        return f"{best_text}; without tiers {none} the SLO"
+    return f"{best_text}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
 
 
 def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:

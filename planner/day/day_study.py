@@ -301,10 +301,10 @@ def study_day(
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / HOUR_S:.3g} h")
     train, judged = split_training(question.trace, question.train_frac)
     # The controllers' tables and rules are made of this traffic.
-    known = judged if train is None else train
+    known_traffic = judged if train is None else train
     judged_question = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    knowledge = gather_knowledge(question, known, train)
+    knowledge = gather_knowledge(question, known_traffic, train)
     capacity = knowledge.capacity
     progress(f"{STATIC}: the day")
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), knowledge)]

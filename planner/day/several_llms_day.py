@@ -387,13 +387,13 @@ def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms)
 
     None if these parts need more GPUs together than there are, or if no part keeps the windows of some LLM.
     """
-    kept = [
+    keeping_parts = [
         [day.parts[llm_index] for day in (best, *rows) if day.parts[llm_index].keeps]
         for llm_index in range(len(best.parts))
     ]
-    if not all(kept):
+    if not all(keeping_parts):
         return None
-    days = [min(parts, key=lambda part: part.usd) for parts in kept]
+    days = [min(parts, key=lambda part: part.usd) for parts in keeping_parts]
     of_each = _joint_day(OPTIMUM, days, terms)
     is_within = all(count <= terms.stock.get(gpu, count) for gpu, count in of_each.most_gpus.items())
     return of_each if is_within else None

@@ -377,15 +377,15 @@ def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[
         raise refused_value(
             where, "expected tokens, such as 1500 or {mean: 1500, p50: 900, p95: 5000}", value
         )
-    given = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
+    fields = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
     for key, parse in (
         ("fixed", lambda section: Fixed(section.whole_number("fixed", most=MAX_TOKENS))),
         ("lognormal", _parse_lognormal),
         ("histogram", _parse_histogram),
     ):
-        if key in given:
-            return parse(Section.from_document(given, where, (key,)))
-    return _parse_percentiles(given, where)
+        if key in fields:
+            return parse(Section.from_document(fields, where, (key,)))
+    return _parse_percentiles(fields, where)
 
 
 def _read_lengths(value: object, where: str) -> Lengths:

@@ -163,12 +163,12 @@ def make_offers(
     The sources of the offers name `format_name`. A GPU and term have no price if corrections in later rows,
     which are negative, leave no paid hours.
     """
-    paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
-    if not paid:
+    paid_totals = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
+    if not paid_totals:
         left_out_text = f" ({'; '.join(left_out)})" if left_out else ""
         raise InputError(f"{path}: holds no paid hours of a known GPU's instances{left_out_text}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
-    for (gpu, term), total in paid.items():
+    for (gpu, term), total in paid_totals.items():
         source = f"{format_name} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
         offer = ProviderOffer(provider, term, total.usd / total.gpu_hours, date, source)
         offers[gpu] = (*offers.get(gpu, ()), offer)

@@ -62,19 +62,19 @@ def read_setup(
 
     Raises InputError naming every option that is needed.
     """
-    given = {
+    setup = {
         "llm": stated.llm or (llm if isinstance(llm, str) else None),
         "gpu": stated.gpu or (gpu if isinstance(gpu, str) else None),
         "tp": stated.tp or (None if tp is None else read_count(tp, f"{where}: tp", most=MAX_TP)),
     }
-    if missing := [f"--{name}" for name, value in given.items() if not value]:
+    if missing := [f"--{name}" for name, value in setup.items() if not value]:
         raise InputError(f"{where}: does not say what was measured; add {' '.join(missing)}")
     try:
-        llm_name = catalog.llm(str(given["llm"])).name
-        gpu_name = catalog.gpu(str(given["gpu"])).name
+        llm_name = catalog.llm(str(setup["llm"])).name
+        gpu_name = catalog.gpu(str(setup["gpu"])).name
     except InputError as error:
         raise InputError(f"{where}: {error}; say which it is with --llm and --gpu") from None
-    return llm_name, gpu_name, read_count(given["tp"], "--tp", most=MAX_TP)
+    return llm_name, gpu_name, read_count(setup["tp"], "--tp", most=MAX_TP)
 
 
 def find_catalog_llm(name: str, catalog: Catalog) -> str | None:

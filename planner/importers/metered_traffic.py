@@ -157,8 +157,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
     """
     where = " and ".join(file.name for file in files[:3])  # More names would fill an error message.
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
-    wanted = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
-    series = read_series(list(files), wanted.__contains__)
+    needed_names = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
+    series = read_series(list(files), needed_names.__contains__)
     models = sorted({row.label("model_name") for row in series} - {""})
     if len(models) > 1:
         raise InputError(
@@ -237,8 +237,8 @@ def _length_histogram(
                 f"({upper[-2]:g}): taken as up to {upper[-1]:g} tokens"
             )
     edges = np.concatenate(([0.0], upper))
-    used = np.flatnonzero(counts > 0)
-    low, high = int(used[0]), int(used[-1]) + 1
+    filled_buckets = np.flatnonzero(counts > 0)
+    low, high = int(filled_buckets[0]), int(filled_buckets[-1]) + 1
     edges, counts = edges[low : high + 1], counts[low:high]
     middle_mean = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
     mean = summed / total if total > 0 and summed > 0 else middle_mean
@@ -276,9 +276,9 @@ def _more_facts(
     waiting = [row for row in series if row.name == WAITING]
     if waiting:
         queue = mean_gauge(waiting, edges_s)
-        known = queue[~np.isnan(queue)]
-        facts["most_waiting"] = float(known.max()) if known.size else None
-        behind_frac = float(np.mean(known >= _BEHIND_WAITING)) if known.size else 0.0
+        known_waiting = queue[~np.isnan(queue)]
+        facts["most_waiting"] = float(known_waiting.max()) if known_waiting.size else None
+        behind_frac = float(np.mean(known_waiting >= _BEHIND_WAITING)) if known_waiting.size else 0.0
         if behind_frac > 0:
             warnings.append(
                 f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "

@@ -79,12 +79,12 @@ def any_name(name: str) -> bool:
     return True
 
 
-def read_series(paths: Sequence[Path], wanted: NamePredicate = any_name) -> tuple[Series, ...]:
-    """The series of all files together, sorted by name and labels; only names that `wanted` accepts.
+def read_series(paths: Sequence[Path], is_wanted: NamePredicate = any_name) -> tuple[Series, ...]:
+    """The series of all files together, sorted by name and labels; only names that `is_wanted` accepts.
 
     Raises InputError for a file of another format, if no series is left, or if files contradict each other.
     """
-    all_series = [series for path in paths for series in parse_series(read_text(path), path, wanted)]
+    all_series = [series for path in paths for series in parse_series(read_text(path), path, is_wanted)]
     merged = _merge_series(all_series, " and ".join(path.name for path in paths[:3]))
     if not merged:
         raise InputError(
@@ -94,14 +94,14 @@ def read_series(paths: Sequence[Path], wanted: NamePredicate = any_name) -> tupl
     return merged
 
 
-def parse_series(text: str, where: object, wanted: NamePredicate = any_name) -> tuple[Series, ...]:
+def parse_series(text: str, where: object, is_wanted: NamePredicate = any_name) -> tuple[Series, ...]:
     """The series in a text of one of the formats of the module's docstring; arguments as in `read_series`."""
     start = text.lstrip()
     if not start:
         raise InputError(f"{where}: is empty; expected samples of Prometheus")
     if start.startswith("[") or (start.startswith("{") and start[1:].lstrip()[:1] in ('"', "}")):
-        return _merge_series(_series_of_json(text, where, wanted), where)
-    return _merge_series(_series_of_lines(text, where, wanted), where)
+        return _merge_series(_series_of_json(text, where, is_wanted), where)
+    return _merge_series(_series_of_lines(text, where, is_wanted), where)
 
 
 def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
@@ -112,7 +112,7 @@ def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
 # --- JSON ---
 
 
-def _series_of_json(text: str, where: object, wanted: NamePredicate) -> list[Series]:
+def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[Series]:
     """The series of one answer, of a list of answers or of rows of a matrix, or of an answer per line."""
     try:
         documents = [parse_json(text, where)]
@@ -127,13 +127,13 @@ def _series_of_json(text: str, where: object, wanted: NamePredicate) -> list[Ser
         for k, row in enumerate(rows):
             row_where = f"{where}: [{k}]" if isinstance(document, list) else where
             if isinstance(row, dict) and "metric" in row:
-                all_series += _series_of_row(row, row_where, wanted)
+                all_series += _series_of_row(row, row_where, is_wanted)
             else:
-                all_series += _series_of_answer(row, row_where, wanted)
+                all_series += _series_of_answer(row, row_where, is_wanted)
     return all_series
 
 
-def _series_of_answer(document: Any, where: object, wanted: NamePredicate) -> Iterable[Series]:
+def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) -> Iterable[Series]:
     """The series of one answer of the API."""
     if not isinstance(document, dict):
         raise InputError(
@@ -153,10 +153,10 @@ def _series_of_answer(document: Any, where: object, wanted: NamePredicate) -> It
     if not isinstance(rows, list):
         raise InputError(f"{where}: data.result is {show_value(rows)}, expected a list of series")
     for k, row in enumerate(rows):
-        yield from _series_of_row(row, f"{where}: data.result[{k}]", wanted)
+        yield from _series_of_row(row, f"{where}: data.result[{k}]", is_wanted)
 
 
-def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Series]:
+def _series_of_row(row: Any, where: object, is_wanted: NamePredicate) -> list[Series]:
     """The series of one row of a matrix; none if its name is not wanted."""
     metric = row.get("metric") if isinstance(row, dict) else None
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
@@ -167,7 +167,7 @@ def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Serie
             f"{where}: has no __name__, which rate(), sum() and the like take away: query the counters "
             "themselves, for instance vllm:request_success_total"
         )
-    if not wanted(name):
+    if not is_wanted(name):
         return []
     values = row.get("values")
     if values is None and "histograms" in row:
@@ -191,7 +191,7 @@ def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Serie
 # --- lines ---
 
 
-def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Series]:
+def _series_of_lines(text: str, where: object, is_wanted: NamePredicate) -> list[Series]:
     """The series of tsdb dump, `{__name__="x", ...} value ms`, or of dump-openmetrics, `x{...} value s`."""
     samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
     is_dump: bool | None = None
@@ -213,7 +213,7 @@ def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Se
             )
         is_dump = in_braces
         name = match[1] or _dump_name(match[2] or "", line_where)
-        if wanted(name):
+        if is_wanted(name):
             time_s = _parse_time_s(match[4], line_where, per_s=1000.0 if in_braces else 1.0)
             samples_by_series.setdefault((name, match[2] or ""), []).append(
                 (time_s, _parse_value(match[3], line_where))

@@ -145,17 +145,19 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, zeros, zeros, t_s])
     # A decode also attends to the token that it adds.
     decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * (cached + 1), t_s])
-    used = is_prefill | is_decode
-    if not used.any():
+    is_used = is_prefill | is_decode
+    if not is_used.any():
         raise InputError(
             f"{attention_path}: no step for tp {tp} lies within the {most_tokens:g} tokens of {mlp_path.name}"
         )
     left_out = (
-        f"{(~used).sum()} attention row(s) beyond {most_tokens:g} tokens or without a time are left out"
+        f"{(~is_used).sum()} attention row(s) beyond {most_tokens:g} tokens or without a time are left out"
     )
     steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
     times = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
-    return _step_table(steps, times, llm, gpu, tp, f"Vidur profiles {names}", "" if used.all() else left_out)
+    return _step_table(
+        steps, times, llm, gpu, tp, f"Vidur profiles {names}", "" if is_used.all() else left_out
+    )
 
 
 def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTable:

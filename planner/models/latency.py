@@ -356,8 +356,8 @@ def cached_tokens(X: Array) -> Array:
     new tokens in all, after c cached ones each, have A_p = n (c + (n / P + 1) / 2) pairs, and C = P c.
     """
     tokens, pairs, decodes, _, prefills = X.T
-    new = tokens - decodes
-    cached = prefills * pairs / np.maximum(new, 1.0) - (new + prefills) / 2
+    new_tokens = tokens - decodes
+    cached = prefills * pairs / np.maximum(new_tokens, 1.0) - (new_tokens + prefills) / 2
     return np.asarray(np.where(prefills > 0, np.maximum(cached, 0.0), 0.0))
 
 

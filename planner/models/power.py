@@ -89,8 +89,8 @@ class Power:
         tp: int | None = None,
     ) -> Array:
         """Watts of one of `gpus` GPUs during a step of N tokens whose decodes attend to K tokens."""
-        used = step_utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens, tp=tp)
-        share = self.of_gpu(gpu).draw_frac(*used)
+        utilisations = step_utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens, tp=tp)
+        share = self.of_gpu(gpu).draw_frac(*utilisations)
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
 
     def of_gpu(self, gpu: Gpu) -> Power:
@@ -179,8 +179,8 @@ def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
             f"power cap is {cap_frac:.0%} of the GPU's limit; slowdowns are known from {LOWEST_CAP_FRAC:.0%} "
             "on. Cap less, or measure it and write a row with cap_of into gpus.yaml"
         )
-    lost = (1 - cap_frac) / (1 - LOWEST_CAP_FRAC)  # 0 without a cap, 1 at the lowest.
-    return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * lost, 1.0  # Decodes lose nothing down to half.
+    depth_frac = (1 - cap_frac) / (1 - LOWEST_CAP_FRAC)  # 0 without a cap, 1 at the lowest.
+    return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * depth_frac, 1.0  # Decodes lose nothing down to half.
 
 
 def cap_gpu(gpu: Gpu, power_w: float) -> Gpu:

@@ -206,9 +206,9 @@ def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
 def _context_tokens(X: Array) -> Array:
     """A step's mean decode context, or its mean prompt with the cached part, whichever is longer."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    new = np.maximum(tokens - decodes, 1.0)
-    chunk = new / np.maximum(prefills, 1.0)
-    prompt = np.where(prefills > 0, pairs / new + (chunk - 1.0) / 2, 0.0)
+    new_tokens = np.maximum(tokens - decodes, 1.0)
+    chunk = new_tokens / np.maximum(prefills, 1.0)
+    prompt = np.where(prefills > 0, pairs / new_tokens + (chunk - 1.0) / 2, 0.0)
     return np.asarray(np.maximum(kv_tokens / np.maximum(decodes, 1.0), prompt))
 
 

@@ -320,7 +320,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     # Without a bill of whole nodes the price is that of the GPUs in use.
-    paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
+    answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
     # A limit in both counts once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
@@ -331,16 +331,16 @@ def _card(plan: Plan, answer: Answered) -> Card:
         budgets = listed([f"{each.max_num_batched_tokens:,}" for each in answer.workers])
         planned = listed([f"{each.max_num_batched_tokens:,}" for each in _planned_workers(plan)])
         fleet += f" with {budgets} tokens per step, of the plan {planned}"
-    difference = against_text(paid, plan.bill.usd_per_h)
+    difference = against_text(answer_usd_per_h, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
         difference += ": it is the plan"
     elif answer.name == "with-a-loss" and difference == SAME_COST:
         difference += "; spare: 1 worker plans for it"
     return Card(
         name=name,
-        price="" if paid is None else f"{usd(paid)}/h",
+        price="" if answer_usd_per_h is None else f"{usd(answer_usd_per_h)}/h",
         difference="the plan" if is_plan else difference,
-        month="" if paid is None else f"{month_text(paid)} per month",
+        month="" if answer_usd_per_h is None else f"{month_text(answer_usd_per_h)} per month",
         fleet=fleet,
         kept="" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in),
         holds="" if answer.headroom is None else holds_text(answer.headroom, after_loss=is_after_loss),
@@ -557,12 +557,14 @@ def _commitment_glance(plan: Plan) -> list[Glance]:
     if not offered:
         return []
     value = listed([f"{usd(each.usd_per_h)}/h for {TERMS[each.term]}" for each in offered])
-    used = [
+    conditions = [
         f"{TERMS[each.term]} if needed more than {percent(each.needed_frac)} of the time"
         for each in offered
         if each.needed_frac is not None and each.needed_frac < 1
     ]
-    note = f"cheaper than on demand: {', '.join(used)}" if used else "never cheaper than on demand"
+    note = (
+        f"cheaper than on demand: {', '.join(conditions)}" if conditions else "never cheaper than on demand"
+    )
     return [Glance("Committed", value, note)]
 
 
@@ -600,10 +602,10 @@ def breaks_first(plan: Plan) -> Glance:
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
     twice = f"{listed([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
     losses = () if robustness is None else robustness.losses
-    lost = next((each for each in losses if not each.holds), None)
-    if lost is not None:
-        missed = _lost_text(plan, lost)
-        value = f"{_lost_worker_text(lost)} lost"
+    missed_loss = next((each for each in losses if not each.holds), None)
+    if missed_loss is not None:
+        missed = _lost_text(plan, missed_loss)
+        value = f"{_lost_worker_text(missed_loss)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
         return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
     spare = "; any one worker may be lost on the traffic as written" if losses else ""

@@ -75,12 +75,12 @@ def _basis_text(plan: SharedPlan) -> str:
 
 def glance(plan: SharedPlan) -> list[Glance]:
     """The figures that a buyer asks for first, over all LLMs."""
-    paid = plan.bill.usd_per_h
+    bill_usd_per_h = plan.bill.usd_per_h
     gpus = f"{counted(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
     if idle := idle_gpus_text(plan.bill):
         gpus += f"; {idle}"
     return [
-        Glance("Cost per month", screen.month_text(paid), gpus),
+        Glance("Cost per month", screen.month_text(bill_usd_per_h), gpus),
         _breaks_first(plan),
         _more_traffic(plan),
         _measured_inputs(plan),
@@ -152,15 +152,15 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
-    paid = planned_usd_per_h if is_plan else total.paid_usd_per_h
-    difference = "the plan" if is_plan else screen.against_text(paid, planned_usd_per_h)
+    answer_usd_per_h = planned_usd_per_h if is_plan else total.paid_usd_per_h
+    difference = "the plan" if is_plan else screen.against_text(answer_usd_per_h, planned_usd_per_h)
     if total.name == "with-a-loss" and not is_plan:
         difference += "; spare: 1 worker in each entry of llms plans for it"
     return Card(
         name,
-        f"{usd(paid)}/h",
+        f"{usd(answer_usd_per_h)}/h",
         difference,
-        f"{screen.month_text(paid)} per month",
+        f"{screen.month_text(answer_usd_per_h)} per month",
         "",
         f"kept in: {', '.join(kept_texts)}" if kept_texts else "",
         "",

@@ -399,14 +399,14 @@ class _Agenda:
         """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
-        lost = deque((request, reasons[status]) for request in requests)
-        while lost:
-            request, reason = lost.popleft()
+        to_give_up = deque((request, reasons[status]) for request in requests)
+        while to_give_up:
+            request, reason = to_give_up.popleft()
             if request in self.given_up:
                 continue
             self.given_up.add(request)
             given_up.append((request, f"not sent: a request it waits for {reason}"))
-            lost.extend((child, reasons["unsent"]) for child in self.children.get(request, ()))
+            to_give_up.extend((child, reasons["unsent"]) for child in self.children.get(request, ()))
         return given_up
 
 

@@ -69,10 +69,10 @@ class Remote:
             return False
 
 
-def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
+def parse_workers(texts: Sequence[str]) -> dict[str, list[str]]:
     """Parse each `POOL=URL,URL...` into the addresses of that pool, in their order."""
     addresses: dict[str, list[str]] = {}
-    for text in given:
+    for text in texts:
         pool, equals, urls = text.rpartition("=")
         if not (pool and equals and urls):
             raise InputError(f"--workers: expected POOL=URL,URL..., found {text[:200]!r}")

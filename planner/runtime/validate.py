@@ -124,8 +124,8 @@ def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[
     # Sessions with equal shares are taken in random order, so that the sample is not of the earliest ones.
     random_order = np.random.default_rng(0).permutation(len(session_tokens))
     order = np.lexsort((random_order, -chosen_tokens / session_tokens))
-    taken = int(np.abs(np.cumsum(session_tokens[order]) - chosen_tokens.sum()).argmin()) + 1
-    return np.isin(session, order[:taken])
+    session_count = int(np.abs(np.cumsum(session_tokens[order]) - chosen_tokens.sum()).argmin()) + 1
+    return np.isin(session, order[:session_count])
 
 
 def validate(

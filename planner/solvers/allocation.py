@@ -112,10 +112,10 @@ def _formulate(
     r, k, c, f = instance.rate_rps, instance.sustained_rps, instance.price_usd_per_h, instance.slice_factor
     buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))
     category = "Integer" if is_integer else "Continuous"
-    used = _undominated(instance) if not may_exceed_stock else np.ones(len(c), bool)
+    is_used = _undominated(instance) if not may_exceed_stock else np.ones(len(c), bool)
 
     problem = pulp.LpProblem("allocation", pulp.LpMinimize)
-    most = [instance.stock[j] if used[j] else 0 for j in types]
+    most = [instance.stock[j] if is_used[j] else 0 for j in types]
     n = [
         problem.add_variable(f"n_{j}", 0, None if may_exceed_stock else most[j], cat=category) for j in types
     ]
@@ -123,7 +123,7 @@ def _formulate(
         (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
         for i in buckets
         for j in types
-        if k[i, j] > 0 and used[j]
+        if k[i, j] > 0 and is_used[j]
     }
     if may_exceed_stock:
         e = {
@@ -147,15 +147,15 @@ def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
     types the first is kept.
     """
     k, c = instance.sustained_rps, instance.price_usd_per_h
-    used = np.ones(len(c), bool)
+    is_used = np.ones(len(c), bool)
     for j in range(len(c)):
         for other in range(len(c)):
-            if other == j or not used[other] or instance.stock[other] is not None:
+            if other == j or not is_used[other] or instance.stock[other] is not None:
                 continue
             if c[other] <= c[j] and (k[:, other] >= k[:, j]).all():
-                used[j] = False
+                is_used[j] = False
                 break
-    return used
+    return is_used
 
 
 def _allocation(

@@ -694,8 +694,8 @@ def _add_idle_gpus(
     for k, (node, of_kind) in enumerate(kinds.values()):
         y = problem.add_variable(f"y_{k}", 0, cat="Integer")
         idle = problem.add_variable(f"i_{k}", 0)
-        used = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
-        problem += idle == node.gpus * y - used, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
+        used_gpus = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
+        problem += idle == node.gpus * y - used_gpus, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
         idle_gpus.append((of_kind, idle))
     return idle_gpus
 
@@ -746,8 +746,8 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
         role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")
     }
     for k in classes:
-        taken = pulp.lpSum(x[k][j] for j in of_role["mixed"] + of_role["prefill"])
-        problem += taken + d[k] == int(workload.requests[k]), f"served_{k}"
+        served = pulp.lpSum(x[k][j] for j in of_role["mixed"] + of_role["prefill"])
+        problem += served + d[k] == int(workload.requests[k]), f"served_{k}"
         handed = pulp.lpSum(x[k][j] for j in of_role["decode"]) - pulp.lpSum(
             x[k][j] for j in of_role["prefill"]
         )

@@ -239,8 +239,8 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
         worker_type, stages = pool.type, pool.type.pp * pool.type.dp
         for i, node in enumerate(nodes):
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
-            used = sum(len(part.gpus) for part in parts.get(node, []))
-            gpus = tuple(range(used, used + worker_type.gpus // len(nodes)))
+            used_gpus = sum(len(part.gpus) for part in parts.get(node, []))
+            gpus = tuple(range(used_gpus, used_gpus + worker_type.gpus // len(nodes)))
             # If a TP group spans nodes, a node has only a part of a stage, and is shown with that stage.
             last = max(end, first + 1) - 1
             parts.setdefault(node, []).append(

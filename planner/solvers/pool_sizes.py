@@ -246,11 +246,11 @@ def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
 
 def cost_usd(day: DayTerms, workers: Ints) -> float:
     """The model's cost of these sizes (T, C), billed by the second or all day: a lower bound of the bill."""
-    paid = count_paid_workers(day, workers)
-    gpus = paid * np.array([pool.gpus for pool in day.pools])
+    paid_workers = count_paid_workers(day, workers)
+    gpus = paid_workers * np.array([pool.gpus for pool in day.pools])
     if day.is_paid_all_day:
         return day.all_day_usd([int(gpus[:, pools].sum(axis=1).max()) for _, _, pools in day.gpu_kinds()])
-    return float(day.cells_h() @ paid @ day.prices()) + _idle_usd(day, gpus)
+    return float(day.cells_h() @ paid_workers @ day.prices()) + _idle_usd(day, gpus)
 
 
 def _idle_usd(day: DayTerms, gpus: Ints) -> float:
@@ -328,10 +328,10 @@ def _lives_of(
 
 def is_within_stock(day: DayTerms, workers: Ints) -> bool:
     """Whether the stock has GPUs for these workers (T, C), including workers that are starting."""
-    paid = count_paid_workers(day, workers)
+    paid_workers = count_paid_workers(day, workers)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
-        if (paid[:, pools] @ np.array([day.pools[c].gpus for c in pools], np.int64) > count).any():
+        if (paid_workers[:, pools] @ np.array([day.pools[c].gpus for c in pools], np.int64) > count).any():
             return False
     return True
 
@@ -363,8 +363,8 @@ def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], poo
         of_kind = [life for life in lives if life[0] in kind_pools]
         for since_s, until_s in _node_lives(day, node_gpus, of_kind):
             changes += [(since_s, node_gpus), (until_s, -node_gpus)]
-    paid = np.cumsum([change for _, change in sorted(changes)])
-    return int(paid.max()) if len(paid) else 0
+    paid_gpus = np.cumsum([change for _, change in sorted(changes)])
+    return int(paid_gpus.max()) if len(paid_gpus) else 0
 
 
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
@@ -424,16 +424,16 @@ def cheapest_sizes(
     if not all(cuts) or (least > most).any():
         return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
     rows = _DayProgram(day, least)
-    paid = _add_paid_rows(rows)
+    paid_columns = _add_paid_rows(rows)
     if day.is_paid_all_day:
-        _add_day_rows(rows, paid)
+        _add_day_rows(rows, paid_columns)
     else:
-        _add_node_rows(rows, paid)
+        _add_node_rows(rows, paid_columns)
     if day.is_by_unit:
         _add_life_rows(rows)
     if not day.is_paid_all_day:
         hours, prices = day.cells_h(), day.prices()
-        for (q, c), column in np.ndenumerate(paid):
+        for (q, c), column in np.ndenumerate(paid_columns):
             if not day.is_by_unit or day.pools[c].node is not None:
                 rows.cost[int(column)] += float(hours[q] * prices[c])
     for cut in cuts:
@@ -508,22 +508,22 @@ class _DayProgram(ProgramBuilder):
 def _add_paid_rows(rows: _DayProgram) -> Ints:
     """Add paid_qct and stock_qk; returns the columns of y (Q, C)."""
     day = rows.day
-    paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
+    paid_columns = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
         for q, steps in enumerate(day.paying_steps(c)):
             if len(steps) == 1:  # One step alone is paid in the cell, so y_qc is its x_tc.
-                paid[q, c] = rows.size_columns[steps.start, c]
+                paid_columns[q, c] = rows.size_columns[steps.start, c]
                 continue
-            paid[q, c] = rows.add_variable(float(pool.most), low=float(pool.least))
+            paid_columns[q, c] = rows.add_variable(float(pool.most), low=float(pool.least))
             for t in steps:
-                rows.add_row({int(paid[q, c]): 1.0, int(rows.size_columns[t, c]): -1.0}, 0.0)
+                rows.add_row({int(paid_columns[q, c]): 1.0, int(rows.size_columns[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
         # Where the largest pools together are within the stock, the row always holds and is left out.
         if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
-            for in_cell in paid:
+            for in_cell in paid_columns:
                 rows.add_row({int(in_cell[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
-    return paid
+    return paid_columns
 
 
 def _add_node_rows(rows: _DayProgram, paid: Ints) -> None:

@@ -175,8 +175,8 @@ class PrefixPrices:
         last slopes.
         """
         rate_rps, replicas = self.demand.rate_rps, self.replicas
-        used = rate_rps > 0
-        scale = np.divide(1.0, rate_rps, out=np.zeros(len(used)), where=used)
+        has_rate = rate_rps > 0
+        scale = np.divide(1.0, rate_rps, out=np.zeros(len(has_rate)), where=has_rate)
         best, best_s, length, stalled = -np.inf, price_s, 1.0, 0
         average: Floats | None = None
         for _ in range(CLIMB_STEPS):
@@ -209,16 +209,16 @@ class PrefixPrices:
         from scipy.sparse import csr_array
 
         demand, replicas = self.demand, placed.shape[1]
-        used = np.flatnonzero(demand.rate_rps)
+        used_classes = np.flatnonzero(demand.rate_rps)
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(replicas)], axis=1)
         session_s = self.session_s(placed)
         rates_rps = np.zeros(placed.shape)
-        if not len(used):
+        if not len(used_classes):
             return RoutedPlacement(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
         # Columns: the rate of each class on each replica, class after class, and L at the end.
-        rates = len(used) * replicas
-        rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used))
-        rate_cost_s = cost_s[used].ravel()
+        rates = len(used_classes) * replicas
+        rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used_classes))
+        rate_cost_s = cost_s[used_classes].ravel()
         loads = csr_array(
             (
                 np.concatenate((rate_cost_s, -np.ones(replicas))),
@@ -230,20 +230,21 @@ class PrefixPrices:
             shape=(replicas, rates + 1),
         )
         served = csr_array(
-            (np.ones(rates), (np.repeat(np.arange(len(used)), replicas), rate)), shape=(len(used), rates + 1)
+            (np.ones(rates), (np.repeat(np.arange(len(used_classes)), replicas), rate)),
+            shape=(len(used_classes), rates + 1),
         )
         answer = linprog(
             np.append(SAME_FRAC / replicas * rate_cost_s, 1.0),
             A_ub=loads,
             b_ub=session_s,
             A_eq=served,
-            b_eq=demand.rate_rps[used],
+            b_eq=demand.rate_rps[used_classes],
             bounds=[(0, None)] * rates + [(None, None)],
             method="highs",
         )
         if not answer.success:
             raise PlannerError(f"prefixes: no routing was found ({answer.message}); ask for fewer nodes")
-        rates_rps[used] = answer.x[:-1].reshape(len(used), replicas)
+        rates_rps[used_classes] = answer.x[:-1].reshape(len(used_classes), replicas)
         load = (cost_s * rates_rps).sum(axis=0) - session_s
         price = np.maximum(-answer.ineqlin.marginals, 0.0)
         return RoutedPlacement(placed, rates_rps, load, price / price.sum())

@@ -45,15 +45,15 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRu
     first.
     """
     rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
-    used = rate > 0
-    if rate.shape != count.shape or len(np.unique(rate[used])) < 2:
+    has_rate = rate > 0
+    if rate.shape != count.shape or len(np.unique(rate[has_rate])) < 2:
         raise InputError(
-            f"the worker rule needs pairs at two rates above 0, found {len(np.unique(rate[used]))}"
+            f"the worker rule needs pairs at two rates above 0, found {len(np.unique(rate[has_rate]))}"
         )
-    slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
+    slope, offset = np.polyfit(rate[has_rate], count[has_rate] - 0.5, 1)
     slope = max(float(slope), 0.0)
     # ceil(line) >= count if the line is above count - 1.
-    offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + LEAST_ABOVE)
+    offset = max(float(offset), float((count[has_rate] - 1 - slope * rate[has_rate]).max()) + LEAST_ABOVE)
     return WorkerRule(slope, offset)
 
 

@@ -78,10 +78,10 @@ def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
 def _check_terms(pool: Pool) -> None:
     """Refuse a pool whose step times are not a sum of operators."""
     worker = pool.type
-    other = "step times of another program" if worker.form else "drafts" if worker.speculation else ""
-    if other:
+    obstacle = "step times of another program" if worker.form else "drafts" if worker.speculation else ""
+    if obstacle:
         raise InputError(
-            f"operators: pool {pool.name} has {other}, which are not a sum of operators; "
+            f"operators: pool {pool.name} has {obstacle}, which are not a sum of operators; "
             "simulate it without --operators"
         )
 

@@ -145,22 +145,26 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
     scratch = study.answer(task, (current,))
     running, gone_pools = _running_options(scratch.problem, current)
-    gone = sum(pool.count for pool in gone_pools)
-    model = _build_model(scratch, running, gone, terms)
+    gone_workers = sum(pool.count for pool in gone_pools)
+    model = _build_model(scratch, running, gone_workers, terms)
     names = [option.name for option in model.universe]
     n0 = model.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
     # The running fleet is not picked because it passes, so it is tested once.
-    running_holds = gone == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
+    running_holds = (
+        gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
+    )
     best = n_scratch
     if running_holds and float(model.horizon_usd(n0)) <= float(model.horizon_usd(best)):
         best = n0
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
     oracle = model.oracle
     running_verdict = (
-        oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
+        oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(n0)), record=True)[1]
+        if gone_workers == 0
+        else None
     )
     ways = [model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in)]
     if running_verdict is not None:
@@ -169,7 +173,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     lost_moves = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
-        keeps_running=bool((best == n0).all()) and gone == 0,
+        keeps_running=bool((best == n0).all()) and gone_workers == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost_moves,
@@ -190,7 +194,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
 class _ReplanModel:
     """The model of the module's docstring, as arrays over the options of `universe` (J,).
 
-    `n0` are the running workers, without the `gone` workers whose GPUs are no longer in stock. `uses`
+    `n0` are the running workers, without the `gone_workers` whose GPUs are no longer in stock. `uses`
     (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods take one
     count vector (J,) or many (V, J), but for `holds` and `way_of`.
     """
@@ -199,7 +203,7 @@ class _ReplanModel:
     oracle: Oracle
     terms: ReplanTerms
     n0: Ints
-    gone: int
+    gone_workers: int
     price: Floats
     uses: Floats
     amounts: Floats
@@ -210,9 +214,11 @@ class _ReplanModel:
         return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
 
     def migration_usd(self, n: Ints) -> Floats:
-        """The cost of starting and stopping workers, once; `gone` workers are stopped in any case."""
+        """The cost of starting and stopping workers, once; `gone_workers` are stopped in any case."""
         started, stopped = np.maximum(n - self.n0, 0).sum(-1), np.maximum(self.n0 - n, 0).sum(-1)
-        return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
+        return np.asarray(
+            self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone_workers)
+        )
 
     def horizon_usd(self, n: Ints) -> Floats:
         """The objective of the model: the bill over the horizon, with starts and stops."""
@@ -254,7 +260,7 @@ class _ReplanModel:
 
 
 def _build_model(
-    scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
+    scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone_workers: int, terms: ReplanTerms
 ) -> _ReplanModel:
     """The model over the options of the running fleet and of the best fleets from scratch."""
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
@@ -266,7 +272,7 @@ def _build_model(
         with_search_scenarios(on_all_draws(problem)).oracle,
         terms,
         n0=np.array([running_count.get(option.name, 0) for option in universe]),
-        gone=gone,
+        gone_workers=gone_workers,
         price=np.array([option.type.price_usd_per_h for option in universe]),
         uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` has lost its second axis.
         amounts=np.array([amount for _, amount in rows]) * (1 + ROUNDING),
@@ -329,16 +335,16 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
     types = {worker.name: worker for worker in problem.types}
     gpus = {gpu.name: gpu for gpu in problem.gpus}
     running: list[tuple[Option, int]] = []
-    gone: list[Pool] = []
+    gone_pools: list[Pool] = []
     for pool in current.running_pools:
         name = pool.type.gpu.name
         if (gpu := next((gpus[each] for each in _gpu_names(name) if each in gpus), None)) is None:
-            gone.append(pool)
+            gone_pools.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
             worker = types.get(moved.name) or moved  # A running type need not be one that is searched.
             running.append((option_of(pool.role, worker, problem.option_objective), pool.count))
-    return list(owned_first(problem, tuple(running))), gone
+    return list(owned_first(problem, tuple(running))), gone_pools
 
 
 def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnswer) -> list[Option]:
@@ -380,7 +386,8 @@ def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     """
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
-    budget_usd = value - model.terms.stop_usd * model.gone  # The workers that are gone are stopped anyway.
+    # `gone_workers` are stopped anyway.
+    budget_usd = value - model.terms.stop_usd * model.gone_workers
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
         # The most workers of option j that the budget pays if there are no others; free ones are unlimited.

@@ -104,12 +104,12 @@ def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) 
         )
         for part in question.parts
     }
-    new = [
+    new_warnings = [
         facts.OfLlm(name, warning)
         for name, plan in plans.items()
         for warning in plan.warnings[len(shared.plans[name].warnings) :]
     ]
-    return replace(shared, plans=plans, warnings=(*shared.warnings, *new))
+    return replace(shared, plans=plans, warnings=(*shared.warnings, *new_warnings))
 
 
 def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:

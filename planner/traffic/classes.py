@@ -55,13 +55,13 @@ def _matches(
     matches = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
         matches = matches & np.less_equal(input_tokens, selector.most_tokens)
-    for column, wanted in (
+    for column, class_names in (
         ("tenant", selector.tenants),
         ("adapter", selector.adapters),
         ("llm", selector.llms),
     ):
-        if wanted:  # A class that names no tenants, for example, takes those of all.
-            matches = matches & is_one_of(column, wanted)
+        if class_names:  # A class that names no tenants, for example, takes those of all.
+            matches = matches & is_one_of(column, class_names)
     return np.asarray(matches)
 
 

@@ -532,42 +532,42 @@ def _fit_scales(
     So the target of the fit is raised until a rate that was drawn and corrected has the variances of `fano`.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
-    wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
-    if not wanted.any():
+    fano_variances = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
+    if not fano_variances.any():
         return []
     # Each scale is about 3 times the one before, from the shortest window to four times the longest.
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
-    target = wanted
+    target = fano_variances
     for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
         reached = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
         # The target changes by the factor that is missing; at most by 2 in a round, which keeps the fit
         # stable.
-        missing = np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0)
+        missing = np.divide(fano_variances, reached, out=np.ones(len(reached)), where=reached > 0)
         target = target * np.clip(missing, 0.5, 2.0)
     pairs = zip(taus_s, fitted, strict=True)
     return [(float(tau_s), float(variance)) for tau_s, variance in pairs if variance > LEAST_VARIANCE]
 
 
-def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
-    """The variances sigma^2 of the factors with which v(T) is nearest to `wanted`, in least squares."""
+def _fit_variances(target_variances: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
+    """The variances sigma^2 of the factors with which v(T) is nearest to these targets, in least squares."""
     from scipy.optimize import least_squares
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
     # Errors are relative to the target, or to a thousandth of the largest target where that is more.
-    weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
+    weight = 1 / np.maximum(target_variances, 1e-3 * target_variances.max())
 
     def residuals(sigma: FloatArray) -> FloatArray:
         variances = []
         for lag, triangle in zip(lags, triangles, strict=True):
             covariance = np.prod(1 + sigma**2 * triangle, axis=1) - 1
             variances.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * covariance, lag))
-        return np.asarray((np.array(variances) - wanted) * weight)
+        return np.asarray((np.array(variances) - target_variances) * weight)
 
-    start = np.full(len(taus_s), math.sqrt(max(wanted.max() / len(taus_s), 1e-3)))
+    start = np.full(len(taus_s), math.sqrt(max(target_variances.max() / len(taus_s), 1e-3)))
     return np.asarray(least_squares(residuals, start, max_nfev=100).x ** 2)
 
 

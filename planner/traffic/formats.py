@@ -186,11 +186,11 @@ class TraceRows:
                 f"{where}: column {self.after} names requests by their request_id, which is missing"
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
-        taken = {self.clock, *self.counts, self.images}
+        read_columns = {self.clock, *self.counts, self.images}
         self.rivals = {  # Columns of lengths that are not read: by name, the column that is read instead.
             name: read
             for name in self.known.values()
-            if name not in taken
+            if name not in read_columns
             for role, read in zip(("input", "output"), self.counts, strict=True)
             if names_length(name, role)
         }
@@ -244,9 +244,9 @@ class TraceRows:
         self._compare_rivals(dict(zip(self.counts, (inputs, outputs), strict=True)), columns)
         images = np.zeros(len(line), np.int64)
         if self.images is not None:
-            given = columns[self.images]
+            image_column = columns[self.images]
             # A request without images may leave the field empty.
-            images = self._check_tokens(line, self.images, given.where(given.notna(), 0))
+            images = self._check_tokens(line, self.images, image_column.where(image_column.notna(), 0))
             inputs = inputs + images
             expected = f"at most {MAX_TOKENS} tokens with those of the text"
             self._refuse_rows(inputs > MAX_TOKENS, line, self.images, expected, pd.Series(images))

@@ -71,9 +71,9 @@ class DynamoSettings(ControllerSettings):
     @property
     def thresholds(self) -> ScalingThresholds:
         """The thresholds that are set, and Dynamo's for the others."""
-        given = {name: getattr(self, name) for name in ScalingThresholds._fields}
+        stated = {name: getattr(self, name) for name in ScalingThresholds._fields}
         return THRESHOLDS[self.optimize]._replace(
-            **{name: value for name, value in given.items() if value is not None}
+            **{name: value for name, value in stated.items() if value is not None}
         )
 
 

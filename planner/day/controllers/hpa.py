@@ -158,11 +158,11 @@ class Behaviour:
         def policies(
             pods: int, percent: float, period_s: float
         ) -> tuple[tuple[PolicyKind, float, float], ...]:
-            given: tuple[tuple[PolicyKind, float, float], ...] = (
+            both: tuple[tuple[PolicyKind, float, float], ...] = (
                 ("pods", float(pods), period_s),
                 ("percent", percent, period_s),
             )
-            return tuple(policy for policy in given if policy[1])  # 0 is no limit.
+            return tuple(policy for policy in both if policy[1])  # 0 is no limit.
 
         return cls(
             Direction(rules.up_window_s, policies(rules.up_pods, rules.up_percent, rules.up_period_s)),

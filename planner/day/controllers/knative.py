@@ -107,8 +107,8 @@ class Knative:
         at_workers = METRICS["concurrency"].total(reading, self.pool)
         concurrency = at_workers + self.knowledge.limbo_of(reading, self.pool)
         stable, panic = self.stable.add(time_s, concurrency), self.panic.add(time_s, concurrency)
-        wanted = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
-        return max(self._to_zero(time_s, wanted), self.limits.least)
+        workers = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
+        return max(self._to_zero(time_s, workers), self.limits.least)
 
     def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
         """The number of workers for the mean concurrencies `stable` and `panic` of the two windows."""
@@ -127,16 +127,16 @@ class Knative:
         (size,) = self.recent_maximum.add(time_s, [size])
         return size
 
-    def _to_zero(self, time_s: float, wanted: int) -> int:
-        """The size for `wanted` workers; a pool goes to zero in steps (kpa/scaler.go).
+    def _to_zero(self, time_s: float, needed: int) -> int:
+        """The size where the metrics ask for `needed` workers; a pool goes to zero in steps (kpa/scaler.go).
 
         It keeps one worker for a stable window after it woke, then its size for `grace`.
         """
-        if wanted:
+        if needed:
             if not self.size:
                 self.woken_s = time_s
             self.idle_s = None
-            return wanted
+            return needed
         if not self.size or self.limits.least:  # `decide` lifts a pool to its least size.
             return 0
         if time_s - self.woken_s < self.settings.window_s:

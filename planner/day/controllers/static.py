@@ -38,9 +38,9 @@ class Static:
         self.wanted: list[int] = []
 
     def start(self, sizes: Sequence[int]) -> None:
-        given = self.settings.workers  # No number, one for all pools, or one for each.
-        wanted = given * len(sizes) if len(given) == 1 else given or sizes
-        self.wanted = self.knowledge.bounded_sizes(wanted)
+        given_sizes = self.settings.workers  # No number, one for all pools, or one for each.
+        fixed_sizes = given_sizes * len(sizes) if len(given_sizes) == 1 else given_sizes or sizes
+        self.wanted = self.knowledge.bounded_sizes(fixed_sizes)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         return self.wanted

@@ -220,9 +220,9 @@ class WvaQueue(HpaFollowed):
         """The sizes for the mean rate since the last call."""
         rate_rps = self.arrived / self.counted_s * self.settings.margin
         self.arrived = self.counted_s = 0.0
-        wanted = list(self.current)
+        new_sizes = list(self.current)
         if math.isnan(sum(self.lengths)):
-            return wanted
+            return new_sizes
         prompt, answer = (max(round(each), 1) for each in self.lengths)
         for role in dict.fromkeys(self.knowledge.roles):
             pools = self.knowledge.pools_of_role(role)
@@ -233,10 +233,10 @@ class WvaQueue(HpaFollowed):
             )
             others_rps = sum(self.current[i] * worker_rps[i] for i in pools if i != best)
             if worker_rps[best]:
-                wanted[best] = least_whole(max(rate_rps - others_rps, 0.0) / worker_rps[best])
+                new_sizes[best] = least_whole(max(rate_rps - others_rps, 0.0) / worker_rps[best])
             else:  # No number of workers keeps the targets, so the size stays.
-                wanted[best] = max(self.current[best], 1)
-        return wanted
+                new_sizes[best] = max(self.current[best], 1)
+        return new_sizes
 
     def _carried_rps(self, pool: int, input_tokens: int, output_tokens: int) -> float:
         """Requests/s that a worker of the pool carries within the targets of its role."""

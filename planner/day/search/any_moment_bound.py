@@ -144,17 +144,17 @@ def any_moment_bound(
         bound_usd = max(bound_usd, solution.bound_usd)
         if solution.up is None:  # The master found a bound and no sizes in time.
             break
-        lives, new = solution.up, list[Needs]()
+        lives, new_cuts = solution.up, list[Needs]()
         if slices.is_used_up or time.monotonic() > deadline:
             break
         for window in range(runs.window_count):
             needs = _unmet(slices, window, lives)
             if needs and slices.misses(window, needs):
-                new += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
+                new_cuts += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
         progress(f"the optimum with changes at any moment: {bound_usd:.2f} USD or more")
-        if not new:
+        if not new_cuts:
             break
-        all_cuts = shortest_needs([*all_cuts, *new])
+        all_cuts = shortest_needs([*all_cuts, *new_cuts])
     is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
     return AnyMomentBound(bound_usd if is_possible else least_paid.usd, lives)
 

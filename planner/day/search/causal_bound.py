@@ -155,7 +155,8 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
     All points together may miss `most_missed` windows.
     """
     total_usd = sum(line[0][0] for line in lines)
-    left = sum(line[0][1] for line in lines) - most_missed
+    # So many windows more than allowed are missed at the cheapest points; dearer points must save them.
+    excess = sum(line[0][1] for line in lines) - most_missed
     segments = [segment for line in lines for segment in itertools.pairwise(line)]
 
     def usd_per_window_kept(ends: tuple[tuple[float, float], tuple[float, float]]) -> float:
@@ -164,11 +165,11 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
 
     # As the lines are convex, taking the cheapest segments first is the optimum.
     for (usd, missed), (more_usd, fewer) in sorted(segments, key=usd_per_window_kept):
-        if left <= 0:
+        if excess <= 0:
             break
-        share = min(left / (missed - fewer), 1.0)
+        share = min(excess / (missed - fewer), 1.0)
         total_usd += share * (more_usd - usd)
-        left -= share * (missed - fewer)
+        excess -= share * (missed - fewer)
     return total_usd
 
 

@@ -198,8 +198,8 @@ def cheapest_day(
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
         failing = f"{len(day.missed)} of {runs.window_count} windows fail"
-        known = f"to {search.best_usd:.2f} USD" if math.isfinite(search.best_usd) else "USD or more"
-        progress(f"the optimum: {search.bound_usd:.2f} {known}; of the last sizes {failing}")
+        best_text = f"to {search.best_usd:.2f} USD" if math.isfinite(search.best_usd) else "USD or more"
+        progress(f"the optimum: {search.bound_usd:.2f} {best_text}; of the last sizes {failing}")
         if day.holds:
             search.excluded.append(sizes)
             ties += 1

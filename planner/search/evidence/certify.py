@@ -167,10 +167,10 @@ def _plan_most_traffic(inputs: SearchInputs) -> Plan:
     # Both shares are of the time that is left now.
     for_production = _with_share_of_time(inputs, RATE_TIME_FRAC)
     paper_rates, fleet = find_most_traffic(_with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC))
-    kept = find_most_kept_traffic(for_production, paper_rates, fleet)
-    rates, fleet = (paper_rates, fleet) if kept is None else kept
+    most_kept = find_most_kept_traffic(for_production, paper_rates, fleet)
+    rates, fleet = (paper_rates, fleet) if most_kept is None else most_kept
     with time_limit(LEAST_SEARCH_S, grace=True):
-        return _plan_at_rates(_with_least_time(inputs), rates, fleet, is_kept=kept is not None)
+        return _plan_at_rates(_with_least_time(inputs), rates, fleet, is_kept=most_kept is not None)
 
 
 def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_kept: bool) -> Plan:

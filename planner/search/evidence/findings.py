@@ -134,11 +134,11 @@ def price_other_policies(
         if problem is chosen:
             continue
         name, fleet = name_policies(problem.oracle.policies, choices), problem.oracle.fleet(search.best)
-        paid = objective_paid(problem, search.best)
+        value = objective_paid(problem, search.best)
         notes: tuple[facts.LongestTtft, ...] = ()
         if clock.allows("longest-ttft"):
             notes = (facts.LongestTtft(_longest_ttft_s(problem, search.best)),)
-        rows.append(Alternative(name, fleet, paid, notes))
+        rows.append(Alternative(name, fleet, value, notes))
     if chosen.task.policies.axes["queue"] == (Policies().queue,):
         rows += _price_shortest_first(chosen, best, clock)
     return tuple(rows)
@@ -274,13 +274,15 @@ def _price_shortest_first(
         return ()
     if not clock.allows("shortest-first"):
         return ()
-    other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
-    fewer = without_spare_workers(best.best, other.oracle) if other.oracle.holds(best.best) else best.best
+    with_sjf = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
+    fewer = (
+        without_spare_workers(best.best, with_sjf.oracle) if with_sjf.oracle.holds(best.best) else best.best
+    )
     value = objective_paid(problem, fewer)
     if objective(fewer) >= best.value:
         return ()
-    longest = facts.LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, best.best))
-    return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, (longest,)),)
+    longest = facts.LongestTtft(_longest_ttft_s(with_sjf, fewer), _longest_ttft_s(problem, best.best))
+    return (Alternative("queue sjf, same worker types", with_sjf.oracle.fleet(fewer), value, (longest,)),)
 
 
 def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
@@ -596,9 +598,9 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
     return tuple(bindings)
 
 
-def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[facts.Binding, ...]:
+def bound_price_facts(prices: Mapping[FleetLimit, float], objective_name: str) -> tuple[facts.Binding, ...]:
     """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
-    unit = OBJECTIVE_UNITS[wanted]
+    unit = OBJECTIVE_UNITS[objective_name]
     # One Watt changes next to nothing, so power is priced by the kW.
     steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
     return tuple(
@@ -763,11 +765,11 @@ def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts
 def old_price_warnings(prices: Sequence[facts.Price], today: datetime.date) -> tuple[facts.Warned, ...]:
     """A warning where prices with a date were listed more than OLD_DAYS before `today`."""
     ages = [(age_days(price.date, today), price) for price in prices]
-    old = {price: age for age, price in ages if age is not None and age > OLD_DAYS}
-    if not old:
+    old_ages = {price: age for age, price in ages if age is not None and age > OLD_DAYS}
+    if not old_ages:
         return ()
-    oldest = max(old, key=old.__getitem__)
-    return (facts.OldPrices(tuple(price.gpu for price in old), oldest.date, old[oldest], OLD_DAYS),)
+    oldest = max(old_ages, key=old_ages.__getitem__)
+    return (facts.OldPrices(tuple(price.gpu for price in old_ages), oldest.date, old_ages[oldest], OLD_DAYS),)
 
 
 def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[facts.Price, ...]:

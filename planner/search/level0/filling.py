@@ -294,10 +294,10 @@ class _Nodes:
             dearest_row = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
             dearest = np.take_along_axis(node, dearest_row, axis=1)[:, 0]
             price = self.gpu_usd_per_h[dearest]
-            used = np.where(is_alike, gpus, 0.0)
-            idle = (-used.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]
+            used_gpus = np.where(is_alike, gpus, 0.0)
+            idle = (-used_gpus.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]
             # GPUs on nodes of one kind all cost as much as the dearest of them.
-            surcharge = (used * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
+            surcharge = (used_gpus * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
             total += np.where(is_alike.any(axis=1), idle + surcharge, 0.0)
         return total
 

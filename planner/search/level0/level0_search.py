@@ -334,7 +334,7 @@ def _walk_cheaper(
     before = effort_spent()
     guess = max(mean_effort / FAR_SOONER, LEAST_EFFORT)
 
-    def may_go_on(done: int, left: int) -> bool:
+    def may_go_on(done: int, remaining: int) -> bool:
         """Whether the fleets that are left fit into `most_effort`, if each costs what those that are done
         cost on average. The first of these are a sample of all fleets (`walk`).
         """
@@ -342,7 +342,7 @@ def _walk_cheaper(
             return False
         effort = effort_spent() - before
         effort_each = max(effort / done, LEAST_EFFORT) if done else guess
-        return effort + left * effort_each <= most_effort
+        return effort + remaining * effort_each <= most_effort
 
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, may_go_on)

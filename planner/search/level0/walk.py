@@ -92,9 +92,9 @@ def _within_budget(
 ) -> npt.NDArray[np.bool_]:
     """Whether these counts of a pair are within the limit on cost, idle GPUs of whole nodes included."""
     assert limits.cost_usd_per_h is not None
-    paid = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
+    workers_usd_per_h = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
     pools = [(node_of(option.type.gpu), n * option.type.gpus) for option, n in ((p, n_p), (d, n_d))]
-    return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
+    return np.asarray(workers_usd_per_h + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
 
 
 def cheaper_fleets(

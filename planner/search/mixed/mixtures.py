@@ -112,8 +112,8 @@ def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]
     """The fleet with these counts (J,) of the options, its pools by their `places`; options with count 0 are
     left out.
     """
-    used = sorted(np.flatnonzero(vector).tolist(), key=places.__getitem__)
-    return tuple((options[j], int(vector[j])) for j in used)
+    used_options = sorted(np.flatnonzero(vector).tolist(), key=places.__getitem__)
+    return tuple((options[j], int(vector[j])) for j in used_options)
 
 
 def _first_that_holds(

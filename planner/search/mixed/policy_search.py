@@ -99,10 +99,10 @@ def _search_each_choice(
         choices = tuple(policies for policies in choices if policies.prefix_cache)
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        known = best_of(answers)[1].best if answers else None
-        if policies.prefix_cache and known is not None:
+        best_counts = best_of(answers)[1].best if answers else None
+        if policies.prefix_cache and best_counts is not None:
             # The router's settings are fitted to the best fleet so far.
-            policy_problem = with_policies(problem, fit_router(policy_problem.oracle, known))
+            policy_problem = with_policies(problem, fit_router(policy_problem.oracle, best_counts))
         elif policies.prefix_cache:
             try:
                 policy_problem, start = _with_fitted_router(policy_problem, start)
@@ -175,14 +175,16 @@ def _race_within_limits(
     cut down to the limits.
     """
     options = every_option(problem)
-    known = [counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)]
+    start_counts = [
+        counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)
+    ]
     effort = float(sum(each.oracle.effort() for each, _ in failures))
     for chosen, failure in failures:
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
-        near = [*known, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
+        near = [*start_counts, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
         near = list(dict.fromkeys(near))
-        raced, _, spent = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
-        effort -= spent
+        raced, _, spent_effort = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
+        effort -= spent_effort
         gains = cheapest_first(raced)
         if not gains:
             continue
@@ -320,8 +322,8 @@ def race_policies(
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(answers)
-        raced, without_effort, spent = race(chosen, best.best, best.level0, changes, effort)
-        effort -= spent
+        raced, without_effort, spent_effort = race(chosen, best.best, best.level0, changes, effort)
+        effort -= spent_effort
         for each in raced:
             if not each.is_simulated:
                 not_simulated.append(label_of(chosen, each.policies))
@@ -395,16 +397,16 @@ def race_near(
         policies = problem.task.changed_policies(own, change)
         if policies is not None and not all(_changes_nothing(policies, own, each) for each in fleets):
             candidates.setdefault(policies, change)
-    waiting, spent = list(candidates.items()), 0.0
+    waiting, spent_effort = list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
-    while waiting and near_best and spent <= effort and not problem.out_of_time():
+    while waiting and near_best and spent_effort <= effort and not problem.out_of_time():
         wave, waiting = waiting[:RACED_AT_ONCE], waiting[RACED_AT_ONCE:]
         for raced_policy, cost in run_each(lambda item: _race_one(problem, near_best, *item), wave):
             raced.append(raced_policy)
-            spent += cost
+            spent_effort += cost
     if not near_best:  # No fleet costs less than `best`, so no policy can save anything.
-        return [RacedPolicy(change, policies, None) for policies, change in waiting], [], spent
-    return raced, [policies for policies, _ in waiting], spent
+        return [RacedPolicy(change, policies, None) for policies, change in waiting], [], spent_effort
+    return raced, [policies for policies, _ in waiting], spent_effort
 
 
 def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool:

@@ -31,12 +31,12 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
         start = best
         for value in values:
             change: dict[str, Any] = {name: value}
-            other = replace(start, **change)
-            if other == start:
+            changed = replace(start, **change)
+            if changed == start:
                 continue
-            room = _room(oracle, other, counts)
+            room = _room(oracle, changed, counts)
             if room > most:
-                best, most = other, room
+                best, most = changed, room
     return best
 
 

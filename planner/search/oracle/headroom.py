@@ -32,11 +32,11 @@ def find_headroom(
     The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
     `before_each` is called before every simulation and may raise an error to end the bisection.
     """
-    as_written, known = oracle.as_written(), oracle.answers.headrooms
+    as_written, known_headrooms = oracle.as_written(), oracle.answers.headrooms
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
-    if query in known:
-        return known[query]
+    if query in known_headrooms:
+        return known_headrooms[query]
 
     def more_traffic(frac: float) -> tuple[Oracle, Counts]:
         before_each()
@@ -49,8 +49,8 @@ def find_headroom(
     (traffic, by_traffic), (steps, by_steps) = run_each(
         lambda at_share: most_that_holds(at_share, least_frac), (more_traffic, longer_steps)
     )
-    known[query] = MeasuredHeadroom(Headroom(steps, traffic), by_traffic, by_steps)
-    return known[query]
+    known_headrooms[query] = MeasuredHeadroom(Headroom(steps, traffic), by_traffic, by_steps)
+    return known_headrooms[query]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:

@@ -147,8 +147,8 @@ def _with_prices(
 
 def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
     """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
-    used = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
-    return used + sum(each.idle_electricity_usd_per_h for each in nodes)
+    in_use_usd_per_h = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
+    return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
 def _expected_electricity(
@@ -158,11 +158,11 @@ def _expected_electricity(
     if power is None:
         return None
     types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
-    used = sum(
+    in_use_usd_per_h = sum(
         float(watts) / 1e3 * worker.gpu.energy_usd_per_kwh
         for watts, worker in zip(power.worker_w, types, strict=True)
     )
-    return used + sum(each.idle_electricity_usd_per_h for each in nodes)
+    return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
 def _nodes_sold_whole(

@@ -40,10 +40,10 @@ class PrefixHits:
     def of(cls, trace: Trace) -> PrefixHits:
         """The uses of blocks in a trace. Raises TraceError if it has no block ids."""
         blocks = block_uses(trace)
-        used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
+        distances = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
         is_shared = np.bincount(blocks.node)[blocks.node] > 1
         shared = np.bincount(blocks.owner, weights=blocks.tokens * is_shared, minlength=len(trace))
-        return cls(trace, blocks.owner, blocks.tokens, used.distance, shared.astype(np.int64))
+        return cls(trace, blocks.owner, blocks.tokens, distances.distance, shared.astype(np.int64))
 
     def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
         """(n,): the tokens of each prompt that hit in one LRU cache of that size for all requests."""

@@ -356,7 +356,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
             # The search allowed `middle` misses, so the fleet has no more, but it may have fewer.
             exactly = in_time(partial(weaker.oracle.missed_count, fleet, count), middle)
             missed = min(middle, exactly)
-    kept_frac, wanted = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
+    kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
     # The answer on paper has its own share, of other scenarios than the search's.
@@ -367,14 +367,14 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
         f"{in_unit(objective_paid(scenario_problem, best), unit)} (on paper: {on_paper})"
     )
     return InfeasibleError(
-        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"scenarios; {most}",
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * needed_frac:g} "
+        f"% of scenarios; {most}",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),
         is_proved=False,
         most_kept=MostKept(
-            wanted,
+            needed_frac,
             kept_frac,
             objective_paid(scenario_problem, best),
             objective_paid(scenario_problem, paper.best),

@@ -146,16 +146,16 @@ def simulate_schedule(
     if not why:
         firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
-    reserved, paid = _cheapest_bill(market, runs, end_s)
+    reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
         schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
         kept=tuple(_windows_by_llm(served, first, runs)),
         added=int((firm - schedule.workers).sum()),
         # The sum over reserved, on-demand and spot GPUs.
         cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),
-        reserved_usd_per_h=paid[0],
-        on_demand_usd_per_h=paid[1],
-        spot_usd_per_h=paid[2],
+        reserved_usd_per_h=bill[0],
+        on_demand_usd_per_h=bill[1],
+        spot_usd_per_h=bill[2],
         reserved_gpus=reserved,
         held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
         taken=sum(span.was_taken for ran in runs for span in ran.run.spans),

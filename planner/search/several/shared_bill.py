@@ -74,8 +74,8 @@ def plan_by_bill(
     free = _fill_nodes(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
     bill = free.bill.usd_per_h
     if bill <= limit * (1 + CHEAPER_FRAC):
-        used = LimitUse(COST, limit, bill)
-        return replace(free, limits=(*free.limits, used))
+        cost_use = LimitUse(COST, limit, bill)
+        return replace(free, limits=(*free.limits, cost_use))
     change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
     raise InfeasibleError(
         f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
@@ -111,9 +111,9 @@ def _fill_nodes(
             break
         parent, parent_plan = min(parents, key=lambda pair: _bills(pair[1]))
         expanded.add(parent)
-        used = _kinds_used(parent_plan)
-        without_one = [parent | {kind} for kind in used]
-        with_one_alone = [kinds - {kind} for kind in used] if len(used) > 1 else []
+        used_kinds = _kinds_used(parent_plan)
+        without_one = [parent | {kind} for kind in used_kinds]
+        with_one_alone = [kinds - {kind} for kind in used_kinds] if len(used_kinds) > 1 else []
         without_idle = parent.union(
             _kind(nodes.gpu) for shared in feasible.values() for nodes in shared.bill.nodes if nodes.idle_gpus
         )

@@ -321,8 +321,8 @@ def _tick_s(at_ns: IntArray) -> float:
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
     """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty without any adapter."""
-    used = tuple(name for name in names if name)
-    if not used:
+    adapter_names = tuple(name for name in names if name)
+    if not adapter_names:
         return no_ids(), ()
-    index_of = {name: k for k, name in enumerate(used)}
-    return np.array([index_of.get(name, -1) for name in names], dtype=np.int64)[codes], used
+    index_of = {name: k for k, name in enumerate(adapter_names)}
+    return np.array([index_of.get(name, -1) for name in names], dtype=np.int64)[codes], adapter_names

@@ -285,10 +285,10 @@ def _csv(source: LogSource, options: LogOptions) -> _Log:
             f"{source.path}: column {show_value(failed)} says that some requests failed; the map names no "
             f"status, so they are counted: add {failed} to it as status to leave them out"
         )
-    given = columns.by_role()
-    figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
-    lengths = [given[role] for role in ("input", "output") if role in given]
-    blocks = _csv_blocks(source, names, set(given.values()), figures, lengths, doubts)
+    column_of = columns.by_role()
+    figures = [column_of[role] for role in ("arrival", "end", "input", "output") if role in column_of]
+    lengths = [column_of[role] for role in ("input", "output") if role in column_of]
+    blocks = _csv_blocks(source, names, set(column_of.values()), figures, lengths, doubts)
     notes = _not_read(names)
     return _Log(COLUMN_MAP, columns, blocks, is_guess=options.columns is None, notes=notes, doubts=doubts)
 
