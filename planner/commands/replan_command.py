@@ -82,6 +82,9 @@ def replan(
 
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:
+    """Print how today's traffic differs from the traffic planned for, the change of workers, the SLO with and
+    without it, and the cost of every way to go on.
+    """
     if document["drift"] is None:
         print_lines(f"there is no {planned_on}: what the fleet was planned on is not known")
     else:

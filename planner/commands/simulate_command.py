@@ -318,6 +318,9 @@ def _printable(name: str) -> str:
 
 
 def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
+    """Print the mean and interval of each latency over the seeds, the range of each count, and how many seeds
+    keep each line of the SLO.
+    """
     seeds_count = len(summary["seeds"])
     rows = [
         {"metric": name.removesuffix("_s")}

@@ -88,6 +88,9 @@ def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
 
 
 def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> WrittenPlan:
+    """The plan of `fleet` (plan.yaml at `path`) and of `written` (certificate.json). Raises InputError or
+    ValueError where the files contradict each other.
+    """
     folder = path.parent
     traffic = {
         key: value_of(kind, written["traffic"][key], f"traffic: {key}") for key, kind in TRAFFIC.items()

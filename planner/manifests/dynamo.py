@@ -126,6 +126,7 @@ def _frontend(fleet: Fleet) -> Document:
 
 
 def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
+    """The workers of one pool as a component of Dynamo's deployment."""
     if engine_command.is_rocm(pool.type.gpu):
         raise InputError(
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has "

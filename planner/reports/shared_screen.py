@@ -142,6 +142,7 @@ def cards(plan: SharedPlan) -> list[Card]:
 
 
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
+    """The card of one of the three answers, with the bill over all LLMs."""
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {listed(total.lacks)} beside the others was found within the limits"

@@ -46,6 +46,7 @@ class RouterCounts(Protocol):
 
 
 def metrics_text(router: RouterCounts, now_s: float) -> str:
+    """The metrics of the router and its workers in the text format of Prometheus."""
     lines = []
     for metric in (*_router_metrics(router), *_worker_metrics(router, now_s)):
         lines += _metric_lines(metric)

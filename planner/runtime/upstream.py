@@ -88,6 +88,9 @@ class StreamCheck:
                 raise self._invalid_event()
 
     def _read_event(self, data: bytes) -> None:
+        """Count the tokens of one event; note the end of the stream, or its error. Raises WorkerError for an
+        event that is no event of a completion.
+        """
         if data == b"[DONE]":
             self.is_done = True
             return

@@ -148,6 +148,9 @@ def validate(
 def _validate(
     setup: ValidationSetup, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
 ) -> Validation:
+    """Send the requests that the journal does not have yet, compare all of them with the simulation, and
+    write the files. Raises InterruptedRunError if a signal came before the last request ended.
+    """
     if setup.fleet.disturbances:
         raise InputError(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "

@@ -296,6 +296,7 @@ def _highs(
     solver: type[pulp.HiGHS] = pulp.HiGHS,
     options: Mapping[str, bool | int] = NO_OPTIONS,
 ) -> SolverOutcome:
+    """Solve with HiGHS. A program without integer variables has no bound beside its optimum."""
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel
     name = highs.getModelStatus().name

@@ -266,6 +266,9 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         return replace(task, slo=replace(task.slo, limits=moved))
 
     def corner(answer: StudyAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
+        """The tightest limit that the answer's fleet keeps, which is its corner, and the next limit to plan
+        at.
+        """
         simulated_s = answer.verdict.lines[k].deciding_s * (1 + ROUNDING)
         if math.isnan(simulated_s):
             # No value of this metric occurred (for instance no gap between tokens), so any limit is kept.

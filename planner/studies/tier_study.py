@@ -312,6 +312,7 @@ def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> i
 
 
 def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTier]) -> list[BreakEven]:
+    """For each tier and worker type, from how many tokens on a prefix is loaded sooner than computed."""
     rows = []
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():

@@ -200,6 +200,9 @@ class Study:
             return self._answer(task, start)
 
     def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
+        """The best fleet for `task`: with safety the one for production, otherwise the one on paper. Raises
+        OutOfTimeError if there was no time to find the one for production.
+        """
         problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:

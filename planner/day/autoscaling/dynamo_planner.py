@@ -78,6 +78,9 @@ def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
 
 
 def _sla_config(autoscaler: Autoscaler) -> Document:
+    """What Dynamo's planner reads to size pools by its predictions of TTFT and ITL. Raises InputError for an
+    unknown predictor, and for a missing target.
+    """
     predictor = autoscaler.read_text("predictor", "constant")
     if predictor not in PREDICTORS:
         raise InputError(

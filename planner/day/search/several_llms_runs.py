@@ -127,6 +127,9 @@ class JointRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
+        """Simulate each LLM with its own columns of `workers`; the bill and the stock are those of all
+        together.
+        """
         parts = [
             runs.simulate_day(np.ascontiguousarray(workers[:, columns.start : columns.stop]))
             for runs, columns in zip(self.llm_runs, self.columns, strict=True)

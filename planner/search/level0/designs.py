@@ -274,6 +274,9 @@ class RowQuestion:
         self.least_fleet = None if n is None else self.design.counts((*row, n))
 
     def record_answer(self) -> None:
+        """Offer the fleet that was found to the search. Without one a design that leaps is tried again with
+        more prefill workers, and `search.refuted` gets the reason why a pair has no fleet.
+        """
         design, search = self.design, self.design.search
         search.assumed.add(pruning_rules.MORE_DECODE if len(design.pools) == 2 else pruning_rules.MORE_MIXED)
         if self.least_fleet is not None:

@@ -180,6 +180,9 @@ def search_one_pool(
         holding: dict[str, Counts] = {}
 
         def search_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
+            """Find the fewest workers of one option that hold, at a price below `value`. Their fleet goes
+            into `holding`; without any, the reason goes into `search.refuted`.
+            """
             option, name = item.option, item.option.name
             most = min(item.most, largest_below(option, value))
             if most < item.least:

@@ -615,6 +615,9 @@ class Oracle:
         self._queried.add(key)
 
         def simulate_key() -> bool:
+            """The verdict by the file, or else by a simulation. In both cases the effort of the simulation is
+            charged.
+            """
             # The file tells traffic apart by its content, so the setup has no trace.
             setup = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, fleet_key)
             remembered = None if file is None else file.look_up(setup, self._traffic, slo)

@@ -205,6 +205,9 @@ def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
         return plan_problem.on_all_draws(with_relaxation(at_rate(quiet_inputs, rate_rps).problem))
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
+        """A fleet that sustains this rate on paper; None if there is none. Raises StoppedError if a search
+        did not come to its end.
+        """
         conditions.progress(_climb_in_words("most traffic", rate_rps, sustained_rps))
         problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
         is_exhausted = True
@@ -264,6 +267,9 @@ def find_most_kept_traffic(
         return with_search_limit(scenario_problem, LEAST_SEARCH_REQUESTS)
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
+        """A fleet that keeps enough scenarios at this rate; None if there is none. Raises StoppedError if the
+        time is up.
+        """
         conditions.progress(_climb_in_words("most traffic in production", rate_rps, sustained_rps))
         problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
         for policies in choices:

@@ -233,6 +233,7 @@ def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
 
 
 def _parquet(path: Path, options: LogOptions) -> _Log:
+    """A log in Parquet: the table of a known program, or columns that are mapped or guessed."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
     sample_block = next(iter(log_tables.parquet_blocks(path, file, names)), None)
