@@ -177,8 +177,8 @@ def day(
     trace with a column `model`, or maps each entry to its own trace. `standing` is the folder of a plan of
     all, or maps each entry to its fleet.
 
-    With `oracle` in the section public autoscalers are tuned on the first 70 % of the day and judged on the
-    rest, and the GPU hours of the optimum are given beside theirs.
+    If the section has `oracle`, public autoscalers are tuned on the first 70 % of the day and judged on the
+    rest; the answer then has the GPU hours of the optimum beside theirs.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """

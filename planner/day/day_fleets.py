@@ -2,10 +2,10 @@
 
 The cheapest fleet of constant size need not be the cheapest over a day: another worker type may be
 dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So it is
-compared with the cheapest fleet of each GPU type alone, with the cheapest mixed pools of each type if the
-search knows them, and with itself under each other order of the queue that the question allows. The order
-matters in a burst, before a new worker is ready: first come, first served makes even short prompts late;
-shortest first makes only long ones late.
+compared with the cheapest fleet of each GPU type alone, and with the cheapest mixed pools of each type if the
+search knows them. It is also compared with itself under every other order of the queue that the question
+allows. The order matters in a burst, before a new worker is ready: first come, first served makes even short
+prompts late; shortest first makes only long ones late.
 """
 
 from __future__ import annotations

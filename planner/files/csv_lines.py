@@ -1,9 +1,8 @@
 """Lines of a CSV put together to rows: a quoted field may run over several lines, a stray quote must not.
 
 A parser that meets a quote at the beginning of a field reads on to the next quote, over as many rows as stand
-between, and says nothing. A field over several lines is taken as meant where its last quote stands at the end
-of the field, and where at most one of all its lines could be a row of its own: one may look like a row by
-chance.
+between, and says nothing. A field over several lines counts as intended if its last quote stands at the end
+of the field, and if at most one of its lines could be a row of its own: one may look like a row by chance.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"  # Where workers and the download mount the volume.
-# The volume holds the LLM's weights, a fifth more for drafters (built in or with a checkpoint of their own),
-# whose size a fleet does not have, and the other files of checkpoints.
+# The volume holds the LLM's weights and the other files of checkpoints. Drafters, built in or with a
+# checkpoint of their own, get a fifth more, because a fleet does not have their size.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
 WORKER_ROLES = get_args(Role)  # The other pods of an LLM are routers, the KV store and the download.

@@ -16,8 +16,8 @@ up and product once per expert that a token visits, and the output of each such 
 the sum. With data-parallel ranks on one node every GPU gets the tokens of all ranks (vLLM's
 allgather_reducescatter), and makes room for their experts' values as if all were its own; for ranks on
 several nodes see planner/models/all2all.py. The peak in the sampler, on the last stage, holds the residual
-stream, and for each row and word of the vocabulary the logit in 16 and in 32 bits, the probability and a
-random number.
+stream and four numbers for each row and word of the vocabulary: the logit in 16 and in 32 bits, the
+probability, and a random number.
 
 Reserve: card memory that CUDA does not show, what vLLM calls non-torch memory (cuBLAS, and between GPUs NCCL
 and the workspaces of all-reduces), the CUDA graphs that vLLM 0.21 and later keep free, and for attention with

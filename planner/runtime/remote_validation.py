@@ -105,9 +105,9 @@ class Failures:
 class ToEndpoint:
     """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`).
 
-    `charged_usd` is what the budget holds for each request in flight, `is_spent` whether the budget had too
-    little for a request, `trouble` the error that is to end the run once a request's outcome is written, and
-    `inexact` the number of answers without an exact number of tokens.
+    `charged_usd` is what the budget holds for each request in flight; with `is_spent` it had too little for
+    one. `trouble` is the error that is to end the run once a request's outcome is written. `inexact` is the
+    number of answers without an exact number of tokens.
     """
 
     setup: ValidationSetup

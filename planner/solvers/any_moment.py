@@ -35,9 +35,9 @@ costs no more:
 A level is up only with those below it. The program leaves this out; cuts of lower levels say it where it
 matters.
 
-Where nodes are sold whole and one pool is on a kind of node, the first worker of a node pays the whole node,
-and each later one what its GPUs cost more than idle ones. p_ck is never more than what is paid
-(`prices_by_level`). Where several pools share a kind, idle GPUs cost nothing here.
+Where nodes are sold whole and only one pool is on a kind of node, the first worker of a node pays the whole
+node with its GPUs idle, and each worker pays what its GPUs cost more in use. p_ck is never more than what is
+paid (`prices_by_level`). Where several pools share a kind, idle GPUs cost nothing here.
 """
 
 from __future__ import annotations

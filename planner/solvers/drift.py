@@ -11,8 +11,8 @@ Data   x_t  how far the mean of window t lies beyond the band's edge, relative t
   M_t     = average of M_t(k) over the sizes k
   alarm     in the first window t in which M_t reaches c
 
-Within the band the expectation of M_t is at most t, and the maximum of M up to window n reaches c with
-probability at most n / c (Doob), so c = n / alpha keeps the probability of a false alarm in n windows below
+Within the band the expectation of M_t is at most t. So the maximum of M up to window n reaches c with
+probability at most n / c (Doob). With c = n / alpha the probability of a false alarm in n windows is at most
 alpha. That is exact for uncorrelated windows with tails no heavier than Gauss's. Otherwise it is approximate,
 over times longer than the correlation: benchmarks/watch.py counts false alarms on recorded bursts.
 

@@ -15,9 +15,8 @@ measured. Of m measured requests,
 Without an attainment a limit on TBT obliges nothing, not even beside one on TTFT. Its percentile is over all
 gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
 after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige only
-through the backlog test (`find_backlog_deadlines`): of the requests that arrive in the last tenth of the
-window, at least half wait no longer than the loosest limit on TTFT, for the first token and for each later
-one.
+through the backlog test (`find_backlog_deadlines`). For it at least half of the requests that arrive in the
+last tenth of the window wait for no token, the first or a later one, longer than the loosest limit on TTFT.
 
 `guess_slo_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT.
 Searches begin with this guess. No bound and no refutation may rest on it.

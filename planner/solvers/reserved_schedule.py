@@ -21,9 +21,10 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
         budget        the objective <= B
 
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
-price of a start. The answer is compared with `schedule_at_peak`, the cheapest fleet that carries every LLM's
-peak all the time, and with `schedule_by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type,
-which ignores what starts cost. schedule_pricing.py solves the model. Rates are kept to one in a million.
+price of a start. The answer is compared with two others. `schedule_at_peak` is the cheapest fleet that
+carries every LLM's peak all the time; `schedule_by_rule` is Aladdin's N = ceil(k5 r + c5) with each LLM's
+cheapest type, and ignores what starts cost. schedule_pricing.py solves the model. Rates are kept to one in a
+million.
 """
 
 from __future__ import annotations

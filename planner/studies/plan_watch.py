@@ -535,8 +535,8 @@ class PlanExpectations:
 def read_expectations(written: WrittenPlan) -> PlanExpectations:
     """The references of a plan folder.
 
-    A plan with prefixes is simulated again for its share of cached tokens, which the folder does not have,
-    and one whose requests wait for answers for the times at which they arrive.
+    Two things are not in the folder, and need another simulation of the plan: the share of cached tokens of a
+    plan with prefixes, and the times at which requests arrive that wait for answers.
     """
     trace, hit_frac = written.trace, None
     if trace.has_prefixes or trace.after.size:

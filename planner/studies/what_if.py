@@ -415,8 +415,10 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
 
 
 def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with step times or traffic off by a share in either direction, and one with both off to the
-    worse side, in which the SLO must be kept at every rate from today's to the higher one.
+    """Questions in which step times or traffic are off by `by_frac` in either direction, each with a label.
+
+    In the last one both are off to the worse side, and the SLO must be kept at every rate from today's to the
+    higher one.
     """
     percent = f"{100 * by_frac:g} %"
     for label, steps_frac, traffic_frac in (

@@ -647,8 +647,8 @@ def _split_by_adapter(ids: IntArray, adapter: IntArray) -> IntArray:
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:
     """The step of a clock that gives many requests one stamp, None where there is no such step.
 
-    The step is the usual distance of two stamps. The clock counts as one with such a step when there are at
-    most half as many stamps as requests and 99 % of the stamps are multiples of the step to within 1 % of it.
+    The step is the usual distance of two stamps. It counts if there are at most half as many stamps as
+    requests, and if 99 % of the stamps are multiples of it, to within 1 % of a step.
     """
     stamps_s = np.unique(arrival_s)
     if len(stamps_s) < 3 or 2 * len(stamps_s) > len(arrival_s):

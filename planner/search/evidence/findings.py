@@ -379,9 +379,9 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, best: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """How much more a robust plan (`robust:` of the question, here called insurance) costs than one for the
-    expected traffic and step times, whether the robust fleet keeps the SLO with the expected ones, and
-    warnings.
+    """What robustness costs: how much dearer the plan is than one for the expected traffic and step times,
+    whether its fleet keeps the SLO with those too, and warnings. (`robust:` of the question is the
+    insurance.)
 
     Neither search is exact for mixed fleets, so the search without robustness might end at a dearer fleet
     than the robust one. The robust fleet is therefore taken there too, if it is cheaper and keeps the SLO.
@@ -450,8 +450,9 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
 def simulate_spot_loss(
     problem: Problem, best: Counts, clock: EvidenceClock
 ) -> tuple[tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """How many spot workers the plan expects to lose, and whether the SLO is kept in a simulation in which
-    they all stop in the middle of the trace and return after the time of a restart.
+    """How many spot workers the plan expects to lose at once, and whether it then keeps the SLO.
+
+    In the simulation they all stop in the middle of the trace, and return after the time of a restart.
     """
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0  # The number of the pool's first worker; workers are numbered in the order of the pools.

@@ -84,11 +84,11 @@ class Learned:
 class Search:
     """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
-    By the name of an option: `least_holding` is the least count known to hold, `most_failed` the largest
-    known to fail, `learned` what is known of its pool beside a perfect partner, `refuted` why it is not in
-    the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper fleet was
-    simulated or has too few workers for the work. `assumed` are the pruning rules that were relied on.
-    `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
+    Four are by the name of an option: `least_holding` is the least count known to hold, `most_failed` the
+    largest known to fail. `learned` is what is known of its pool beside a perfect partner, `refuted` why it
+    is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper
+    fleet was simulated or has too few workers for the work. `assumed` are the pruning rules that were relied
+    on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
     `cheaper_simulated` how many of these were simulated. `counted` caches a value and the number of fleets
     below it.
     """

@@ -307,9 +307,11 @@ def infeasible(
 
 
 def far_beyond(problem: Problem) -> InfeasibleError | None:
-    """The error of a question that no fleet within the limits can answer, if the bound alone says that this
-    takes FAR_BEYOND times a limit or more, and to look for fleets would mean to simulate many requests. None
-    for all others, whose error names a relaxation with which a fleet holds.
+    """The error of a question whose limits are far too tight: by the bound alone every fleet needs FAR_BEYOND
+    times a limit or more.
+
+    None for all other questions: if no fleet is found for them, their error names a relaxation with which a
+    fleet holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
     """
     if problem.lower is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
         return None

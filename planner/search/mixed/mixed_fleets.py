@@ -59,10 +59,10 @@ REFINE_EFFORT = 300_000
 # work alone keeps busy.
 USUAL_RATIO = 1.5
 # Before that, fleets are searched that have one engine setting per role and hardware, with this effort
-# [requests]. In this first search a worker whose full step breaks a limit on gaps is expected to carry
-# GAPS_HANDICAP times less traffic than its work alone says, because by work alone the largest steps look
-# best. Azure's code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated
-# fleets, and 47.84 without this search.
+# [requests]. By work alone the largest steps look best. So in this first search a worker whose full step
+# breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work says. Azure's
+# code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated fleets, and 47.84
+# without this search.
 ONE_SETTING_EFFORT = 100_000
 
 
@@ -341,9 +341,11 @@ def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, i
 
 
 def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]:
-    """The mixed options, and those prefill and decode options that have the same drafts as the decode pool of
-    level 0's best fleet, or as the first decode option if that fleet has no decode pool. KV cannot move
-    between workers with different drafts.
+    """The mixed options, and the prefill and decode options with the same drafts, as KV cannot move between
+    workers with different drafts.
+
+    The drafts are those of the decode pool of level 0's best fleet; if it has none, those of the first decode
+    option.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]

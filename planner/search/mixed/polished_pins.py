@@ -88,9 +88,9 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
-    """Use the polished placement of a fleet if the fleet holds with it, comes less near to missing the SLO on
-    the trace, and `is_kept()`, which simulates the fleet on all other traffic on which it must hold.
-    Returns whether the polished placement is used.
+    """Use the polished placement of a fleet if the fleet holds with it and comes less near to missing the SLO
+    on the trace. `is_kept()` must then be true too: it simulates the fleet on all other traffic on which it
+    must hold. Returns whether the polished placement is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None

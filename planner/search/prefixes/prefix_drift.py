@@ -1,9 +1,9 @@
 """Traffic in which other prefixes are popular than before.
 
-A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced:
-a session that begins with prefix p becomes a copy of a random session (the donor) that begins with the prefix
-to which p is mapped, and starts when the old one did. So much used prefixes may become rare, and rare ones
-much used. A request outside of sessions is a session by itself.
+A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced.
+If such a session begins with prefix p, its place is taken by a copy of a random session (the donor) that
+begins with the prefix to which p is mapped. The copy starts when the old session did. So much used prefixes
+may become rare, and rare ones much used. A request outside of sessions is a session by itself.
 
 Only the longest stable prefixes (prefix_placing.py) take part: those that no other stable prefix continues.
 Requests that begin with a shorter stable prefix, or with none, are not replaced.

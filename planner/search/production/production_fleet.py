@@ -336,9 +336,11 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
 
 
 def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:
-    """The error that no fleet within the limits keeps enough scenarios, with the largest share that some
-    fleet keeps and the price of that fleet, found by bisection over the number of scenarios that a fleet may
-    miss. If the time ends first, both are those of the best fleet found by then.
+    """The error that no fleet within the limits keeps enough scenarios.
+
+    It names the largest share that some fleet keeps, and that fleet's price. They are found by bisection over
+    the number of scenarios that a fleet may miss. If the time ends first, both are those of the best fleet
+    found by then.
     """
     assert scenario_problem.task.safety is not None
     count = len(scenario_problem.oracle.scenarios)

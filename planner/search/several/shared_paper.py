@@ -43,9 +43,11 @@ Searched = list[tuple[Problem, FleetSearch]]
 
 @dataclass(frozen=True, slots=True)
 class SharedPaper:
-    """For each LLM the search of its fleet on paper (`searched`), and what the others leave it (`within`).
-    With the result of level 0 over all LLMs, whether every cheaper fleet was simulated (`is_walked`), the
-    limits that bind, and the oracles that were used beyond the searches of each LLM alone.
+    """The fleets of all LLMs on paper: for each LLM its search (`searched`), and what the others leave it
+    (`within`).
+
+    `level0` is the result of level 0 over all LLMs; with `is_walked` every cheaper fleet was simulated. There
+    are also the limits that bind, and the oracles that were used beyond the searches of each LLM alone.
     """
 
     searched: Sequence[Searched]
@@ -202,8 +204,8 @@ def _level0_value(searched: Searched) -> float:
 def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
     """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
 
-    The sum of the least values of level 0 is known to be reachable if it is no more than that of these
-    fleets, or if the fleets of level 0 fit together too.
+    Its value is the sum of the least values of level 0, or infinite if no fleets with this sum are known.
+    They are known if the best fleets are not cheaper, or if the fleets of level 0 fit together too.
     """
     best = [best_of(searched)[1] for searched in alone]
     level0 = [
