@@ -39,9 +39,9 @@ MOST_REPOSITORIES = 100_000
 MOST_AT_ONCE = 1000  # Sub-agents of one task that work at the same time.
 
 
-def is_of_agents(given: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Whether traffic is of agents, by its own keys or by those of its task."""
-    return "agents" in given or "agents" in row
+def is_of_agents(traffic_keys: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether traffic is of agents: by the keys of `traffic`, or by those of its task's `row`."""
+    return "agents" in traffic_keys or "agents" in row
 
 
 def agent_rate_rps(agents: Agents, output: Lengths) -> float:

@@ -56,17 +56,17 @@ def read_groups(row: Section) -> tuple[LayerGroup, ...]:
         attention, block = None, None
         if "attention" in group:
             part = group.subsection("attention")
-            kind = KINDS[part.one_of("kind", KINDS)]
-            attention = _parse_part(kind, part, ("kind",))
+            attention_class = KINDS[part.one_of("kind", KINDS)]
+            attention = _parse_part(attention_class, part, ("kind",))
         if "feed_forward" in group:
             block = _parse_part(FeedForward, group.subsection("feed_forward"))
         groups.append(LayerGroup(group.whole_number("layers"), attention, block))
     return tuple(groups)
 
 
-def _parse_part(kind: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
-    """A dataclass `kind` from the keys of `part`, which are its fields; `extra_keys` are skipped."""
-    by_name = {field.name: field for field in fields(kind)}
+def _parse_part(to_class: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
+    """A `to_class`, a dataclass, from the keys of `part`, which are its fields. `extra_keys` are skipped."""
+    by_name = {field.name: field for field in fields(to_class)}
     part = Section.from_document(part.values, part.where, (*by_name, *extra_keys), wording=part.wording)
     values = {
         name: _parse_field(part, field)
@@ -74,7 +74,7 @@ def _parse_part(kind: type[Any], part: Section, extra_keys: tuple[str, ...] = ()
         if name in part or field.default is MISSING  # A missing key of such a field raises InputError.
     }
     try:
-        return kind(**values)
+        return to_class(**values)
     except CatalogError as error:
         raise InputError(f"{part.where}: {error}") from None
 
@@ -127,9 +127,10 @@ def llm_row(llm: Llm) -> dict[str, Any]:
 
 
 def _group_row(group: LayerGroup) -> dict[str, Any]:
+    """An item of `groups`, which `read_groups` reads as the same group."""
     row: dict[str, Any] = {"layers": group.count}
     if group.attention is not None:
-        kind = next(name for name, kind in KINDS.items() if isinstance(group.attention, kind))
+        kind = next(name for name, each in KINDS.items() if isinstance(group.attention, each))
         row["attention"] = {"kind": kind, **_changed_fields(group.attention)}
     if group.feed_forward is not None:
         row["feed_forward"] = _changed_fields(group.feed_forward)

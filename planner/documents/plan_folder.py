@@ -36,7 +36,7 @@ from planner.fleet import Fleet
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
-Section = Mapping[str, Any]
+Document = Mapping[str, Any]
 Content = TypeVar("Content")
 
 # Keys of certificate.json and the types of their values.
@@ -87,7 +87,7 @@ def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
     return _translate_errors(folder, lambda: _read_plan(path, fleet, written, catalog))
 
 
-def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> WrittenPlan:
+def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) -> WrittenPlan:
     """The plan of `fleet` (plan.yaml at `path`) and of `written` (certificate.json). Raises InputError or
     ValueError where the files contradict each other.
     """
@@ -159,7 +159,7 @@ def _read_traffic(folder: Path) -> Trace:
     return read_trace(full if full.exists() else folder / "requests.csv", seed=None)
 
 
-def _read_alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
+def _read_alternative(row: Document, llm: str, path: Path, catalog: Catalog) -> Alternative:
     """One of `alternatives`; its fleet is written without the LLM, which is the plan's `llm`."""
     fleet = row["fleet"]
     return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))

@@ -15,7 +15,7 @@ from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
 MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
-LARGEST_SETTING = 10**9  # A larger count of anything else (tokens, GPUs, workers) is a slip.
+LARGEST_SETTING = 10**9  # A larger count of anything else (tokens, GPUs, workers) is a typing error.
 # Keys of the section -> fields of `Policies`, by the kind of their values.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",

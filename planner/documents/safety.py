@@ -35,7 +35,7 @@ class Safety:
 
 
 def safety_kept(kept_frac: float) -> str:
-    """The strictest `safety` for slo.yaml that a fleet meets which is kept in this share of scenarios.
+    """The strictest `safety` of slo.yaml that a fleet meets if it keeps the SLO in this share of scenarios.
 
     It is the share rounded down to whole percents, or none if `kept_in` may not be so low.
     """

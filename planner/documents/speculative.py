@@ -45,7 +45,7 @@ NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
 # Methods of vLLM that planner/models/speculation.py has no formula for.
 NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
-# A pass of the drafter takes at most this share of a step; a larger one is refused as a slip.
+# A pass of the drafter takes at most this share of a step; a larger one is refused as a typing error.
 MOST_DRAFT_FRAC = 2.0
 
 
@@ -142,9 +142,12 @@ def _parse_method(value: object, where: str) -> str:
 
 def _parse_counts(section: Section) -> list[int]:
     tokens = section.get_required("tokens")
-    given = tokens if isinstance(tokens, list) and tokens else [tokens]
+    count_list = tokens if isinstance(tokens, list) and tokens else [tokens]
     return sorted(
-        {check_whole_number(count, section.path_of("tokens"), least=0, most=MOST_DRAFTS) for count in given}
+        {
+            check_whole_number(count, section.path_of("tokens"), least=0, most=MOST_DRAFTS)
+            for count in count_list
+        }
     )
 
 

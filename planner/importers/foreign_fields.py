@@ -18,7 +18,7 @@ from planner.files.document_values import check_rows, refused_value
 from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
-MAX_TP = 1024  # A larger TP is refused as a slip.
+MAX_TP = 1024  # A larger TP is refused as a typing error.
 # Input tokens and output tokens, a value for each request or one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.

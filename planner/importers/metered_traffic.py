@@ -47,7 +47,7 @@ LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
 LEAST_GAP_S = 300.0  # Counters are interpolated over gaps of this length, even with shorter intervals.
-MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a slip in a time.
+MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a typing error in a time.
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
 # A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
 # share, the histogram is shifted to the mean by its sum, and a note says so.

@@ -63,7 +63,7 @@ CONNECT_TIMEOUT_S = 10.0  # A scheduler that runs answers within this time.
 FIRST_WORKER_TIMEOUT_S = 60.0  # A Dask cluster may be starting its first worker for so long.
 TRIES = 4  # Tries of one item: the first, and three after workers died.
 LONGEST_REASON_CHARS = 300  # Longer texts of foreign errors are cut in our messages.
-MOST_WORKERS = 1024  # A larger number is a slip: no machine has so many CPUs for one plan.
+MOST_WORKERS = 1024  # A larger number is a typing error: no machine has so many CPUs for one plan.
 MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped. Set by hand.
 # Loky's tracker of shared resources warns of what an interrupt leaves, although it removes that itself.
 IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"
