@@ -115,6 +115,6 @@ def _limits_as_counted(
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
-        # At percentile 0 no request has to keep the limit, so the first that may be late is past the last.
+        # At percentile 0 no request has to keep the limit: `seen` begins past the last one, and none counts.
         row["seen"] = len(trace) if limit.percentile_frac == 0 else 0
     return rows

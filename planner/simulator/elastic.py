@@ -755,22 +755,22 @@ class _Run:
         """Let the controller decide by the latest reading at least `lag_s` old and resize the pools."""
         latest_s = self.now_s - self.controller.lag_s
         k = len(self.readings) - 1
-        # With a lag longer than the run so far it sees the first reading.
+        # If the lag is longer than the run so far, the controller sees the first reading.
         while k > 0 and self.readings[k].time_s > latest_s:
             k -= 1
-        wanted = self.controller.sizes(self.readings[k])
-        if len(wanted) != len(self.pools):
+        sizes = self.controller.sizes(self.readings[k])
+        if len(sizes) != len(self.pools):
             raise InputError(
-                f"{type(self.controller).__name__}: {len(wanted)} sizes, must be one for each of the "
+                f"{type(self.controller).__name__}: {len(sizes)} sizes, must be one for each of the "
                 f"{len(self.pools)} pools"
             )
-        if not all(math.isfinite(size) for size in wanted):
+        if not all(math.isfinite(size) for size in sizes):
             raise InputError(
-                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(wanted)} "
+                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(sizes)} "
                 "workers, must be finite numbers"
             )
         self.wanted = [
-            min(max(int(size), pool.least), pool.most) for size, pool in zip(wanted, self.pools, strict=True)
+            min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
         ]
         self.requested_s.append(self.now_s)
         self.requested_sizes.append(tuple(self.wanted))
@@ -790,8 +790,8 @@ class _Run:
         while missing:
             # The pool with the smallest share of the workers it wants comes first.
             p = min(missing, key=lambda p: (alive[p] / self.wanted[p], p))
-            off = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
-            if off is None:  # All numbers are taken, some by workers that drain.
+            free_slot = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
+            if free_slot is None:  # All numbers are taken, some by workers that drain.
                 lacks_numbers = True
                 missing.discard(p)
                 continue
@@ -799,7 +799,7 @@ class _Run:
                 lacks_gpus = True
                 missing.discard(p)
                 continue
-            self.start_worker(off)
+            self.start_worker(free_slot)
             alive[p] += 1
             if alive[p] == self.wanted[p]:
                 missing.discard(p)

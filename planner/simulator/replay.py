@@ -90,7 +90,7 @@ def simulate(
 
 
 def room_for_runs(trace: Trace) -> int:
-    """How many recorded runs of steps there is room for at first."""
+    """For how many recorded runs of steps a first simulation has room; one that needs more is repeated."""
     return RUNS_PER_REQUEST * len(trace) + LEAST_RUNS
 
 

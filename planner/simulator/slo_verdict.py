@@ -249,12 +249,12 @@ def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> 
     for run in cut:
         j = np.arange(run["steps"])  # Steps 0 to j take (j + 1) first_s + growth_s (1 + 2 + ... + j).
         ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
-        kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
-        run["steps"] = len(kept)
+        steps_inside = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
+        run["steps"] = len(steps_inside)
         # Steps were cut off at the front: the run begins later, and its first step has grown.
-        if len(kept) and kept[0]:
-            run["start_s"] = ends_s[kept[0] - 1]
-            run["first_s"] += run["growth_s"] * kept[0]
+        if len(steps_inside) and steps_inside[0]:
+            run["start_s"] = ends_s[steps_inside[0] - 1]
+            run["first_s"] += run["growth_s"] * steps_inside[0]
     return cut[cut["steps"] > 0]
 
 
@@ -352,7 +352,7 @@ def jain_index(values: Floats) -> float:
 def judge(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
-    Without percentiles these are NaN, which is quicker; the verdict is the same. With
+    Unless `with_percentiles`, the lines have NaN for theirs, which is quicker; the verdict is the same. With
     `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.simulate_if_kept`
     gave.
     """
@@ -364,20 +364,20 @@ def judge(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) ->
         # The kernel counts gaps, and stops when a limit on them is broken; other metrics are counted here.
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if not limit.metric_row.is_of_gaps:  # Requests without a value have an infinite one and violate too.
-            seen_s = request_values_s(simulation, limit.metric, limit)
-            counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
+            values_s = request_values_s(simulation, limit.metric, limit)
+            counted, violations = len(values_s), int((values_s > limit.limit_s).sum())
         # A simulation that was stopped early, since its SLO was missed, is not complete.
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
-        kept = 1.0 - violations / counted if counted else 1.0
+        kept_frac = 1.0 - violations / counted if counted else 1.0
         value = math.nan
         if with_percentiles:
             value = value_s(simulation, limit.metric, limit.percentile_frac, limit)
         if slo.every_s is None:
-            lines.append(Line(limit, value, kept, holds, counted))
+            lines.append(Line(limit, value, kept_frac, holds, counted))
             continue
         holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
         worst = worst_window(simulation, k, edges_s) if with_percentiles else None
-        lines.append(Line(limit, value, kept, holds, counted, worst))
+        lines.append(Line(limit, value, kept_frac, holds, counted, worst))
     needs_attainment = with_percentiles or slo.attainment_frac is not None
     attainment = _attainment(simulation, slo) if needs_attainment else math.nan
     needed_frac = slo.attainment_frac or 0.0
@@ -417,9 +417,9 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[WindowRe
     elif np.array_equal(edges_s, simulation.edges_s):  # The kernel counted gaps in these windows already.
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
-        of_windows = _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
-        counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
-        violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
+        runs_by_window = _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
+        counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in runs_by_window])
+        violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in runs_by_window]
     else:
         raise ValueError("gaps of windows need a simulation with record=True")
     return [
@@ -452,9 +452,9 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
     """
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.metric_row.is_of_gaps:
-        seen_s = request_values_s(simulation, limit.metric, limit)
+        request_s = request_values_s(simulation, limit.metric, limit)
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
-        ordered_s = seen_s[np.argsort(window_of, kind="stable")]
+        ordered_s = request_s[np.argsort(window_of, kind="stable")]
         ends = np.cumsum(np.bincount(window_of, minlength=len(windows)))
         parts_s = np.split(ordered_s, ends[:-1])
         values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
@@ -494,10 +494,10 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     if not len(edges_s):
         return []
     window_of = window_numbers(simulation.arrival_s[measured_mask(simulation)], edges_s)
-    kept, windows = _measured_keep_all(simulation, slo), []
+    keeps, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
         is_here = window_of == v
-        share = float(kept[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
+        share = float(keeps[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
         holds = share >= (slo.attainment_frac or 0.0)
         windows.append(WindowResult(start_s, end_s, float("nan"), share, holds, int(is_here.sum())))
     return windows

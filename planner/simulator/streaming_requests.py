@@ -102,7 +102,7 @@ class StreamedRequests:
             self._lay_out_until(self.pauses_s[pause] if pause < len(self.pauses_s) else np.inf)
             advance(state)
             self._read_runs(state, pause)
-            if state.counters[layout.NEXT_DISTURBANCE] == pause:  # It came to no further pause.
+            if state.counters[layout.NEXT_DISTURBANCE] == pause:  # The kernel came to no further pause.
                 return
             if time.monotonic() > deadline:
                 raise OutOfTime
