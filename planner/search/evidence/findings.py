@@ -325,13 +325,16 @@ def simulate_neighbours(
         neighbours.append(
             facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
         )
-        failing = verdict.missed
+        missed_lines = verdict.missed
         fails_by_one_limit = (
-            len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and verdict.guarantees_hold
+            len(missed_lines) == 1
+            and verdict.is_steady
+            and verdict.attainment_holds
+            and verdict.guarantees_hold
         )
         # With losses or several draws the fleet may miss other limits in simulations that were not looked at.
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
-            line = failing[0]
+            line = missed_lines[0]
             value_s = line.deciding_s
             if value_s <= MOST_RELAXED * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]

@@ -41,7 +41,7 @@ MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to s
 # After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
 # most so many requests: 5 CPU seconds on 10,000 requests of agents.
 MOST_PROBED_REQUESTS = 50_000
-MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
+MOST_WORKERS = 256  # A fleet to probe has no more: on traffic so short that it is probed, they would be idle.
 MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
 # If the bound on the work is so many times a limit, the error names the bound, and no fleet that is enough is
 # searched for: of 900,000 requests, for which 16 GPUs are 40 times too few, that search took minutes.

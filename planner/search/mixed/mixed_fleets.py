@@ -58,11 +58,11 @@ REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
 USUAL_RATIO = 1.5
-# Before that, fleets are searched that have one engine setting per role and hardware, with this effort
-# [requests]. By work alone the largest steps look best. So in this first search a worker whose full step
-# breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work says. Azure's
-# code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated fleets, and 47.84
-# without this search.
+# Before the search of REFINE_EFFORT, fleets are searched that have one engine setting per role and hardware,
+# with this effort [requests]. By work alone the largest steps look best. So in this first search a worker
+# whose full step breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work
+# says. Azure's code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated
+# fleets, and 47.84 without this search.
 ONE_SETTING_EFFORT = 100_000
 
 

@@ -123,43 +123,43 @@ def simulate_schedule(
     _check_fleets(market, demand, served)
     deadline = time.monotonic() + time_limit_s
     firm = schedule.workers.copy()
-    first = _simulate(market, demand, firm, schedule.spot_workers, served)
-    runs = first
-    failed: dict[tuple[int, int], int] = {}
-    why = ""
+    first_runs = _simulate(market, demand, firm, schedule.spot_workers, served)
+    runs = first_runs
+    miss_counts: dict[tuple[int, int], int] = {}
+    why_left = ""
     for repair in range(MOST_REPAIRS + 1):
         missed = _missed_windows(served, runs)
-        repairable = [window for window in missed if failed.get(window, 0) < MOST_WINDOW_REPAIRS]
+        repairable = [window for window in missed if miss_counts.get(window, 0) < MOST_WINDOW_REPAIRS]
         if not repairable:
-            why = "more workers do not help" if missed else ""
+            why_left = "more workers do not help" if missed else ""
             break
         if repair == MOST_REPAIRS or time.monotonic() > deadline:
-            why = f"the time was up after {repair} repairs"
+            why_left = f"the time was up after {repair} repairs"
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
-        more = _add_workers(market, demand, firm, schedule, served, runs, repairable, failed)
-        if (more == firm).all():
-            why = "no limit leaves room for more workers"
+        repaired = _add_workers(market, demand, firm, schedule, served, runs, repairable, miss_counts)
+        if (repaired == firm).all():
+            why_left = "no limit leaves room for more workers"
             break
-        firm = more
+        firm = repaired
         runs = _simulate(market, demand, firm, schedule.spot_workers, served)
-    if not why:
+    if not why_left:
         firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
     reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
         schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
-        kept=tuple(_windows_by_llm(served, first, runs)),
+        kept=tuple(_windows_by_llm(served, first_runs, runs)),
         added=int((firm - schedule.workers).sum()),
         # The sum over reserved, on-demand and spot GPUs.
-        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),
+        cost_before_usd_per_h=sum(_cheapest_bill(market, first_runs, end_s)[1]),
         reserved_usd_per_h=bill[0],
         on_demand_usd_per_h=bill[1],
         spot_usd_per_h=bill[2],
         reserved_gpus=reserved,
         held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
-        taken=sum(span.was_taken for ran in runs for span in ran.run.spans),
-        why_left=why,
+        taken=sum(span.was_taken for each in runs for span in each.run.spans),
+        why_left=why_left,
     )
 
 
@@ -295,17 +295,17 @@ def _add_workers(
     served: Sequence[ScheduledLlm],
     runs: Sequence[_LlmRun],
     missed: Sequence[tuple[int, int]],
-    failed: dict[tuple[int, int], int],
+    miss_counts: dict[tuple[int, int], int],
 ) -> Counts:
-    """The firm workers with more of them in the windows that are missed, as far as the limits allow. `failed`
-    counts how often each window was missed.
+    """The firm workers with more of them in the windows that are missed, as far as the limits allow.
+    `miss_counts` has how often each window was missed so far; the misses of this time are added to it.
     """
     short_windows: set[tuple[int, int]] = set()  # LLMs and windows of the schedule, by number.
     for m, v in missed:
-        failed[m, v] = failed.get((m, v), 0) + 1
+        miss_counts[m, v] = miss_counts.get((m, v), 0) + 1
         edges_s = runs[m].run.simulation.edges_s
         first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - EDGE_S))
-        if failed[m, v] > 1:
+        if miss_counts[m, v] > 1:
             first -= 1  # Requests of the window before may still queue in this one.
         short_windows |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
