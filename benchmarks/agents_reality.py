@@ -46,20 +46,26 @@ CATALOG = read_catalog(None)
 def sessions_of(rows: Sequence[Mapping[str, Any]], clients: int) -> list[list[tuple[int, int]]]:
     """(input, output) tokens of the turns of each session, of rows in the order in which they ended."""
     done: list[list[tuple[int, int]]] = []
-    live: list[list[tuple[int, int]]] = []
+    in_flight: list[list[tuple[int, int]]] = []
     for row in rows:
         tokens = int(row["input_toks"]), max(int(row["output_toks"]), 1)
-        longer = [one for one in live if one[-1][0] < tokens[0] <= one[-1][0] + one[-1][1] + 4000]
-        if longer:
-            best = max(longer, key=lambda one: one[-1][0])
+        # Sessions that this turn may continue: its prompt is longer than their last one, by no more than the
+        # last answer and 4000 tokens (set by hand).
+        possible = [
+            session
+            for session in in_flight
+            if session[-1][0] < tokens[0] <= session[-1][0] + session[-1][1] + 4000
+        ]
+        if possible:
+            best = max(possible, key=lambda session: session[-1][0])
             best.append(tokens)
-            live.remove(best)
-            live.append(best)
+            in_flight.remove(best)
+            in_flight.append(best)
             continue
-        if len(live) == clients:
-            done.append(live.pop(0))
-        live.append([tokens])
-    return done + live
+        if len(in_flight) == clients:
+            done.append(in_flight.pop(0))
+        in_flight.append([tokens])
+    return done + in_flight
 
 
 def dealt(sessions: Sequence[list[tuple[int, int]]], clients: int) -> Trace:

@@ -271,6 +271,7 @@ def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: in
     amount = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)  # (blocks, batches)
     e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
     block_mean = (amount.sum(axis=1) / np.maximum(e.sum(axis=1), _NOT_ZERO))[:, None]
+    # The squared deviation of each batch over c^2 / e, the variance that it has if phi is 1.
     with np.errstate(divide="ignore", invalid="ignore"):
         z2 = (amount / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
     return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom
@@ -421,6 +422,7 @@ def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: in
     value = amount / e
     middle = (value[1:] + value[:-1]) / 2
     c2 = 1 / middle if ref.what == "rate" else ref.variance
+    # The squared difference of two batches over the sum of their variances, each c^2 / e if phi is 1.
     z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (c2 * (1 / e[1:] + 1 / e[:-1]))
     # The median of n squares scatters as much as a variance from n / 3 values.
     return float(np.median(z2)) / _chi_square(0.5, 1), len(z2) / 3
