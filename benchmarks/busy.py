@@ -73,7 +73,7 @@ def planned(question: dict[str, Any] | Path, trace: Path | None, out: Path) -> t
 
 
 def count_for_ever() -> None:
-    """One busy loop."""
+    """Keep one CPU busy; the process is killed from outside."""
     while True:
         pass
 

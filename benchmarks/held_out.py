@@ -241,7 +241,7 @@ def with_hindsight(
 
 
 def of_scenarios(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
-    """Prints the table of scenarios."""
+    """Print for each plan in how many held-out scenarios its fleets keep the SLO, and one worker fewer."""
     catalog, count = read_catalog(), arguments.count
     table(
         (
@@ -311,7 +311,7 @@ def one_fewer(counts: Counts) -> list[Counts]:
 
 
 def halves(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
-    """Prints the table of halves."""
+    """Print how fleets that were planned from one half of a trace keep the SLO on the other half."""
     catalog = read_catalog()
     table(
         (

@@ -96,13 +96,13 @@ class Figure:
 
     @property
     def is_of_prefills(self) -> bool:
-        """Whether the factor on prefills is fitted to it."""
+        """Whether the factor on prefills is fitted to it: an unsaturated TTFT that depends enough on it."""
         is_open = not self.is_saturated and self.source != "inferencex"
         return self.metric == "ttft" and is_open and self.of_prefills >= LEAST_PREFILL
 
     @property
     def is_of_decodes(self) -> bool:
-        """Whether the factor on decodes is fitted to it."""
+        """Whether the factor on decodes is fitted to it: an unsaturated TPOT that depends enough on it."""
         return self.metric == "tpot" and not self.is_saturated and self.of_decodes >= LEAST_DECODE
 
 

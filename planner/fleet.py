@@ -137,7 +137,9 @@ class WorkerType:
 
     @property
     def step_times(self) -> StepForm:
-        """The step times that the simulator uses."""
+        """The step times that the simulator uses: with drafts, of ranks, in another program's form, or
+        plain.
+        """
         if self.speculation is not None:
             return SpeculativeSteps(self.latency, self.speculation)
         if self.dp > 1:

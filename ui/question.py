@@ -358,7 +358,7 @@ def _trace_section(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described_section(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `traffic` that describes requests."""
+    """The section `traffic` of inputs that describe requests; keys without a value are None."""
     description: dict[str, Any] = {"rate": form["rate"]}
     description["task"] = form["task"] if form["task"] != OWN_LENGTHS else None
     description["duration"] = _with_unit(form["duration_min"], "min")
@@ -478,7 +478,7 @@ def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
 
 
 def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The section `slo` of these inputs."""
+    """The section `slo` of the inputs: a line for each metric that has a limit, and the attainment."""
     lines: dict[str, Any] = {
         metric: {form[f"{metric}_percentile"]: _with_unit(form[f"{metric}_ms"], "ms")}
         for metric in INPUT_METRICS

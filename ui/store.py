@@ -133,7 +133,7 @@ class Store:
             db.execute("insert or replace into pages values (?, ?, ?)", row)
 
     def current_plan(self, session: str) -> SavedPlan | None:
-        """The plan this session looks at."""
+        """The saved plan that this session shows; None if it shows none, or the plan is gone."""
         with self._open() as db:
             row = db.execute("select plan from sessions where id = ?", (session,)).fetchone()
         return self.plan(row[0]) if row and row[0] else None

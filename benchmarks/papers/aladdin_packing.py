@@ -283,7 +283,7 @@ def rebalance_requests(
 def _ongoing_by_worker(
     engine: PackedWorker, requests: Sequence[Request], workers: int
 ) -> list[list[Request]]:
-    """Ongoing requests by worker."""
+    """The requests that each worker already has. Raises InfeasibleError if they are too many for it."""
     taken = [request.worker for request in requests if request.worker is not None]
     placed: list[list[Request]] = [[] for _ in range(max([workers, *(worker + 1 for worker in taken)]))]
     for request in requests:

@@ -77,7 +77,7 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Sequence[str]) -> Ints:
-        """Buckets (n,)."""
+        """The bucket of the output length that the network finds most likely for each prompt (n,)."""
         import torch
 
         check_is_fitted(self, "layers_")

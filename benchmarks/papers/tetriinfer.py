@@ -120,7 +120,7 @@ def figure3() -> None:
 
 
 def figure11() -> None:
-    """Figures 11 to 15, one row each."""
+    """Print the figures of figures 11 to 15, one row for each mix of heavy and light prompts and outputs."""
     print("mean TTFT [s], JCT [s], GPU seconds, and how much less or more TetriInfer takes")
     print("           vLLM v0, 16 sequences   vLLM v0, 256            TS-NVLink               to 16, to 256,")
     print("           TS-RoCE to TS-NVLink")

@@ -47,7 +47,7 @@ FIGURE_FRAC, RATE_FRAC = 1e-6, 1e-4
 
 
 def model_of(p: Params) -> QueueModel:
-    """The chain of a case."""
+    """The queue model of a case of theirs, with the parameters under our names."""
     own = (float(p[name]) for name in ("alpha", "beta", "gamma", "delta", "tin", "tout"))
     return QueueModel(QueueTimes(int(p["N"]), int(p["Q"]), *own))
 

@@ -178,7 +178,7 @@ class ReplanResult(Result):
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet to have from now on."""
+        """The fleet of the cheapest way to go on, which may be the running one."""
         return self.answer.best.fleet
 
     def headline(self) -> str:

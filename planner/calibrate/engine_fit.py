@@ -59,7 +59,7 @@ class EngineFit:
     error_frac: float
 
     def row(self, *, source: str, date: str) -> dict[str, Any]:
-        """A row of engines.yaml."""
+        """The fit as a row of engines.yaml, for all patch releases of the minor version that was measured."""
         minor = ".".join(self.version.split(".")[:2])
         return {
             "engine": "vllm",

@@ -130,7 +130,7 @@ def schedule(
 
 
 def _files_by_llm(traces: list[str]) -> dict[str, Path]:
-    """The files of texts LLM=FILE, by LLM."""
+    """The trace files by LLM, from texts such as chat=chat.csv. Raises InputError for any other text."""
     file_by_llm: dict[str, Path] = {}
     for text in traces:
         llm, _, file = text.partition("=")

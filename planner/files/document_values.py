@@ -247,7 +247,7 @@ def read_at_least(
 
 
 def read_positive(value: object, unit: str, where: str) -> float:
-    """A quantity above 0."""
+    """A quantity in `unit`. Raises InputError unless it is above 0."""
     amount = quantity(value, unit, where=where)
     if amount <= 0:
         raise refused_value(where, "must be > 0", value)

@@ -211,7 +211,7 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
 
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
-    """One entry of `runs`."""
+    """One entry of `runs`, with every number checked; what it leaves out is None or empty."""
     latency_s: dict[str, dict[str, float]] = {}
     for metric, values in check_mapping(row.get("latency_s"), f"{where}: latency_s").items():
         statistics = check_mapping(values, f"{where}: {metric}")

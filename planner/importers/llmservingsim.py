@@ -103,7 +103,7 @@ class Profile:
         return (once_us + self.llm.layers * layer_us) / 1e6 + all_reduces_s
 
     def _attention_us(self, step: StepShape) -> float:
-        """Time of the attention of one layer [us]."""
+        """Time of the attention of one layer [us]: that of each prompt alone, plus what the decodes add."""
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)

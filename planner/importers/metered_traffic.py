@@ -421,7 +421,7 @@ def _six_digits(value: float) -> int | float:
 
 
 def _inline_yaml(value: Any) -> str:
-    """YAML on one line."""
+    """The value as YAML in flow style, {key: [1, 2]}, so that a section takes one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_inline_yaml(one)}" for key, one in value.items()) + "}"
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

@@ -180,7 +180,7 @@ class ConfigKernels:
         return ms
 
     def _prompts_ms(self, prompts: int, new: int, cached: int) -> float:
-        """Time of the attention of prompts [ms]."""
+        """Time of the attention of alike prompts with `new` tokens after `cached` ones [ms]."""
         if self._sparse is not None:
             return self._sparse.step_ms(prompts, new, cached)
         ms = self._measured_ms(prompts, new, cached)
@@ -312,7 +312,7 @@ def _sum_ms(operations: Iterable[tuple[Any, ...]]) -> float:
 
 
 def experts_format(llm: Llm) -> str:
-    """The format of the weights of the routed experts."""
+    """The weight format of the routed experts; without experts that of the LLM."""
     return next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
 
 

@@ -67,7 +67,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
-    """The run of one result."""
+    """The run of one result file, with the times of its requests if the file has them, else with means."""
     completed = foreign_fields.read_count(row.get("completed"), f"{name}: completed", least=0)
     if not completed:
         raise InputError(f"{name}: no request completed; there is nothing to import")

@@ -284,7 +284,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
 
 
 def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
-    """The Deployment of a pool."""
+    """The Deployment of a pool: one pod per worker, which are replaced one at a time."""
     main = _engine_container(fleet, pool, max_model_len)
     return {
         "apiVersion": "apps/v1",

@@ -108,7 +108,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def _release_name(fleet: Fleet, name: str) -> str:
-    """The release of a pool, or of the router."""
+    """The name of the Helm release of a pool or of the router: the LLM's label, then `name`."""
     return f"{engine_command.llm_label(fleet)}-{name}"
 
 

@@ -63,7 +63,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def values(fleet: Fleet, max_model_len: int) -> Document:
-    """The chart's values."""
+    """The values of the chart for this fleet. Raises InputError for a fleet that its router cannot serve."""
     engine_command.refuse_several_nodes(fleet, "production-stack")
     if len(engine_command.routers(fleet)) > 1:  # Mixed workers, and pairs of prefill and decode workers.
         raise InputError(

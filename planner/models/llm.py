@@ -412,7 +412,7 @@ class Llm:
 
     @property
     def latent_layers(self) -> int:
-        """Layers of latent attention."""
+        """How many layers have latent attention, whose launches take time of their own on some engines."""
         return sum(group.count for group in self.layer_groups if isinstance(group.attention, LatentAttention))
 
     def bytes_per_weight(self, weights: str) -> float:

@@ -334,7 +334,7 @@ def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tupl
 
 
 def _option(role: Role, type_: WorkerType) -> Option:
-    """The option with GPUs as its objective."""
+    """An option that costs as many units as it has GPUs, because the paper minimises GPUs."""
     return Option(role, type_, objective=type_.gpus)
 
 

@@ -79,7 +79,7 @@ class OfflineConfiguration:
 
     @property
     def usd(self) -> float:
-        """The bill of the makespan."""
+        """What the fleet costs until the last request of the trace has ended."""
         return self.fleet.price_usd_per_h * self.makespan_s / HOUR_S
 
     @property

@@ -42,7 +42,7 @@ def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
 
 
 def data_of_rows(rows: list[dict[str, Any]]) -> Any:
-    """Data for a chart, from one dictionary a row."""
+    """The rows as data of a chart, without Altair's check of each row against its schema."""
     import altair as alt
     from altair.utils.schemapi import debug_mode
 

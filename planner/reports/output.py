@@ -189,7 +189,7 @@ def _traffic_summary(plan: Plan) -> Document:
 
 
 def _traffic_jsonl(plan: Plan) -> str:
-    """The text of traffic.jsonl."""
+    """The plan's requests with prefixes and sessions; with LLMs if a class of the SLO selects by them."""
     return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
 

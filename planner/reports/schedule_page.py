@@ -221,7 +221,7 @@ def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
 
 
 def sentence(answer: ScheduleAnswer) -> str:
-    """What the schedule costs."""
+    """The cost of the schedule per hour and per month, as one sentence."""
     usd_per_h = answer.schedule.cost_usd_per_h
     return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
 

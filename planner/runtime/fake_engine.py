@@ -275,7 +275,7 @@ class _AnswerFormat:
         return {**self._head(""), "choices": [choice], "usage": self._usage(request, len(ids))}
 
     def event(self, request: _Request, token: int) -> bytes:
-        """The event of a stream with one token."""
+        """The next event of the stream, with one token, in the dialect that the request came in."""
         self.written += 1
         # Our own replay wants neither text nor usage, and this way is quicker.
         if not self.has_text and not self.has_usage:
@@ -290,7 +290,7 @@ class _AnswerFormat:
         return _event_bytes(event)
 
     def last(self, request: _Request) -> bytes:
-        """The end of a stream."""
+        """The end of the stream, after an event with the usage if the request asked for it."""
         done = b"data: [DONE]\n\n"
         if not self.has_usage:
             return done

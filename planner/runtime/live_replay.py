@@ -138,7 +138,7 @@ class JournalFile:
         return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a line."""
+        """Add a row to the journal; the first row begins the file with the identity of the run."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps({"run": self.run}))
@@ -464,7 +464,7 @@ def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list
 
 @lru_cache(maxsize=100_000)
 def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
-    """The token ids of one block of the trace."""
+    """Random token ids for a block of the trace, always the same for one id, length and seed."""
     # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
     return tuple((rng.integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID).tolist())

@@ -134,7 +134,7 @@ def _worker_metrics(router: RouterCounts, now_s: float) -> list[_Metric]:
 
 
 def _metric_lines(metric: _Metric) -> list[str]:
-    """The lines of one metric, with its samples."""
+    """A metric in the text format: its help, its type, and a line for each sample."""
     name = f"fleetplan_{metric.name}"
     lines = [f"# HELP {name} {metric.about}", f"# TYPE {name} {metric.kind}"]
     for label_value, number in sorted(metric.samples.items()):

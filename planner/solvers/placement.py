@@ -78,7 +78,7 @@ class WorkerPart:
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """One node and what is on it."""
+    """A node in use: its kind, its failure domain, and the parts of workers that are on it."""
 
     name: str
     kind: str

@@ -308,7 +308,7 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[F
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
-    """The walk over the request rate."""
+    """The walk over the request rate, whose corners are checked at lower rates too, as draws differ."""
     # For described traffic the rate is that of the description, as requests drawn from it have a slightly
     # other one.
     if task.rate_rps is not None:

@@ -162,7 +162,7 @@ def session_summary(trace: Trace) -> SessionSummary:
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
-    """The sharing of a trace with prefix ids."""
+    """How much prompts of the trace share, if caches were endless: by blocks, tokens and requests."""
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.

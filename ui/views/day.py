@@ -368,7 +368,7 @@ def _answers_inputs(session: Session, form: Form, key: str) -> bool:
 
 
 def _draw_result(answer: Document) -> None:
-    """Draw an answer."""
+    """Draw the answer with its proof, the table of controllers, the charts, and what it rests on."""
     st.subheader(draw.escaped(answer["answer"]))
     for line in answer["proof"]:
         st.write(draw.escaped(line))

@@ -43,7 +43,7 @@ def write_hpas(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Writte
 def _pods_hpa(
     target: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
 ) -> Document:
-    """The HPA of one pool, by a metric of its pods."""
+    """The HPA that keeps the mean of this metric over the pool's pods at the scaler's target."""
     role_scaler = autoscaler.of_role(target.pool.role)
     value = role_scaler.read_number("target", pod_metric.usual)
     average_value = format_quantity(value, f"{role_scaler.controller}: target")

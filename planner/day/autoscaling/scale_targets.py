@@ -39,7 +39,7 @@ class ScaleTarget:
 
     @property
     def reference(self) -> Document:
-        """The value of `scaleTargetRef`."""
+        """What `scaleTargetRef` of an HPA or ScaledObject names."""
         return {"apiVersion": self.api_version, "kind": self.kind, "name": self.object_name}
 
 

@@ -115,7 +115,7 @@ def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
 
 
 def _variant_document(target: ScaleTarget, model: str) -> Document:
-    """The VariantAutoscaling of a pool."""
+    """The object by which llm-d's autoscaler knows a pool: what to scale, its LLM, and a worker's price."""
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",

@@ -21,7 +21,7 @@ from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLeve
 
 @dataclass(frozen=True, slots=True)
 class AladdinSettings(ControllerSettings):
-    """The settings of the controller `aladdin`."""
+    """How often Aladdin looks, and when its test says that the level of traffic has shifted."""
 
     every_s: float = settings_field(60.0, SECONDS, "heartbeat", least=1.0, most=3600.0)
     learn: int = settings_field(5, WHOLE, "heartbeats that make a level", least=2, most=1000)
@@ -33,7 +33,7 @@ class AladdinSettings(ControllerSettings):
 
 
 class Aladdin:
-    """The controller `aladdin`."""
+    """Sizes by the rule of worker_rule.py, fitted anew whenever the level of traffic has shifted."""
 
     def __init__(self, settings: AladdinSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("aladdin", "capacity")

@@ -25,7 +25,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class CronSettings(ControllerSettings):
-    """The settings of the controller `cron`."""
+    """The windows of the timetable, or how to make them of earlier days."""
 
     windows: tuple[Window, ...] = settings_field(
         (), LIST, "{from, to, workers, days}; none: made of earlier days", parse=read_windows

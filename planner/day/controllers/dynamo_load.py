@@ -45,7 +45,7 @@ THRESHOLDS = {  # Dynamo's own, by `optimization_target`.
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings(ControllerSettings):
-    """The settings of the controller `dynamo`."""
+    """The thresholds of Dynamo's load planner: above `up` it adds a worker, below `down` it removes one."""
 
     optimize: str = settings_field(
         "throughput", NAME, "what the thresholds are for", choices=tuple(THRESHOLDS)

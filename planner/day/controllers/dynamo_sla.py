@@ -39,7 +39,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class DynamoSlaSettings(ControllerSettings):
-    """The settings of the controller `dynamo-sla`."""
+    """How Dynamo's SLA planner predicts the next interval, and how often it decides."""
 
     predictor: str = settings_field(
         "constant", NAME, "forecast of the next interval", choices=("constant", "seasonal")

@@ -19,7 +19,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class ForecastSettings(ControllerSettings):
-    """The settings of the controller `forecast`."""
+    """How far ahead the controller looks, what it learns a season from, and how slowly it shrinks."""
 
     per_worker_rps: float | None = settings_field(
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3

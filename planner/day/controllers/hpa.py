@@ -77,7 +77,7 @@ class ScalingRules(ControllerSettings):
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
-    """The settings of the controller `hpa`."""
+    """The metric that an HPA follows with its target; `ScalingRules` has how fast it scales."""
 
     metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = settings_field(
@@ -230,7 +230,7 @@ class Behaviour:
 
 
 class Hpa:
-    """The HPA of one pool."""
+    """One pool's HPA: it sizes the pool by a metric per worker, and keeps at least one worker."""
 
     def __init__(self, settings: HpaSettings, knowledge: Knowledge, pool: int) -> None:
         self.settings, self.pool = settings, pool

@@ -26,7 +26,7 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class KedaSettings(ScalingRules):
-    """The settings of the controller `keda`."""
+    """The triggers of a ScaledObject (a query and windows), and when a pool goes to zero and wakes."""
 
     metric: str = settings_field(
         "queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric

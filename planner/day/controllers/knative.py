@@ -26,7 +26,7 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class KnativeSettings(ControllerSettings):
-    """The settings of the controller `knative`."""
+    """The keys of Knative's autoscaler, with its defaults: the aim, both windows, and the pace of change."""
 
     target: float = settings_field(
         100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01

@@ -40,7 +40,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
-    """The settings of the controller `fleetplan`."""
+    """What it adds to its forecast, how slowly it shrinks, and which rules of the plan it uses."""
 
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(
@@ -70,7 +70,7 @@ MOST_GROWTH = 3.0  # Growth is capped at this factor: a forecast of more is more
 
 
 class Fleetplan:
-    """The controller `fleetplan`."""
+    """Sizes by the plan's rules over load, or by its capacity table, for the load some minutes ahead."""
 
     def __init__(self, settings: FleetplanSettings, knowledge: Knowledge) -> None:
         self.is_by_load = settings.by == "load" and bool(knowledge.rules and knowledge.engines)

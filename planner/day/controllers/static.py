@@ -14,7 +14,7 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings(ControllerSettings):
-    """The settings of the controller `static`."""
+    """The sizes that never change; without any, those at the beginning stay."""
 
     workers: tuple[int, ...] = settings_field(
         (), LIST, "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers

@@ -152,7 +152,7 @@ class HpaFollowed(ABC):
 
 
 class Wva(HpaFollowed):
-    """The controller `wva`."""
+    """Changes at most one pool of a role by one worker, by how saturated its workers are."""
 
     def __init__(self, settings: WvaSettings, knowledge: Knowledge) -> None:
         self.settings = settings

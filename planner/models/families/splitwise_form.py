@@ -37,7 +37,7 @@ class SplitwiseInterpolation(TwoPhases):
 
 
 def medians_by_key(keys: Array, y: Array) -> tuple[Array, Array]:
-    """The distinct keys, and the median of y at each."""
+    """The distinct keys in order, and the median of the y that have each of them."""
     knots, knot_of = np.unique(keys, return_inverse=True)
     return knots, np.array([np.median(y[knot_of == k]) for k in range(len(knots))])
 

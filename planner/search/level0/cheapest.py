@@ -60,7 +60,7 @@ class SharedLimit:
 
 
 def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
-    """Every limit of `limits` as a SharedLimit."""
+    """The limits as SharedLimits. A cost with whole nodes is no sum over pools, so it has a `total`."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:

@@ -155,7 +155,7 @@ class Scenarios:
         return normal(float(prefill)), normal(float(decode))
 
     def draw_requests(self, number: int) -> Trace:
-        """Draw the requests of a scenario."""
+        """The traffic of a scenario, with the popularity of prefixes moved if `safety` says so."""
         assert self.task.safety is not None
         trace, drift_frac = self._draw_without_drift(number), self.task.safety.prefix_drift_frac
         if not drift_frac:

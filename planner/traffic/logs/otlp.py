@@ -108,7 +108,7 @@ def _sum_counts(count: Any, further: Any) -> Any:
 
 
 def _spans_of(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
-    """All spans of one export."""
+    """The spans of one export, of all its resources and scopes."""
     for resource in _objects(document, MARK, where):
         # OTLP before 0.15 (2022) called scopes instrumentation libraries.
         scopes_key = "scopeSpans" if "scopeSpans" in resource else "instrumentationLibrarySpans"
