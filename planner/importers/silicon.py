@@ -95,7 +95,10 @@ HALF_MS = 500.0  # `tp_s` gives seconds of two all-reduces a layer; times this t
 
 
 def step_grid() -> Iterator[StepShape]:
-    """The steps that are fitted: prefills, decodes, and a chunk of a prompt beside decodes."""
+    """The steps that are fitted: prefills, decodes, and a chunk of a prompt beside decodes.
+
+    The numbers, set by hand, are powers of two and some between, up to what engines serve.
+    """
     lengths = [*(tokens for tokens in BOUNDING_TOKENS if tokens >= 16), MOST_STEP_TOKENS]
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
@@ -119,7 +122,10 @@ def step_grid() -> Iterator[StepShape]:
 
 
 def random_steps(rng: np.random.Generator, steps: int) -> Iterator[StepShape]:
-    """Steps off the grid, to check a fit on steps that it has not seen: prefills, decodes and mixed steps."""
+    """Steps off the grid, to check a fit on steps that it has not seen: prefills, decodes and mixed steps.
+
+    Each of their numbers is drawn log-uniformly within the grid's range, or a narrower one for mixed steps.
+    """
 
     def draw_log_uniform(low: int, high: int) -> int:
         return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))

@@ -109,6 +109,7 @@ class Dialect:
 
 @lru_cache(maxsize=10_000)
 def _random_words(words: int, seed: tuple[int, ...]) -> str:
+    """Text of this many random words, remembered because blocks of a trace come again."""
     return " ".join(WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=words).tolist())
 
 

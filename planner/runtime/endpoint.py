@@ -332,7 +332,7 @@ class _Stream:
 
 
 def _token_count(value: object) -> int:
-    """A count that a server sent; 0 for a value that is no plausible count."""
+    """A count that a server sent; 0 for a value that is no count, or larger than any answer can be."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else 0
 
 

@@ -311,6 +311,7 @@ class Server:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.identity = os.environ.get(IDENTITY, "")
+        # Room for a prompt of some million tokens; aiohttp's default of 1 MiB would refuse long contexts.
         self.app = web.Application(client_max_size=64 * 2**20)
         self.app.on_response_prepare.append(self._sign)
         self.app.add_routes(

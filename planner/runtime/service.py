@@ -46,7 +46,7 @@ async def serve_until_drained(
         say(f"SIGTERM: {router.in_flight} requests in flight have {drain_s:g} s to end")
         deadline_s = time.monotonic() + drain_s
         while router.in_flight and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # Often enough that the end is not noticed late.
         if router.in_flight:  # Their connections are closed at the end of `listening`.
             say(f"{router.in_flight} requests are broken off")
 

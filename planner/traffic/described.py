@@ -555,6 +555,7 @@ def _fit_variances(target_variances: FloatArray, windows_s: FloatArray, taus_s: 
     """The variances sigma^2 of the factors with which v(T) is nearest to these targets, in least squares."""
     from scipy.optimize import least_squares
 
+    # v(T) is an integral over lags, here over 100 intervals, a number set by hand.
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
     # Errors are relative to the target, or to a thousandth of the largest target where that is more.

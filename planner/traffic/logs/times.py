@@ -230,6 +230,7 @@ class LogClock:
             self.has_offsets = has_offsets
         elif self.has_offsets != has_offsets:
             self._refuse(where, line[0], _like_first_dates(self.has_offsets), column.iloc[0])
+        # A date of another century is taken for a mistake of the log.
         self._refuse_rows(~dates.dt.year.between(2000, 2099).to_numpy(), where, line, _A_TIME, column)
         naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
         ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
