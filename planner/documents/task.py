@@ -563,7 +563,9 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
 def _parse_simulated_kv_offload(
     question: Section, fleet: Section, policies: Section, llm: Llm
 ) -> KvOffload | None:
-    """KV offload, None for none; refused beside pipelines, drafts or adapters: not simulated with them."""
+    """The KV offload of the policies, None without the key. Raises InputError beside pipelines, drafts or
+    adapters, with which it is not simulated.
+    """
     offload = parse_kv_offload(policies)
     if offload is None:
         return None

@@ -719,7 +719,7 @@ class _Run:
     # What a controller sees and asks for.
 
     def read_metrics(self) -> None:
-        """Take a reading of the metrics."""
+        """Note what controllers may see: workers and requests now, and means since the last reading."""
         counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.of_pool]
         limbo = counting.count(int(self.state.counters[layout.ENTERED]), self.now_s)
         # By figure (rows) and pool (columns). Counts are copied, as the next reading overwrites them.

@@ -194,12 +194,12 @@ def schedule(
     _refuse_unsolvable(market, demand)
     deadline = time.monotonic() + time_limit_s
     # `search_schedule` has counts (2 C, T) of firm workers, then spot workers, and costs summed over windows.
-    windows, count = demand.rate_rps.shape[1], len(market.capacities)
+    windows, type_count = demand.rate_rps.shape[1], len(market.capacities)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
     def cost_of(counts: Counts) -> float:
-        priced_schedule = buy_gpus(market, demand, counts[:count], counts[count:])
+        priced_schedule = buy_gpus(market, demand, counts[:type_count], counts[type_count:])
         if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
             return math.inf
         return float(windows * priced_schedule.cost_usd_per_h)
@@ -211,7 +211,7 @@ def schedule(
         bound, best = search_schedule(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
-    priced_schedule = buy_gpus(market, demand, best[:count], best[count:])
+    priced_schedule = buy_gpus(market, demand, best[:type_count], best[type_count:])
     if find_broken_constraint(market, demand, priced_schedule) is not None:
         raise _budget_error(priced_schedule.cost_usd_per_h, bound / windows, budget, time_limit_s)
     return replace(

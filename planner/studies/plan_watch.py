@@ -445,9 +445,9 @@ def latency_lines(
             why = NO_HISTOGRAM if limit.selector is None else NO_CLASSES
             lines.append(LatencyLine(limit, 0.0, math.nan, math.nan, planned, None, why))
             continue
-        whole = latency[limit.metric]
-        counts = np.nan_to_num(whole.counts[-recent:]).sum(axis=0)
-        low_s, high_s, requests = percentile_between(whole.edges, counts, limit.percentile_frac)
+        live_histogram = latency[limit.metric]
+        counts = np.nan_to_num(live_histogram.counts[-recent:]).sum(axis=0)
+        low_s, high_s, requests = percentile_between(live_histogram.edges, counts, limit.percentile_frac)
         is_kept = None
         if requests >= FEWEST_REQUESTS and high_s <= limit.limit_s:
             is_kept = True

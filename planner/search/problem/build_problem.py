@@ -216,8 +216,8 @@ def _workers(
     is_default = task.stages == (1,)
     for stages in (task.stages, MORE_STAGES) if is_default else (task.stages,):
         engines = replace(Engines.of(task), stages=stages)
-        types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
-        left_out += others
+        types, newly_left_out = worker_types(llm, gpus, catalog, longest_tokens, engines)
+        left_out += newly_left_out
         if types:
             return types, left_out
     last_ones = left_out[-MOST_REASONS:]

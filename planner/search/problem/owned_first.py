@@ -33,8 +33,8 @@ class WorkerKind(NamedTuple):
 
 
 def owned_first(problem: Problem, counts: Counts) -> Counts:
-    """The fleet with as many workers of each kind, but as many of them as possible on owned GPUs; kinds of
-    the largest workers get owned GPUs first.
+    """The fleet with the same number of workers of each kind, as many of them as possible on owned GPUs.
+    Kinds of the largest workers get owned GPUs first.
 
     If owned GPUs cost electricity, a worker stays on a rented node that is paid in any case. Returns `counts`
     unchanged if the remaining workers would need rented GPUs that are not offered.
@@ -63,8 +63,10 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         unused[row] -= owned * option.type.gpus
         if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
             return counts
-        each = ((row + OWNED, owned), (row, total - owned))
-        bought[kind] = [(_on_gpu(option, gpus[name], problem), count) for name, count in each if count]
+        count_by_gpu = ((row + OWNED, owned), (row, total - owned))
+        bought[kind] = [
+            (_on_gpu(option, gpus[name], problem), count) for name, count in count_by_gpu if count
+        ]
     counts_owned = tuple(pool for kind in pools_by_kind for pool in bought[kind])
     # Under "cost-by-gpu" idle GPUs of a node cost nothing, so no worker is cheaper on them.
     return _on_idle_gpus(problem, counts_owned, gpus) if problem.option_objective == "cost" else counts_owned
