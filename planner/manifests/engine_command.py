@@ -587,18 +587,18 @@ def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
     nodes: list[DeployedNode] = []
     for gpu in dict.fromkeys(pool.type.gpu for _, pool in pools):
         pools_on_gpu = [(name, pool) for name, pool in pools if pool.type.gpu == gpu]
-        used: list[list[PlacedWorker]] = []
+        workers_by_node: list[list[PlacedWorker]] = []
         for name, pool in sorted(pools_on_gpu, key=lambda named_pool: -named_pool[1].type.gpus):
             width = pool.type.gpus
             for number in range(pool.count):
-                taken_gpus = [sum(len(worker.devices) for worker in node) for node in used]
+                taken_gpus = [sum(len(worker.devices) for worker in node) for node in workers_by_node]
                 has_room = [taken + width <= gpu.gpus_per_node for taken in taken_gpus]
                 if not any(has_room):
-                    used.append([])
+                    workers_by_node.append([])
                     taken_gpus.append(0)
                     has_room.append(True)
                 k = has_room.index(True)
                 devices = tuple(range(taken_gpus[k], taken_gpus[k] + width))
-                used[k].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + k, devices))
-        nodes += [DeployedNode(gpu, tuple(workers)) for workers in used]
+                workers_by_node[k].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + k, devices))
+        nodes += [DeployedNode(gpu, tuple(workers)) for workers in workers_by_node]
     return nodes

@@ -147,6 +147,10 @@ class ToEndpoint:
         return True
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        """Send one request, and return its outcome. An error that is to end the run is raised only once the
+        outcome is in the journal, unless the request can be sent again.
+        """
+
         def now_s() -> float:
             return round(time.monotonic() - start_s, 6)
 

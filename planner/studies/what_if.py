@@ -467,9 +467,11 @@ def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
 
 
 def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with one limit moved: each limit of the SLO tighter and looser (`_limit_move_s`), enough GPUs
-    of a kind, in whole nodes where these are sold, for one more of its smallest worker, more power, more
-    money.
+    """Questions with one limit moved, each with a label: each limit of the SLO tighter and looser
+    (`_limit_move_s`), more GPUs of each kind, more power, more money.
+
+    The added GPUs are enough for one more of the smallest worker on this kind, in whole nodes where these are
+    sold.
     """
     task, slo = before.problem.task, before.problem.slo
     if task.slowdowns is None:  # A relative SLO is stated as slowdowns and has no limit in seconds to move.
@@ -486,7 +488,8 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
     for name, count in task.stock.items():
         workers = [worker for worker in before.problem.types if worker.gpu.name == name]
         if count is not None and workers:
-            # More GPUs are sold as before: a stock of whole nodes or not says how, where nothing else does.
+            # The added GPUs are sold as the present ones. Without `sold_whole` the stock, which changes here,
+            # would decide whether whole nodes are sold.
             is_sold_whole = workers[0].gpu.is_sold_whole
             unit = workers[0].gpu.gpus_per_node if is_sold_whole else 1
             more = unit * math.ceil(min(worker.gpus for worker in workers) / unit)
