@@ -211,9 +211,7 @@ def stage_memory(
     )
     whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
-    rows = min(
-        max_num_seqs, max_num_batched_tokens
-    )  # A sequence has one row of logits, and a token at least.
+    rows = min(max_num_seqs, max_num_batched_tokens)  # A sequence has a row of logits, and at least a token.
     sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
     # The release that keeps graphs free is also the first whose sampler does not sort.
     sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
