@@ -43,3 +43,14 @@ def test_a_frontier_over_a_limit_holds_for_production_as_far_as_a_plan_says() ->
 def test_where_more_traffic_costs_nothing_a_plan_for_it_costs_the_same(seed: int) -> None:
     """In production; the screen shows a price of each of these questions."""
     assert more_traffic(two_routes(seed, is_safe=True)) == []
+
+
+def test_more_traffic_is_tested_in_the_scenarios_of_a_plan_for_it() -> None:
+    """To the last bit: where rounding of 1.2 - 1 leaves out a request, all that is drawn after it differs."""
+    asked = two_routes(5, is_safe=True)
+    before, after = (
+        asked.study().problem_of(asked.task(*change)).test_scenarios
+        for change in ((), ("safety.growth=20 %",))
+    )
+    assert before is not None and after is not None
+    assert before.with_more(0.2).task.safety == after.task.safety

@@ -132,7 +132,8 @@ class Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
         safety = self.task.safety
         assert safety is not None
-        growth_frac = (1 + safety.growth_frac) * (1 + more_frac) - 1
+        # A product less 1 is 0.19999999999999996 for 0 and 0.2, and a plan with growth 0.2 draws for 0.2.
+        growth_frac = safety.growth_frac + more_frac + safety.growth_frac * more_frac
         return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
 
     def text_for_digest(self) -> str:
