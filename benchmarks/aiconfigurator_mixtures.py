@@ -36,9 +36,9 @@ from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.search.evidence.certify import plan
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -97,8 +97,8 @@ def planned(catalog: Catalog, llm: str, trace: Trace, percentile: str) -> tuple[
     cpu_s, proof = time.process_time() - start_s, found.certificate
     budgets = ", ".join(f"{pool.type.max_num_batched_tokens}" for pool in found.fleet.pools)
     return found.fleet, (
-        f"{llm}, {percentile}: {describe(found.fleet)}, {budgets} tokens per step; {found.status}, level 0 "
-        f"{'exact' if proof.level0_exact else 'not exhausted'}, bound {proof.bound:.2f} of "
+        f"{llm}, {percentile}: {describe_fleet(found.fleet)}, {budgets} tokens per step; {found.status}, "
+        f"level 0 {'exact' if proof.level0_exact else 'not exhausted'}, bound {proof.bound:.2f} of "
         f"{found.fleet.price_usd_per_h:.2f} USD/h, {cpu_s:.1f} CPU s"
     )
 
@@ -140,8 +140,10 @@ def main() -> None:
         print(f"skipped: {path} is missing; give the path of AzureLLMInferenceTrace_conv.csv")
         return
     catalog, trace = read_catalog(), read_trace(path)
-    compare(catalog, rescale(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress")
-    compare(catalog, rescale(trace, RATE_RPS, rng=np.random.default_rng(0)), "superpose, seed 0")
+    compare(
+        catalog, rescale_trace(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress"
+    )
+    compare(catalog, rescale_trace(trace, RATE_RPS, rng=np.random.default_rng(0)), "superpose, seed 0")
 
 
 if __name__ == "__main__":

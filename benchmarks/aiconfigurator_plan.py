@@ -27,12 +27,12 @@ from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
-from planner.reports.fact_sentences import sentence
-from planner.reports.words import describe
+from planner.reports.fact_sentences import fact_sentence
+from planner.reports.words import describe_fleet
 from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, measured_mask, percentile_s, request_values_s
-from planner.traffic.scaling import rescale
+from planner.simulator.slo_verdict import judge_slo, measured_mask, percentile_s, request_values_s
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace, measured_window
 from planner.traffic.trace_reading import read_trace
 
@@ -92,7 +92,7 @@ def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq"
 def row(name: str, fleet: Fleet, trace: Trace, *, refused: int = 0, slo: Slo = SLO) -> Row:
     """Simulate a fleet; `refused` requests never reached it and count as failures."""
     simulation = simulate(fleet, trace, limits=slo.limits)
-    verdict = judge(simulation, slo)
+    verdict = judge_slo(simulation, slo)
     served = int(measured_mask(simulation).sum())
 
     def spread_s(metric: str) -> tuple[float, ...]:
@@ -119,10 +119,10 @@ def planned(catalog: Catalog, trace: Trace, percentile: str) -> tuple[Fleet, str
     found = plan(task, trace, catalog, time_limit_s=600.0)
     cpu_s = time.process_time() - start_s
     proof = found.certificate
-    one_fewer = "; ".join(f"one {item.pool} worker fewer: {sentence(item)}" for item in proof.neighbours)
+    one_fewer = "; ".join(f"one {item.pool} worker fewer: {fact_sentence(item)}" for item in proof.neighbours)
     budgets = ", ".join(f"{pool.type.max_num_batched_tokens}" for pool in found.fleet.pools)
     return found.fleet, (
-        f"{percentile}: {describe(found.fleet)}, {budgets} tokens per step; {found.status}, level 0 "
+        f"{percentile}: {describe_fleet(found.fleet)}, {budgets} tokens per step; {found.status}, level 0 "
         f"{'exact' if proof.level0_exact else 'not exhausted'}, beyond it "
         f"{'exact' if proof.beyond_exact else 'not exhausted'}, bound {proof.bound:.2f} USD/h, "
         f"{proof.simulations} simulations, {cpu_s:.1f} CPU s; {one_fewer}"
@@ -172,8 +172,10 @@ def main() -> None:
         f"AIConfigurator's flags: --max-num-seqs {AIC_MAX_NUM_SEQS} "
         f"--max-num-batched-tokens {AIC_MAX_NUM_BATCHED_TOKENS} --max-model-len {AIC_MAX_MODEL_LEN}"
     )
-    compare(catalog, rescale(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress")
-    by_seed = [rescale(trace, RATE_RPS, rng=np.random.default_rng(seed)) for seed in SEEDS]
+    compare(
+        catalog, rescale_trace(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress"
+    )
+    by_seed = [rescale_trace(trace, RATE_RPS, rng=np.random.default_rng(seed)) for seed in SEEDS]
     ours = compare(catalog, by_seed[0], "superpose, seed 0")
     print(f"\nboth kept on superposed traffic, seeds {SEEDS[0]} to {SEEDS[-1]}:\n")
     for name, fleet in (("AIConfigurator, 3 x TP 4", aiconfigurator_fleet(catalog, 3)), ("ours, p99", ours)):

@@ -42,7 +42,7 @@ from planner.documents.task import PlanQuestion, parse_task
 from planner.search.evidence.certify import search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.deterministic_parallel import run_wave
-from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective
+from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective_of
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.build_problem import SearchInputs
@@ -229,13 +229,13 @@ def with_hindsight(
         best = find_cheaper_kept(
             ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most_requests=math.inf
         )
-        if best is None or objective(best) >= objective(production) * (1 - CHEAPER):
+        if best is None or objective_of(best) >= objective_of(production) * (1 - CHEAPER):
             yield f"{100 * share:.0f} %: none"
             continue
         kept = count - ordered.oracle.missed_count(best, count)
         others = kept_in(problem, scenarios, range(count, 2 * count), [best])[0]
         yield (
-            f"{100 * share:.0f} %: {shown(best)}, {objective(best):.2f}, {share_text(kept, count)}, of "
+            f"{100 * share:.0f} %: {shown(best)}, {objective_of(best):.2f}, {share_text(kept, count)}, of "
             f"{count} others {share_text(sum(others), count)}"
         )
 
@@ -280,7 +280,7 @@ def of_scenarios(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> N
             known = ["; ".join(with_hindsight(problem, found, made.best, held_out, count))]
         said = next(each.kept_in for each in made.answers if each.name == "production")
         assert said is not None
-        value = objective(made.best)
+        value = objective_of(made.best)
         row(
             (
                 name,
@@ -336,7 +336,7 @@ def halves(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
             problem, found, made = answered(task, known, catalog)
             real = requested_traffic(other, task, seed=0)[0]
             for answer, counts in (("on paper", found.best), ("production", made.best)):
-                what = (name, label, answer, shown(counts), f"{objective(counts):.2f}")
+                what = (name, label, answer, shown(counts), f"{objective_of(counts):.2f}")
                 row((*what, *_on(problem, real, counts)))
 
 
@@ -373,10 +373,10 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
         asked, _ = grow_until_kept(
             with_scenarios(problem, [held_out[i] for i in range(count)], may_miss), found.best
         )
-        fleets = list(every_cheaper(problem, found, objective(made.best) * (1 - CHEAPER)))
+        fleets = list(every_cheaper(problem, found, objective_of(made.best) * (1 - CHEAPER)))
         held = [counts for counts in fleets if problem.oracle.holds(counts)]
         missed = {i: asked.oracle.missed_count(counts, count) for i, counts in enumerate(held)}
-        best = min(missed, key=lambda i: (missed[i], objective(held[i])), default=None)
+        best = min(missed, key=lambda i: (missed[i], objective_of(held[i])), default=None)
         others = "-"
         if best is not None and missed[best] <= may_miss:
             numbers = range(count, 3 * count)
@@ -389,13 +389,13 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
                 f"{rate_rps:g}",
                 slo_text,
                 f"{found.value:.2f}",
-                f"{objective(made.best):.2f}",
+                f"{objective_of(made.best):.2f}",
                 share_text(count - asked.oracle.missed_count(made.best, count), count),
                 len(fleets),
                 len(held),
                 "-"
                 if best is None
-                else f"{objective(held[best]):.2f}, {100 * (1 - missed[best] / count):.1f} %",
+                else f"{objective_of(held[best]):.2f}, {100 * (1 - missed[best] / count):.1f} %",
                 others,
             )
         )
@@ -434,7 +434,7 @@ def every_cheaper(problem: Problem, found: FleetSearch, below: float) -> Iterato
         for n, m in itertools.product(numbers, repeat=2)
     )
     for counts in itertools.chain(one, two):
-        if objective(counts) < below and problem.allows(counts):
+        if objective_of(counts) < below and problem.allows(counts):
             yield counts
 
 

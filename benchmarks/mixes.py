@@ -31,7 +31,7 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
@@ -129,8 +129,8 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
     assert beyond.best is not None
     again = _afresh(problem)
     optimum = beyond.best
-    for counts in sorted(fleets, key=objective):
-        if objective(counts) >= beyond.value * (1 - 1e-9):
+    for counts in sorted(fleets, key=objective_of):
+        if objective_of(counts) >= beyond.value * (1 - 1e-9):
             break
         if again.oracle.holds(counts):
             optimum = counts
@@ -141,7 +141,7 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
         len(fleets),
         level0.search.value,
         beyond.value,
-        objective(optimum),
+        objective_of(optimum),
         level0_effort,
         effort,
         _shown(beyond.best),

@@ -31,7 +31,7 @@ from planner.api.results import PlanResult
 from planner.api.simulating import simulate
 from planner.day.day_api import DayResult, day
 from planner.errors import PlannerError
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.traffic.trace import IntArray, Trace
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "ragpulse"
@@ -175,7 +175,7 @@ def static_row(trace: Trace, name: str, safety: str | None, limit_s: float) -> R
     if isinstance(answer, str):
         return [f"{name}, {where}", "none", "-", "-", theirs, f"{cpu_s:.0f}", answer]
     share = f"{100 * kept_share(answer.fleet, trace):.2f} %"
-    fleet = f"{describe(answer.fleet)} ({answer.status})"
+    fleet = f"{describe_fleet(answer.fleet)} ({answer.status})"
     return [
         *(f"{name}, {where}", str(answer.gpus), share, gpus_of_bound(answer), theirs, f"{cpu_s:.0f}", fleet)
     ]
@@ -219,7 +219,7 @@ def autoscaled_rows(trace: Trace, limit_s: float) -> list[Row]:
                 f"{bound / price / document['hours']:.1f}" if is_best and bound is not None else "-",
                 theirs,
                 f"{cpu_s:.0f} together",
-                f"pools of {describe(standing.fleet)}",
+                f"pools of {describe_fleet(standing.fleet)}",
             ]
         )
     return out

@@ -36,7 +36,7 @@ import pandas as pd
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
 from planner.search.level0.level0_search import search_level0
-from planner.search.mixed.best_fleet import search
+from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem.build_problem import build_problem
@@ -95,7 +95,7 @@ def run_case(trace: Trace, rate_rps: float, asked: argparse.Namespace, catalog: 
     problem = build_problem(task, trace, catalog, request=traffic)
     bound, bound_s = timed(lambda: lower_bound(problem))
     if asked.beyond:
-        found, search_s = timed(lambda: search(problem))
+        found, search_s = timed(lambda: find_best_fleet(problem))
         level0, best, value = found.level0, found.best, found.value
     else:
         level0, search_s = timed(lambda: search_level0(problem))

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.solvers.reserved_schedule import (
-    Capacity,
     Demand,
     GpuOffer,
+    LlmWorkerType,
     Market,
     find_broken_constraint,
     schedule,
@@ -56,13 +56,13 @@ def market(*, scale: float = 1.0, spot_frac: float = 0.25) -> Market:
             GpuOffer("a100", 3.67, 2.20, 1.40, 0.08, round(160 * scale)),
         ),
         (
-            Capacity("code", "h100 tp4", "h100", 4, 3.1, 2800.0, 240.0),
-            Capacity("code", "a100 tp4", "a100", 4, 1.4, 1600.0, 240.0),
-            Capacity("code", "h100 tp2", "h100", 2, 1.4, 1400.0, 240.0),
-            Capacity("conversation", "h100 tp4", "h100", 4, 5.2, 2800.0, 300.0),
-            Capacity("conversation", "a100 tp4", "a100", 4, 2.7, 1600.0, 300.0),
-            Capacity("summaries", "h100 tp1", "h100", 1, 2.3, 700.0, 120.0),
-            Capacity("summaries", "a100 tp1", "a100", 1, 1.1, 400.0, 120.0),
+            LlmWorkerType("code", "h100 tp4", "h100", 4, 3.1, 2800.0, 240.0),
+            LlmWorkerType("code", "a100 tp4", "a100", 4, 1.4, 1600.0, 240.0),
+            LlmWorkerType("code", "h100 tp2", "h100", 2, 1.4, 1400.0, 240.0),
+            LlmWorkerType("conversation", "h100 tp4", "h100", 4, 5.2, 2800.0, 300.0),
+            LlmWorkerType("conversation", "a100 tp4", "a100", 4, 2.7, 1600.0, 300.0),
+            LlmWorkerType("summaries", "h100 tp1", "h100", 1, 2.3, 700.0, 120.0),
+            LlmWorkerType("summaries", "a100 tp1", "a100", 1, 1.1, 400.0, 120.0),
         ),
         most_spot_frac=spot_frac,
         power_w=150e3 * scale,

@@ -38,7 +38,7 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_spec, svg_of
 from planner.simulator.replay import simulate
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -87,7 +87,7 @@ def cpu_s(run: Callable[[], Any], times: int = 3) -> float:
 
 
 def throughput(trace: Trace) -> None:
-    busy = rescale(trace, 200.0, rng=np.random.default_rng(0))
+    busy = rescale_trace(trace, 200.0, rng=np.random.default_rng(0))
     for workers, traffic in ((1, trace), (66, busy)):
         fleet = fleet_of(workers)
         for record in (False, True):

@@ -46,7 +46,14 @@ from planner.policies import ROUTING
 from planner.runtime.connection_limits import ConnectionLimits, listening
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, end_with_parent
 from planner.runtime.router import LiveRouter, RouterSettings
-from planner.runtime.workers import Command, LiveWorkers, Patience, WorkerPlace, place_workers, run_engines
+from planner.runtime.workers import (
+    EngineCommand,
+    LiveWorkers,
+    Patience,
+    WorkerPlace,
+    place_workers,
+    run_engines,
+)
 
 MODEL = "meta-llama/Llama-3.1-8B"
 EVENT = b'data: {"choices":[{"index":0,"text":"","token_ids":[7]}]}\n\n'
@@ -118,8 +125,8 @@ def serve_engine(port: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=None)
 
 
-def engine_command(_: WorkerPlace, port: int) -> Command:
-    return Command([sys.executable, __file__, "--engine", str(port)], {})
+def engine_command(_: WorkerPlace, port: int) -> EngineCommand:
+    return EngineCommand([sys.executable, __file__, "--engine", str(port)], {})
 
 
 def a_fleet(engines: int, routing: str) -> Fleet:

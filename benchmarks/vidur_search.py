@@ -34,8 +34,8 @@ from planner.files.checked_files import open_input
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.papers.goodput import Steady, Traffic, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
+    EngineSettingChoices,
     SearchedConfiguration,
-    SearchSpace,
     configurations,
     pareto_configurations,
     search_configurations,
@@ -135,7 +135,7 @@ def main() -> None:
         llm,
         [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")],
         catalog,
-        SearchSpace(budgets=(512, 2048), seats=(128, 256)),
+        EngineSettingChoices(budgets=(512, 2048), seats=(128, 256)),
         total_gpus=arguments.gpus,
         least_kv_tokens=longest,
     )

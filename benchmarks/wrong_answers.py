@@ -45,7 +45,7 @@ from planner.search.evidence.certify import plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.policy_search import search_policies
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic
 from planner.search.problem.bill import bill_fleet
@@ -53,7 +53,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, value_s
+from planner.simulator.slo_verdict import judge_slo, value_s
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -164,7 +164,7 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     task, trace = read_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
     fleet = read_fleet(directory / "pace.fleet.yaml", catalog)
     problem = build_problem(task, trace, catalog)
-    holds = judge(
+    holds = judge_slo(
         simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, with_percentiles=False
     ).holds
     bound = lower_bound(problem) or math.inf
@@ -192,7 +192,9 @@ def _robust(
     for rate_rps in np.linspace(40, 41, 101):
         plain = replace(task, rate_rps=float(rate_rps), robust=type(task.robust)())
         asked, _ = requested_traffic(trace, plain, seed=0)
-        if not judge(simulate(fleet, asked, limits=task.slo.limits), task.slo, with_percentiles=False).holds:
+        if not judge_slo(
+            simulate(fleet, asked, limits=task.slo.limits), task.slo, with_percentiles=False
+        ).holds:
             failed.append(f"{rate_rps:.2f}")
     reported = f"{fleet.price_usd_per_h:.2f}, fails at {', '.join(failed) or 'none'}"
     return Row("sample at 40 to 41 req/s", reported, "holds at 101 rates", not failed, _since(start_s))
@@ -365,14 +367,14 @@ def scan(problem: Problem, below: float) -> tuple[float, int]:
     with up to MOST workers in a pool.
     """
     simulated = 0
-    fleets = sorted(_cheaper(problem, below), key=objective)
+    fleets = sorted(_cheaper(problem, below), key=objective_of)
     with ThreadPoolExecutor() as threads:
         for wave in _waves(fleets):
             simulated += len(wave)
             answers = threads.map(lambda counts: problem.oracle.holds(counts), wave)
             for counts, holds in zip(wave, answers, strict=True):
                 if holds:
-                    return objective(counts), simulated
+                    return objective_of(counts), simulated
     return below, simulated
 
 
@@ -400,7 +402,10 @@ def _cheaper(problem: Problem, below: float) -> list[Counts]:
         ]
         for numbers in itertools.product(*(range(1, n + 1) for n in most)):
             counts = tuple(zip(options, numbers, strict=True))
-            if objective(counts) < below and limits.first_exceeded([(o.type, n) for o, n in counts]) is None:
+            if (
+                objective_of(counts) < below
+                and limits.first_exceeded([(o.type, n) for o, n in counts]) is None
+            ):
                 fleets.append(counts)
     return fleets
 

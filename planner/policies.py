@@ -873,7 +873,7 @@ _OF_PICKER: Mapping[str, RoutingRule] = {
     ),
     FEWEST_REQUESTS: RoutingRule("least-outstanding", "draws among equals"),
     FEWEST_WAITING: RoutingRule(
-        "pending-tokens", "counts waiting requests, as they were when last asked for"
+        "pending-tokens", "counts waiting requests, as they were at the last scrape of its metrics"
     ),
     "random-picker": _RANDOM_RULE,
     LONGEST_MATCH: RoutingRule("prefix-affinity", "draws among equals"),

@@ -52,7 +52,7 @@ TOKENS_PATTERN = r"^\s*(\d{1,15}(\.\d{1,3})?\s*[kK]|\d{1,3}(,\d{3}){1,5})\s*$"
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
-def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
+def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
     """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
 
     A bare number is accepted for requests/s and USD/h. Seconds, bytes and Watts need their unit, because 2000
@@ -118,7 +118,7 @@ _WRITTEN = {
 
 
 def show_exactly(value: float, unit: str) -> str:
-    """'50 GB/s' where `quantity` reads the same number from it, else in the library's own unit."""
+    """'50 GB/s' where `parse_quantity` reads the same number from it, else in the library's own unit."""
     factor, own_unit = _WRITTEN[unit]
     text = shortest_digits(value / factor)
     return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {own_unit}"
@@ -174,7 +174,7 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """A number and its noun, with a plural s where needed: "1 worker", "1,024 workers"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -72,7 +72,7 @@ class StepLimits:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
-def corners(limits: StepLimits) -> list[StepShape]:
+def range_corners(limits: StepLimits) -> list[StepShape]:
     """The ends of every range: tokens, cached prefix, batch and context, alone and together."""
     most_new = min(limits.step_tokens, limits.context_tokens - 1)
     context = limits.context_tokens - ROOM_TOKENS
@@ -98,7 +98,7 @@ def corners(limits: StepLimits) -> list[StepShape]:
 
 def start_design(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
     """The corners, then a Sobol sequence, `steps` in all or a few more."""
-    first = corners(limits)
+    first = range_corners(limits)
     rest = candidates(limits, max(steps - len(first), 0), seed)
     return _distinct([*first, *rest])
 

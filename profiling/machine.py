@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
-from profiling.power import open_gpu
+from profiling.power_sampling import open_gpu
 
 
 def describe_machine() -> dict[str, str]:

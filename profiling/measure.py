@@ -52,10 +52,10 @@ from planner.models.step_tables import (
 from profiling import design, machine
 from profiling.collectives import Collectives, all_reduces
 from profiling.config import read_config, text_of
-from profiling.engine import VllmEngine
 from profiling.meter import StepMeasurement, StepMeter, StepNotRunError
 from profiling.operators import TorchOperators
-from profiling.power import GpuPower, open_gpu
+from profiling.power_sampling import GpuPower, open_gpu
+from profiling.vllm_engine import VllmEngine
 from profiling.vllm_install import is_installed
 
 MORE_COLUMNS = (
@@ -294,7 +294,7 @@ def _overhead_s(table: StepTable) -> float:
     return max(beyond_s, float(spent_s.median()) / 4)
 
 
-def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
+def profile_summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
     """Rows, seconds, host overhead, and the error of a fit on steps held out of it, by kind of step."""
     steps = table.steps
     figures: dict[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.models.step_tables import ALL_REDUCE, COLUMNS, StepShape, operator_column
 from profiling.design import StepLimits
-from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
+from profiling.power_sampling import LEAST_WINDOW_S, GpuPower, PowerSampler
 
 SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
 MOST_DISCARDED = 5  # Runs that were another step; after more of them the step is given up.
@@ -67,14 +67,14 @@ class StepMeasurement:
         return {
             **dict(zip(COLUMNS, self.step.column_sums, strict=False)),  # All but the last, `t_s`.
             "kv_tokens": self.step.decodes * self.context_tokens,  # As measured, not as asked for.
-            "t_s": digits(self.t_s + all_reduce_s),
+            "t_s": six_digits(self.t_s + all_reduce_s),
             "context_tokens": self.step.context,
-            "host_s": digits(self.host_s),
+            "host_s": six_digits(self.host_s),
             "repeats": self.repeats,
             "spread_frac": round(self.spread_frac, 4),
-            "reference_s": digits(self.reference_s),
+            "reference_s": six_digits(self.reference_s),
             "spent_s": round(self.spent_s, 4),
-            "all_reduce_s": digits(all_reduce_s),
+            "all_reduce_s": six_digits(all_reduce_s),
             "power_w": "" if self.power_w is None else round(self.power_w, 1),
             "peak_power_w": "" if self.peak_power_w is None else round(self.peak_power_w, 1),
             **self._operators(all_reduce_s),
@@ -85,7 +85,7 @@ class StepMeasurement:
         if not self.operators_s:
             return {}
         seconds = {**self.operators_s, ALL_REDUCE: all_reduce_s}
-        return {operator_column(name): digits(t_s) for name, t_s in seconds.items()}
+        return {operator_column(name): six_digits(t_s) for name, t_s in seconds.items()}
 
 
 class StepMeter(Protocol):
@@ -174,6 +174,6 @@ class StepRepeats:
         )
 
 
-def digits(number: float) -> float:
+def six_digits(number: float) -> float:
     """The number with six significant digits, which is finer than any clock here."""
     return float(f"{number:.6g}")

@@ -30,7 +30,7 @@ from planner.models.step_tables import StepShape
 from profiling.config import read_config, shard_config, text_of
 from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
-from profiling.power import GpuPower
+from profiling.power_sampling import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
 # So many bytes of weights are run, on a GPU several times any cache; on a CPU fewer, as steps take long.

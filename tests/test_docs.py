@@ -30,7 +30,7 @@ FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
 def names_in(text: str) -> list[str]:
-    """The dotted names in backticks whose first part is a module of ours: `master.bound`."""
+    """The dotted names in backticks whose first part is a module of ours: `master.bound_objective`."""
     dotted = re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)
     return [
         name
@@ -90,7 +90,7 @@ def test_the_secret_is_created_as_the_manifests_read_it() -> None:
 
 
 def test_missing_finds_what_is_wrong() -> None:
-    assert missing("master.bound") is None
+    assert missing("master.bound_objective") is None
     assert missing("planner.domain.Gpu.power_w") is None
     assert missing("master.no_such_function") == "no_such_function"
     assert missing("latency.StepLatency.z_s") == "z_s"

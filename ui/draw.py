@@ -15,9 +15,9 @@ from planner.reports import page
 from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from planner.reports.rows import SHOWN_AS_0_FRAC, signed_verdict
 from planner.units import show_percent
-from ui.store import Document, Store, error_line, pack
+from ui.store import Document, Store, error_line, zip_files
 
-FIGURE_PIXELS = 150  # The width of one of the `figures`.
+FIGURE_PIXELS = 150  # The width of one of the figures of `draw_figures`.
 AXES_PIXELS = 60  # What axes and their titles add to the height of a chart.
 LATENCIES = (
     "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
@@ -41,16 +41,16 @@ DARK = {
 }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def draw_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table of text as the report has it: figures to the right, and on a phone a card per row."""
     cells = [[str(cell) for cell in row] for row in rows]
     columns = list(zip(*cells, strict=True))[1:]
     figures = [k for k, column in enumerate(columns, start=1) if all(map(_FIGURE.fullmatch, column))]
     caption = ", ".join(name for name in head if name)
-    st.html(page.table(head, cells, caption=caption, numeric=figures))
+    st.html(page.table_html(head, cells, caption=caption, numeric=figures))
 
 
-def chart(picture: Mapping[str, Any]) -> None:
+def draw_chart(picture: Mapping[str, Any]) -> None:
     """Draw a chart of `drawing.live_spec` and its caption, which screen readers say too."""
     text = json.dumps(picture["spec"])
     if st.context.theme.type == "dark":
@@ -61,16 +61,16 @@ def chart(picture: Mapping[str, Any]) -> None:
     spec["autosize"] = {"type": "fit", "contains": "padding"}
     height = spec["height"] + AXES_PIXELS
     st.vega_lite_chart(spec=spec, theme=None, width="stretch", height=height, alt=picture["caption"])
-    st.caption(escaped(picture["caption"]))
+    st.caption(escape_markdown(picture["caption"]))
 
 
-def pictures(figures: Sequence[Mapping[str, Any]]) -> None:
+def draw_charts(figures: Sequence[Mapping[str, Any]]) -> None:
     """Charts two by two, the last of an odd number alone; one below the other on a narrow screen."""
     for first in range(0, len(figures), 2):
         pair = figures[first : first + 2]
         for column, picture in zip(st.columns(len(pair)), pair, strict=True):
             with column:
-                chart(picture)
+                draw_chart(picture)
 
 
 def tenants(tenant_rows: Iterable[Document]) -> None:
@@ -79,7 +79,7 @@ def tenants(tenant_rows: Iterable[Document]) -> None:
         (row["tenant"], f"{row['requests']:,}", show_percent(row["share of tokens"])) for row in tenant_rows
     ]
     if rows:
-        table(("tenant", "requests", "share of tokens"), rows)
+        draw_table(("tenant", "requests", "share of tokens"), rows)
 
 
 def kept_word(slo: dict[str, Any]) -> str:
@@ -94,12 +94,12 @@ def fleet_text(document: Document) -> str:
     return str(document.get("fleet_text") or document["answer"].rpartition(": ")[0])
 
 
-def bullets(lines: Iterable[str]) -> None:
+def draw_list(lines: Iterable[str]) -> None:
     """Draw the lines as a list."""
-    st.markdown("\n".join(f"- {escaped(line)}" for line in lines))
+    st.markdown("\n".join(f"- {escape_markdown(line)}" for line in lines))
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text as Markdown shows it unchanged, but for commands between backticks, which are code; no line
     breaks between a figure and its %.
     """
@@ -115,9 +115,9 @@ def signed_percent(frac: float | None) -> str:
     return show_percent(frac, "+.1f") if abs(frac) >= SHOWN_AS_0_FRAC else "0.0 %"
 
 
-def error(problem: Exception | str) -> None:
+def draw_error(problem: Exception | str) -> None:
     """Draw an error in the words of the command."""
-    st.error(escaped(problem if isinstance(problem, str) else error_line(problem)))
+    st.error(escape_markdown(problem if isinstance(problem, str) else error_line(problem)))
 
 
 def first_screen(document: Document, key: str = "first_screen") -> None:
@@ -128,21 +128,21 @@ def first_screen(document: Document, key: str = "first_screen") -> None:
     with st.container(key=key):
         st.html(document["screen"]["html"])
     for warning in document["warnings"]:
-        st.warning(f"Mind: {escaped(warning)}.")
+        st.warning(f"Mind: {escape_markdown(warning)}.")
 
 
 def screen_charts(document: Document) -> None:
     """The charts of the report's first screen."""
-    pictures(document.get("screen", {}).get("charts", ()))
+    draw_charts(document.get("screen", {}).get("charts", ()))
 
 
-def figures(cells: Iterable[tuple[str, str, str]]) -> None:
+def draw_figures(cells: Iterable[tuple[str, str, str]]) -> None:
     """Draw figures, each a name, a value and a note, side by side."""
     with st.container(horizontal=True):
         for name, value, note in cells:
             with st.container(width=FIGURE_PIXELS):
                 st.metric(name, value)
-                st.caption(escaped(note))
+                st.caption(escape_markdown(note))
 
 
 def plan_tabs(
@@ -158,36 +158,36 @@ def plan_tabs(
         names, key=place, on_change="rerun", bind=None if folder else "query-params"
     )
     with fleet:
-        table(*tables["fleet"])
-        st.caption(escaped(document["workers_line"]))
+        draw_table(*tables["fleet"])
+        st.caption(escape_markdown(document["workers_line"]))
         _power(document)
     with slo:
-        table(*tables["slo"])
-        st.caption(escaped(document["measured_line"]))
-        table(*tables["percentiles"])
+        draw_table(*tables["slo"])
+        st.caption(escape_markdown(document["measured_line"]))
+        draw_table(*tables["percentiles"])
         st.caption(LATENCIES)
     with runs:
-        pictures(document["charts"])
+        draw_charts(document["charts"])
     with binds:
         # A plan that an earlier version made has no such lines.
         binding = document.get("binding_lines", document["certificate"]["binding"])
-        bullets(binding or ["No single limit binds."])
+        draw_list(binding or ["No single limit binds."])
         if not folder:
             st.page_link("views/what_if.py", label="What relaxing each limit would save")
         if tables["neighbours"][1]:
             st.markdown("**One worker fewer than the fleet on paper**")
-            table(*tables["neighbours"])
+            draw_table(*tables["neighbours"])
     with others:
-        pictures(document["alternatives_charts"])
-        table(*tables["alternatives"])
+        draw_charts(document["alternatives_charts"])
+        draw_table(*tables["alternatives"])
     with proof:
-        bullets(document["proof"])
+        draw_list(document["proof"])
         st.markdown("**Assuming**")
-        bullets(document["certificate"]["assumptions"])
-        st.caption(escaped(f"Prices: {document['prices']}"))
+        draw_list(document["certificate"]["assumptions"])
+        st.caption(escape_markdown(f"Prices: {document['prices']}"))
     with files:
         if of:
-            st.caption(escaped(of))
+            st.caption(escape_markdown(of))
         plan_downloads(store, key, command_text, folder)
 
 
@@ -205,47 +205,47 @@ def _power(document: Document) -> None:
 def plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
     """The files of a plan, packed when asked for, and the command that makes them again."""
     names = ("plan.yaml", "report.html", "certificate.json", "requests.csv")
-    downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
+    draw_downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
     with st.container(horizontal=True):
         manifests = f"{folder}manifests"
-        _download(f"{manifests}.zip", lambda: pack(store.files(key, f"{manifests}/")), key)
+        _download(f"{manifests}.zip", lambda: zip_files(store.files(key, f"{manifests}/")), key)
         if not folder:
             _everything(store, key, text)
     if not folder:
-        command(text, "slo.yaml and the trace")
+        draw_command(text, "slo.yaml and the trace")
 
 
 def shared_downloads(store: Store, key: str, text: str) -> None:
     """The files of a plan for several LLMs; those of each are in a folder of its own."""
-    downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
+    draw_downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
     with st.container(horizontal=True):
         _everything(store, key, text)
-    command(text, "slo.yaml and the traces")
+    draw_command(text, "slo.yaml and the traces")
 
 
 def day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
     """The files of a day, the manifests of the controller to take, and the command that makes them again."""
-    downloads(store, key, names)
+    draw_downloads(store, key, names)
     with st.container(horizontal=True):
-        _download("manifests.zip", lambda: pack(store.files(key, "manifests/")), key)
+        _download("manifests.zip", lambda: zip_files(store.files(key, "manifests/")), key)
         _everything(store, key, text)
-    command(text, "slo.yaml, the trace and plan.yaml" if "--fleet" in text else "slo.yaml and the trace")
+    draw_command(text, "slo.yaml, the trace and plan.yaml" if "--fleet" in text else "slo.yaml and the trace")
 
 
 def _everything(store: Store, key: str, text: str) -> None:
     """Buttons for the command line as a script, and for all files with it."""
     script = f"{text}\n".encode()
     _download("plan.sh", lambda: script, key)
-    _download("everything.zip", lambda: pack(store.files(key) | {"plan.sh": script}), key)
+    _download("everything.zip", lambda: zip_files(store.files(key) | {"plan.sh": script}), key)
 
 
-def command(text: str, beside: str) -> None:
+def draw_command(text: str, beside: str) -> None:
     """Draw a command line that does the same, to be copied."""
     st.write(f"The same on a command line, beside {beside}:")
     st.code(text, language=None, wrap_lines=True)
 
 
-def downloads(store: Store, key: str, names: Iterable[str]) -> None:
+def draw_downloads(store: Store, key: str, names: Iterable[str]) -> None:
     """One button per file of a result."""
     with st.container(horizontal=True):
         for name in names:

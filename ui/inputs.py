@@ -22,9 +22,9 @@ from planner.policies import PLANNED_QUEUES, QUEUE
 from planner.slo_metrics import METRICS
 from planner.traffic.formats import PUBLISHED
 from planner.traffic.scaling import Scaling
-from ui import draw, question, support
+from ui import draw, question, support_badge
 from ui.question import Form
-from ui.session import COUNTS, Session, gpu_key
+from ui.session import COUNTS, BrowserSession, gpu_key
 from ui.store import SAMPLES, column_names, read_as
 
 MOST_UPLOAD_MB = 2048  # A trace of ten million requests, as CSV.
@@ -73,7 +73,7 @@ GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
 """The columns of a GPU's row in a form: the label and further arguments of each input."""
 
 
-def draw_question(session: Session, form: Form) -> tuple[Form, Any]:
+def draw_question(session: BrowserSession, form: Form) -> tuple[Form, Any]:
     """Draw all inputs, one below the other. Returns their values, and the container below the trace, where
     its errors are shown.
     """
@@ -101,7 +101,7 @@ def draw_question(session: Session, form: Form) -> tuple[Form, Any]:
     return chosen, below_trace
 
 
-def traffic_inputs(session: Session, place: str = "ask") -> Form:
+def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
     """The inputs for the requests: a sample, an uploaded trace with the roles of its columns, or a
     description.
     """
@@ -157,7 +157,7 @@ def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
     return [trace_id for trace_id in trace_ids if trace_id.startswith(f"{SAMPLES}/") == is_sample]
 
 
-def description_inputs(session: Session, place: str = "ask") -> Form:
+def description_inputs(session: BrowserSession, place: str = "ask") -> Form:
     """The inputs for described traffic: how long requests are, and how they arrive."""
 
     def take_task() -> None:
@@ -207,7 +207,7 @@ def description_inputs(session: Session, place: str = "ask") -> Form:
     return chosen
 
 
-def upload_trace(session: Session, place: str = "ask") -> None:
+def upload_trace(session: BrowserSession, place: str = "ask") -> None:
     """The input for a trace of one's own. An uploaded trace is then the chosen one."""
     uploaded = st.file_uploader(
         "Upload a trace or a log (CSV, JSONL, Parquet; plain or .gz)",
@@ -225,7 +225,7 @@ def upload_trace(session: Session, place: str = "ask") -> None:
         st.session_state[f"{place}_rate"] = None
 
 
-def trace_input(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
+def trace_input(session: BrowserSession, place: str = "ask", offered: Sequence[str] | None = None) -> str:
     """The input for the trace: its reference in the store, one of `offered`, else of all of the session."""
     trace_ids = offered or session.store.traces(session.id)
     if st.session_state[f"{place}_trace"] not in trace_ids:
@@ -244,12 +244,12 @@ def trace_input(session: Session, place: str = "ask", offered: Sequence[str] | N
     return chosen
 
 
-def column_inputs(session: Session, reference: str, guess: str, place: str = "ask") -> None:
+def column_inputs(session: BrowserSession, reference: str, guess: str, place: str = "ask") -> None:
     """The inputs for the roles of a log's columns. The log is read with the chosen ones from then on."""
     try:
         names = column_names(session.store.trace_path(reference))
     except PlannerError as error:
-        draw.error(error)
+        draw.draw_error(error)
         return
     if not names:
         return
@@ -303,7 +303,7 @@ def rate_input(place: str = "ask", *, is_described: bool = False) -> float | Non
     return rate_rps
 
 
-def llm_input(session: Session, place: str = "ask") -> str:
+def llm_input(session: BrowserSession, place: str = "ask") -> str:
     """A row of the catalog, or a Hugging Face config.json of one's own."""
     names = list(session.catalog.llms)
     if st.session_state[f"{place}_llm"] not in names:
@@ -320,12 +320,12 @@ def llm_input(session: Session, place: str = "ask") -> str:
         chosen: str = st.selectbox(
             "LLM, type to search", names, key=f"{place}_llm", format_func=question.llm_name
         )
-        name, colour, why = support.badge(session.catalog, chosen)
+        name, colour, why = support_badge.badge_of(session.catalog, chosen)
         st.badge(name, color=colour, help=why)
     return chosen
 
 
-def gpu_inputs(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
+def gpu_inputs(session: BrowserSession, form: Form, place: str = "ask") -> list[dict[str, Any]]:
     """A chip for each GPU, and the inputs for stock and prices of those that may be used."""
     catalog_gpus = session.catalog.gpus
     row_of = {row["GPU"]: row for row in form["gpus"]}
@@ -342,7 +342,7 @@ def gpu_inputs(session: Session, form: Form, place: str = "ask") -> list[dict[st
         selection_mode="multi",
         key=f"{place}_use",
         format_func=chip,
-        help="Prices are per GPU and hour, on demand where nothing else is said.",
+        help="Prices are per GPU and hour, on demand where nothing else is given.",
     )
     rows = []
     for name in catalog_gpus:
@@ -378,7 +378,7 @@ def _gpu_terms_inputs(row: Mapping[str, Any], place: str) -> Form:
     return terms
 
 
-def slo_inputs(session: Session, place: str = "ask") -> Form:
+def slo_inputs(session: BrowserSession, place: str = "ask") -> Form:
     """The inputs for the limits. A preset fills them; a change of one makes them the user's own limits."""
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
@@ -396,7 +396,7 @@ def slo_inputs(session: Session, place: str = "ask") -> Form:
     preset = session.catalog.slos.get(chosen["preset"])
     is_relative = preset is not None and question.form_of_preset(preset) is None
     if preset is not None:
-        st.caption(draw.escaped(f"{preset.source}. For {preset.served}."))
+        st.caption(draw.escape_markdown(f"{preset.source}. For {preset.served}."))
     if is_relative:
         st.info("This preset states slowdowns, not seconds; they are worked out for the LLM when planning.")
     unit = st.segmented_control("Limits in", ("ms", "s"), key=f"{place}_unit", default="ms", required=True)
@@ -584,9 +584,9 @@ def engine_inputs(place: str = "ask") -> Form:
 def list_other_requirements(more: Form, forget: Callable[[], None], place: str = "ask") -> None:
     """List the requirements of slo.yaml that no input shows."""
     if more:
-        st.markdown("**Also asked**, in slo.yaml alone:")
-        draw.bullets(question.leaf_texts(more))
-        if st.button("Ask none of these", key=f"{place}_forget_more"):
+        st.markdown("**Also required**, in slo.yaml alone:")
+        draw.draw_list(question.leaf_texts(more))
+        if st.button("Require none of these", key=f"{place}_forget_more"):
             forget()
 
 
@@ -597,12 +597,12 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
     with st.expander("slo.yaml: the question as text"):
         st.caption(
             "The inputs above as a file for the command line. Edit it, or paste yours, and apply: the inputs "
-            "follow, and what none of them shows is asked too. docs/tables/keys.md has all keys."
+            "follow, and what none of them shows stays in the question. docs/tables/keys.md has all keys."
         )
         try:
             written = to_yaml(document())
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
             return
         key = hashlib.sha256(written.encode()).hexdigest()  # Other inputs give another text to begin from.
         typed = st.text_area("slo.yaml", written, height=400, key=f"yaml_{key}") or ""
@@ -610,7 +610,7 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
             try:
                 apply(read_as("slo.yaml", typed.encode(), read_yaml))
             except PlannerError as error:
-                draw.error(error)
+                draw.draw_error(error)
 
 
 def _redraw_with(form: Form) -> None:

@@ -47,7 +47,7 @@ def sliders(document: Document, key: str) -> None:
     _component("sliders")(data=data, key=f"sliders_{key}")
 
 
-def focus(anchor: str, key: str) -> None:
+def focus_heading(anchor: str, key: str) -> None:
     """Bring reader and keyboard to a heading, once for every key."""
     if st.session_state.get("focused") != key:
         st.session_state.focused = key

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.domain import ROUNDING
-from planner.units import quantity
+from planner.units import parse_quantity
 from ui.store import Document
 
 DAY_HOURS, WEEK_DAYS = 24, 7
@@ -72,7 +72,7 @@ def gpus_of(row: Mapping[str, Any]) -> dict[str, int]:
 
 def number(value: Any, unit: str) -> float | None:
     """A quantity without the digits that only a change of unit made."""
-    return None if value is None else float(f"{quantity(value, unit, where='schedule.yaml'):.12g}")
+    return None if value is None else float(f"{parse_quantity(value, unit, where='schedule.yaml'):.12g}")
 
 
 def llms(capacity: Sequence[Document]) -> list[str]:

@@ -29,7 +29,7 @@ from planner.files.document_values import read_share
 from planner.fleet import Policies
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
-from planner.units import percentile_name, quantity, read_tokens, shortest_digits, show_s
+from planner.units import parse_quantity, percentile_name, read_tokens, shortest_digits, show_s
 from ui.store import SAMPLES
 
 Form = dict[str, Any]
@@ -377,10 +377,10 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
     if isinstance(rate, Mapping):
         more["rate"] = rate
     elif rate is not None:
-        form["rate"] = quantity(rate, "rps", where="slo.yaml: traffic: rate")
+        form["rate"] = parse_quantity(rate, "rps", where="slo.yaml: traffic: rate")
     duration = traffic.get("duration")
     form["duration_min"] = (
-        None if duration is None else in_unit(quantity(duration, "s", where="duration"), 1 / 60)
+        None if duration is None else in_unit(parse_quantity(duration, "s", where="duration"), 1 / 60)
     )
     for key in LENGTHS:
         length = read_tokens(traffic.get(key))
@@ -500,7 +500,7 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
         shown[name] = {
             key: read_share(terms[key], key, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H)
             if key == rate
-            else quantity(terms[key], "usd_per_h", where=key)
+            else parse_quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()
             if key in terms
         }

@@ -39,7 +39,7 @@ SHORT_S = 120.0  # A page waits this long for a short job.
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrowserSession:
     """One browser's view of the app; made anew for every run of a page."""
 
     id: str
@@ -165,7 +165,7 @@ def _unsettled(place: str) -> set[str]:
     return keys
 
 
-def open_session() -> Session:
+def open_session() -> BrowserSession:
     """The session of this tab; starts what all sessions share on the first call."""
     folder, catalog_folder = os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER), os.environ.get(CATALOG_VARIABLE)
     store, jobs, catalog = _shared(folder, catalog_folder)
@@ -174,7 +174,7 @@ def open_session() -> Session:
     if st.query_params.get("session") != st.session_state.session:
         st.query_params["session"] = st.session_state.session
     own_catalog = Path(catalog_folder) if catalog_folder else None
-    return Session(st.session_state.session, store, jobs, catalog, own_catalog)
+    return BrowserSession(st.session_state.session, store, jobs, catalog, own_catalog)
 
 
 def _session_of_tab(store: Store) -> str:
@@ -236,7 +236,7 @@ def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
 
 
 def short_job(
-    session: Session, place: str, kind: str, request: dict[str, Any], spinner_text: str
+    session: BrowserSession, place: str, kind: str, request: dict[str, Any], spinner_text: str
 ) -> Document | None:
     """Wait for a job that takes seconds, with a text on the screen. Returns its result; otherwise the error
     is drawn, and None returned.
@@ -246,7 +246,7 @@ def short_job(
         if job is None or job.key != result_key(kind, request) or job.state == "cancelled":
             job = session.jobs.start(session.id, place, kind, request)
     except PlannerError as error:
-        draw.error(error)
+        draw.draw_error(error)
         return None
     with st.spinner(spinner_text):
         until = time.monotonic() + SHORT_S
@@ -255,7 +255,7 @@ def short_job(
     return result_of(session, job)
 
 
-def follow_job(session: Session, place: str) -> Document | None:
+def follow_job(session: BrowserSession, place: str) -> Document | None:
     """The result of the job of this place. Until there is one, its progress with a button to cancel it, or
     its error, is drawn, and None returned.
     """
@@ -268,14 +268,14 @@ def follow_job(session: Session, place: str) -> Document | None:
     return result_of(session, job)
 
 
-def result_of(session: Session, job: Job) -> Document | None:
+def result_of(session: BrowserSession, job: Job) -> Document | None:
     """The result of a job; without one the reason is drawn, and None returned."""
     if job.state == "failed":
         if job.is_our_bug:
             st.error("This is a mistake of the planner, not yours. What it says of it:")
             st.code(job.error, language=None)
         else:
-            draw.error(job.error)
+            draw.draw_error(job.error)
     elif job.state == "cancelled":
         st.info(CANCELLED)
     elif job.state == "running":
@@ -284,7 +284,7 @@ def result_of(session: Session, job: Job) -> Document | None:
 
 
 @st.fragment(run_every=POLL_S)
-def _progress(session: Session, place: str) -> None:
+def _progress(session: BrowserSession, place: str) -> None:
     """Draw a running job every POLL_S, and the whole page once the job has a first answer or is over."""
     job = session.jobs.find(session.id, place)
     if job is None or job.state != "running":
@@ -294,7 +294,7 @@ def _progress(session: Session, place: str) -> None:
         st.rerun()
     box = st.empty()
     with box.container(border=True):
-        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase)}")
+        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escape_markdown(job.phase)}")
         if job.limit_s:
             progress_text = _search_text(job) if job.kind == "plan" else None
             st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)

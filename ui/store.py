@@ -198,7 +198,7 @@ class Store:
         """The files of a result as a zip."""
         with self._open() as db:
             row = db.execute("select files from results where key = ?", (key,)).fetchone()
-        return bytes(row[0]) if row else pack({})
+        return bytes(row[0]) if row else zip_files({})
 
     def files(self, key: str, prefix: str = "") -> dict[str, bytes]:
         """The files of a result whose names begin with `prefix`."""
@@ -206,7 +206,7 @@ class Store:
             return {name: packed.read(name) for name in packed.namelist() if name.startswith(prefix)}
 
     def keep_result(self, key: str, document: Document, packed: bytes) -> None:
-        """Keep what a job computed; `packed` is a zip of its files, as `pack` makes it."""
+        """Keep what a job computed; `packed` is a zip of its files, as `zip_files` makes it."""
         with self._open() as db:
             db.execute("insert or replace into results values (?, ?, ?)", (key, json.dumps(document), packed))
 
@@ -288,7 +288,7 @@ def error_line(error: Exception) -> str:
     return re.sub(r"(?<![:/\w.])/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 
-def pack(files: Mapping[str, str | bytes]) -> bytes:
+def zip_files(files: Mapping[str, str | bytes]) -> bytes:
     """A zip of files, the same bytes for the same files."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -62,7 +62,7 @@ from planner.reports import (
 )
 from planner.reports import schedule_page as schedules
 from planner.reports.curves import cumulative_curve
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
@@ -71,7 +71,7 @@ from planner.search.problem.plan_problem import OnPaper, Problem, Progress, Sear
 from planner.search.problem.stages import phase_of
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
 from planner.studies.what_if import Study
 from planner.traffic.described import Description, fit_context
@@ -79,7 +79,7 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import summarise_trace
-from ui.store import error_line, pack, read_as
+from ui.store import error_line, read_as, zip_files
 
 Request = Mapping[str, Any]
 Document = dict[str, Any]
@@ -192,7 +192,7 @@ def _send_first_answer(send: Send) -> OnPaper:
             screen_page.verdict_heading(message, "h3"),
             screen_page.cards_html([screen.paper_card(fleet, paid)]),
         ]
-        tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge(simulation, slo))}
+        tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge_slo(simulation, slo))}
         send({"first": {"html": "\n".join(texts), "tables": tables}})
 
     return send_fleet
@@ -224,8 +224,8 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
         simulation, verdict = answer.problem.oracle.simulate_and_judge(fleet, record=True)
     return {
         "llm": fleet.llm.name,
-        "answer": f"{words.describe(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",
-        "fleet_text": words.describe(fleet),
+        "answer": f"{words.describe_fleet(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",
+        "fleet_text": words.describe_fleet(fleet),
         "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
         "gpus": fleet.gpus,
         "power_w": fleet.power_w,
@@ -263,7 +263,7 @@ def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
         "changes": [
             what_if.moved_document(moved, before)
             | {
-                "more": what_if.difference(moved, before),
+                "more": what_if.difference_text(moved, before),
                 "costs_the_same": what_if.costs_the_same(moved, before),
                 "fleet": "-" if moved.answer is None else what_if.fleet_text(moved.answer, before),
             }
@@ -348,15 +348,15 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
     command = words.command_line(
         Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
     )
-    document = several_llms_report.summary(fleets) | {
-        "answer": several_llms_report.answer(fleets),
+    document = several_llms_report.plan_document(fleets) | {
+        "answer": several_llms_report.answer_sentence(fleets),
         "screen": {
-            "html": shared_screen.texts(fleets, "h3"),
-            "charts": _pictures(shared_screen.figures(fleets)),
+            "html": shared_screen.screen_parts_html(fleets, "h3"),
+            "charts": _pictures(shared_screen.screen_figures(fleets)),
         },
         "proof": several_llms_report.proof_lines(fleets),
         "binding_lines": several_llms_report.binding_lines(fleets),
-        "assumptions": sentences(fleets.assumptions),
+        "assumptions": fact_sentences_of(fleets.assumptions),
         "tables": {
             "fleets": several_llms_report.fleet_rows(fleets),
             "answers": several_llms_report.answer_rows(fleets),
@@ -374,8 +374,8 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
 def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
     return output.to_json(plan) | {
-        "answer": words.answer(plan),
-        "fleet_text": words.describe(plan.fleet),
+        "answer": words.answer_sentence(plan),
+        "fleet_text": words.describe_fleet(plan.fleet),
         "screen": _screen(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
@@ -400,11 +400,11 @@ def plan_document(plan: Plan) -> Document:
 def _screen(plan: Plan) -> Document:
     """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
     texts = [
-        screen_page.verdict_heading(screen.verdict(plan, screen.BY_PAGE), "h3"),
-        screen_page.glance_html(screen.glance(plan, screen.BY_PAGE)),
-        screen_page.cards_html(screen.cards(plan)),
+        screen_page.verdict_heading(screen.verdict_text(plan, screen.BY_PAGE), "h3"),
+        screen_page.key_figures_html(screen.key_figures(plan, screen.BY_PAGE)),
+        screen_page.cards_html(screen.answer_cards(plan)),
     ]
-    return {"html": "\n".join(texts), "charts": _pictures(screen_charts.figures(plan))}
+    return {"html": "\n".join(texts), "charts": _pictures(screen_charts.screen_figures(plan))}
 
 
 def _compare(request: Request, send: Send) -> tuple[Document, Files]:
@@ -466,12 +466,12 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
     answer = replace(scheduled.answer, not_simulated=why)
     send({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
-        "answer": schedules.sentence(answer),
+        "answer": schedules.cost_sentence(answer),
         "proof": schedules.proof_line(answer),
         "compared_lines": [*schedules.compared_lines(answer), *schedules.simulated_lines(answer)],
         "firm": schedules.FIRM,
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
-        "charts": _pictures(schedules.figures(answer)),
+        "charts": _pictures(schedules.schedule_figures(answer)),
     }
     return document, {**schedules.render(answer), **written}
 
@@ -502,7 +502,7 @@ def _day(request: Request, send: Send) -> tuple[Document, Files]:
     answer = day_result.answer
     send({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
-        "answer": day_page.recommendation(answer),
+        "answer": day_page.recommendation_sentence(answer),
         "proof": day_page.proof_lines(answer),
         "warnings": [*trace.warnings, *answer.warnings],
         "tables": {"controllers": day_page.day_table(answer)},
@@ -584,7 +584,7 @@ def _picture(chart: Any, caption: str) -> Document:
     return {"spec": drawing.live_spec(chart), "caption": caption}
 
 
-def _pictures(drawn: Iterable[drawing.Figure]) -> list[Document]:
+def _pictures(drawn: Iterable[drawing.CaptionedChart]) -> list[Document]:
     """Charts with their captions as the pages draw them."""
     return [_picture(figure.chart, figure.caption) for figure in drawn]
 
@@ -629,7 +629,7 @@ def main() -> None:
             job = json.loads(jobs.get())
             try:
                 document, written = run(job["kind"], job["request"], send)
-                (Path(job["folder"]) / "files.zip").write_bytes(pack(written))
+                (Path(job["folder"]) / "files.zip").write_bytes(zip_files(written))
                 (Path(job["folder"]) / "document.json").write_text(
                     json.dumps(document, default=_plain_values)
                 )

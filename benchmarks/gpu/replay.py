@@ -31,7 +31,7 @@ from planner.runtime.live_replay import LEAD_S, JournalFile, Sent, Status, reque
 from planner.runtime.step_log import hook_vllm
 from planner.traffic.trace import Trace
 from profiling.machine import describe_machine
-from profiling.power import PowerSampler, open_gpu
+from profiling.power_sampling import PowerSampler, open_gpu
 from profiling.vllm_install import mend_cpu_wheel
 
 WARM_UPS = 16  # Requests before a run.

@@ -41,7 +41,7 @@ from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.facts import CachesSave, Finding, PinnedReplicas, PinsPlaced
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.reports.prefix_values import keep_alive_text
 from planner.search.prefixes.keep_alive import times_of_use_s
 from planner.search.prefixes.pinning import Pinning
@@ -227,7 +227,7 @@ def tell(routings: Sequence[str], result: PlanResult | SharedPlanResult) -> None
     )
     for fact in found.certificate.binding:
         if isinstance(fact, PinnedReplicas | PinsPlaced | CachesSave | Finding):
-            print(f"  {sentence(fact)}")
+            print(f"  {fact_sentence(fact)}")
     for answer in found.certificate.answers:
         print(f"  {answer}", flush=True)
 

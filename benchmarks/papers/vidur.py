@@ -66,7 +66,7 @@ def fleets_of(llm: str, lengths: Trace) -> list[Fleet]:
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     found = []
     for batching, budgets in (("sarathi", (512, 2048)), ("vllm-v0", (4096,))):
-        space = vidur_search.SearchSpace((batching,), budgets, (64, 128, 256))
+        space = vidur_search.EngineSettingChoices((batching,), budgets, (64, 128, 256))
         found += vidur_search.configurations(
             CATALOG.llm(llm), GPUS, CATALOG, space, total_gpus=16, least_kv_tokens=longest
         )

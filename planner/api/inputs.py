@@ -26,7 +26,7 @@ from planner.fleet import Fleet
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.scaling import RateRequest, checked_scale
 from planner.traffic.trace import Trace
-from planner.units import quantity
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,7 +288,7 @@ def traffic_of(traffic: RateRequest | KeysAndValues) -> RateRequest:
         )
     refuse_unknown(traffic, ("rate", "scale", "window", *LOG_OPTION_KEYS), "traffic")
     rate = traffic.get("rate")
-    rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
+    rate_rps = None if rate is None else parse_quantity(rate, "rps", where="traffic: rate")
     log_options = parse_log_options(Section.from_document(traffic, "traffic"))
     part = traffic.get("window") or "whole"
     return RateRequest(

@@ -18,8 +18,8 @@ from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, read_yaml, write_files
 from planner.fleet import Fleet
 from planner.reports.rows import simulated_routers
-from planner.reports.words import describe
-from planner.units import counted
+from planner.reports.words import describe_fleet
+from planner.units import count_text
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -39,7 +39,7 @@ class ManifestsResult(Result):
         return dict(self.rendered.files)
 
     def headline(self) -> str:
-        return f"{counted(len(self.files), 'file')} for {describe(self.fleet)}"
+        return f"{count_text(len(self.files), 'file')} for {describe_fleet(self.fleet)}"
 
     def sentences(self) -> list[str]:
         notes = dict.fromkeys(note for listed in self.rendered.notes.values() for note in listed)

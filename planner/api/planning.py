@@ -19,7 +19,7 @@ from planner.documents.robustness_facts import Made
 from planner.documents.several_llms_question import SeveralLlmsQuestion, question_of
 from planner.documents.task import PlanQuestion
 from planner.errors import InputError
-from planner.reports.words import command_line, flags
+from planner.reports.words import command_line, option_flags
 from planner.search.evidence import certify, written_plan
 from planner.search.evidence.findings import clock_warnings, old_price_warnings
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts
@@ -85,7 +85,7 @@ def plan(
         return SharedPlanResult(plan_llms(slo, read_catalog(catalog)))
     question = read_task(slo, catalog, **keys)
     command = _equivalent_command(
-        question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove)
+        question, trace, catalog, seed, time_limit_s, option_flags(explain=explain, prove=prove)
     )
     if question.has_several_llms:
         for name, is_set in (("explain", explain), ("prove", prove)):

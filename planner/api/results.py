@@ -18,7 +18,7 @@ from planner.files.checked_files import check_output_directory, write_files
 from planner.files.scarce_resources import missing_resource
 from planner.fleet import Fleet
 from planner.reports import figures, output, several_llms_report, words
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.report import render_report
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
@@ -196,10 +196,10 @@ class PlanResult(PlanFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(sentences(self.plan.warnings))
+        return tuple(fact_sentences_of(self.plan.warnings))
 
     def headline(self) -> str:
-        return words.answer(self.plan)
+        return words.answer_sentence(self.plan)
 
     def sentences(self) -> list[str]:
         level0 = words.level0_line(self.plan.certificate)
@@ -217,7 +217,7 @@ class PlanResult(PlanFiles):
         return output.to_json(self.plan)
 
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
-        pictures = output.pictures(figures.all_figures(self.plan)) if png and pages else {}
+        pictures = output.chart_pictures(figures.all_figures(self.plan)) if png and pages else {}
         return {**output.render(self.plan, command=self.command, pages=pages), **pictures}
 
     def _outdated(self) -> tuple[str, ...]:
@@ -247,10 +247,10 @@ class SharedPlanResult(PlanFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(sentences(self.shared.warnings))
+        return tuple(fact_sentences_of(self.shared.warnings))
 
     def headline(self) -> str:
-        return several_llms_report.answer(self.shared)
+        return several_llms_report.answer_sentence(self.shared)
 
     def sentences(self) -> list[str]:
         return [*several_llms_report.proof_lines(self.shared), *self.warnings]
@@ -259,7 +259,7 @@ class SharedPlanResult(PlanFiles):
         return several_llms_report.render_report(self.shared)
 
     def to_dict(self) -> dict[str, Any]:
-        return several_llms_report.summary(self.shared)
+        return several_llms_report.plan_document(self.shared)
 
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
         return several_llms_report.render(self.shared, command=self.command, png=png, pages=pages)

@@ -23,7 +23,7 @@ from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, 
 from planner.solvers import reserved_schedule as solver
 from planner.solvers.reserved_schedule import Demand, Market
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import quantity
+from planner.units import parse_quantity
 
 MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
@@ -58,7 +58,7 @@ class ScheduleResult(Result):
         return self.answer.is_optimal
 
     def headline(self) -> str:
-        return schedule_page.sentence(self.answer)
+        return schedule_page.cost_sentence(self.answer)
 
     def sentences(self) -> list[str]:
         lines = [*schedule_page.compared_lines(self.answer), *schedule_page.simulated_lines(self.answer)]
@@ -115,7 +115,7 @@ def schedule(
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
     its simulation may take as long again.
     """
-    window_s = quantity(window, "s", where="window")
+    window_s = parse_quantity(window, "s", where="window")
     if window_s < 1:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
     market_read = read_market(market, catalog=catalog)
@@ -145,7 +145,7 @@ def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[
     A short name of the catalog stands for its row, as in slo.yaml. A name without a row stays, and is refused
     later.
     """
-    served = {capacity.llm for capacity in market.capacities}
+    served = {worker_type.llm for worker_type in market.worker_types}
     if served.issuperset(demand.llms):
         return {llm: llm for llm in demand.llms}
     catalog_rows = read_catalog(catalog)
@@ -160,7 +160,7 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
     if not traces:
         return "the demand is rates, not requests; give a trace per LLM"
     for c in schedule_page.types_in_use(answer):
-        if market.capacities[c].fleet is None:
+        if market.worker_types[c].fleet is None:
             return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
     without_slo = [llm for llm in answer.demand.llms if llm not in market.slos]
     return f"slo: says nothing of {', '.join(without_slo)}" if without_slo else ""
@@ -173,9 +173,9 @@ def _served(
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}  # The fleet that one worker of a type is, by the number of the type.
     for c in schedule_page.types_in_use(answer):
-        capacity = market.capacities[c]
-        if capacity.llm == llm and capacity.fleet is not None:
-            units[c] = read_fleet(capacity.fleet, catalog_rows)
+        worker_type = market.worker_types[c]
+        if worker_type.llm == llm and worker_type.fleet is not None:
+            units[c] = read_fleet(worker_type.fleet, catalog_rows)
     end_s = demand.rate_rps.shape[1] * demand.window_s
     return ScheduledLlm(llm, trace.select(np.flatnonzero(trace.arrival_s < end_s)), market.slos[llm], units)
 

@@ -23,7 +23,7 @@ from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
 from planner.papers.goodput import TOLERANCE_FRAC
 from planner.parallel.executors import Executor, is_executor_set
 from planner.reports import output, words
-from planner.reports.simulated_run import SimulatedOutcome, outcome
+from planner.reports.simulated_run import SimulatedOutcome, simulate_recorded
 from planner.search.oracle.scenarios import Scenarios
 from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
@@ -34,7 +34,7 @@ from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import counted, show_s
+from planner.units import count_text, show_s
 
 Fleets: TypeAlias = (
     "Mapping[str, inputs.FleetLike] | Iterable[inputs.FleetLike | tuple[str, inputs.FleetLike]]"
@@ -74,8 +74,8 @@ class SimulationResult(Result):
         if self.holds and self.outcome.verdict is not None and not self.outcome.verdict.is_judged:
             verdict = "the SLO is not judged, no value of it came to be measured,"
         return (
-            f"{words.describe(self.fleet)}: {verdict} on {counted(len(self.requests), 'request')} of "
-            f"{self.requests.name}"
+            f"{words.describe_fleet(self.fleet)}: {verdict} on "
+            f"{count_text(len(self.requests), 'request')} of {self.requests.name}"
         )
 
     def sentences(self) -> list[str]:
@@ -114,7 +114,7 @@ class SimulationResult(Result):
 
     def operator_rows(self) -> list[dict[str, Any]]:
         """The rows that `plan simulate --operators --json` has under `operators`."""
-        recorded = outcome(
+        recorded = simulate_recorded(
             self.fleet, self.requests, seed=self.seed, closed_loop=self.closed_loop, record_parts=True
         )
         return operator_times.operator_rows(operator_times.operator_times(self.fleet, recorded.simulation))
@@ -155,7 +155,7 @@ class SeedsResult(Result):
             if self.kept_by is None
             else f"{self.kept_by} of {len(self.runs)} seeds keep the SLO"
         )
-        return f"{words.describe(self.fleet)}: {verdict_text}"
+        return f"{words.describe_fleet(self.fleet)}: {verdict_text}"
 
     def sentences(self) -> list[str]:
         return list(self.to_dict()["notes"])
@@ -208,7 +208,7 @@ class ComparisonResult(Result):
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
         """Write compare.html, compare.csv and compare.json; with `png` the charts as pictures too."""
         check_output_directory(Path(folder))
-        drawn = output.pictures(comparisons.draw_latencies(self.comparison)) if png else {}
+        drawn = output.chart_pictures(comparisons.draw_latencies(self.comparison)) if png else {}
         written: dict[str, str | bytes] = {**comparisons.render_comparison(self.comparison), **drawn}
         write_files(Path(folder), written, outdated=comparisons.OUTDATED)
         return tuple(written)
@@ -231,8 +231,8 @@ class GoodputResult(Result):
 
     def headline(self) -> str:
         return (
-            f"{words.describe(self.fleet)}: {self.rate_rps:.4g} requests/s on "
-            f"{counted(self.fleet.gpus, 'GPU')}, {self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at "
+            f"{words.describe_fleet(self.fleet)}: {self.rate_rps:.4g} requests/s on "
+            f"{count_text(self.fleet.gpus, 'GPU')}, {self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at "
             f"{self.fails_rps:.4g}"
         )
 
@@ -314,7 +314,7 @@ def simulate(
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
         check_judged_classes(limits or Slo(()), requests)  # A part of the trace may lack a class.
-        simulation = outcome(fleet_read, requests, limits, seed=seed, closed_loop=closed_loop)
+        simulation = simulate_recorded(fleet_read, requests, limits, seed=seed, closed_loop=closed_loop)
         return SimulationResult(fleet_read, requests, limits, simulation, seed, closed_loop)
     question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, limits, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")

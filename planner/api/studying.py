@@ -27,12 +27,12 @@ from planner.files.checked_files import (
 )
 from planner.files.document_values import read_share, refused_value
 from planner.fleet import Fleet
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.studies import pareto_frontier, pareto_page, replanning
 from planner.studies import what_if as what_if_study
 from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
-from planner.units import quantity
+from planner.units import parse_quantity
 
 QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
 PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions make; by default or always.
@@ -68,7 +68,7 @@ class WhatIfResult(Result):
             return f"{self.moved.label}: no fleet before, {after} after the change"
         if what_if_study.costs_the_same(self.moved, self.before):
             return f"{self.moved.label}: costs the same"
-        return f"{self.moved.label}: {what_if_study.difference(self.moved, self.before)}"
+        return f"{self.moved.label}: {what_if_study.difference_text(self.moved, self.before)}"
 
     def sentences(self) -> list[str]:
         return [what_if_study.verdict_text(self.moved)]
@@ -82,8 +82,8 @@ class WhatIfResult(Result):
             if key != "answer"
         }
         return {
-            "before": before and what_if_study.document(before) | {"bound": self.bounds[0]},
-            "after": moved.answer and what_if_study.document(moved.answer) | {"bound": self.bounds[-1]},
+            "before": before and what_if_study.study_document(before) | {"bound": self.bounds[0]},
+            "after": moved.answer and what_if_study.study_document(moved.answer) | {"bound": self.bounds[-1]},
             **changed,
         }
 
@@ -104,17 +104,17 @@ class SensitivityResult(Result):
     headroom: Headroom
 
     def headline(self) -> str:
-        fleet = what_if_study.document(self.before)["fleet"]
+        fleet = what_if_study.study_document(self.before)["fleet"]
         kept_count = sum(moved.kept is True for moved in self.moves)
         return f"{fleet} holds in {kept_count} of {len(self.moves)} changed questions"
 
     def sentences(self) -> list[str]:
-        return [sentence(self.headroom)]
+        return [fact_sentence(self.headroom)]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan sensitivity --json` prints."""
         return {
-            "plan": what_if_study.document(self.before),
+            "plan": what_if_study.study_document(self.before),
             "headroom": asdict(self.headroom),
             "changes": [what_if_study.moved_document(moved, self.before) for moved in self.moves],
         }
@@ -305,7 +305,7 @@ def pareto(
     question = read_task(slo, catalog, **keys)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=progress)
     unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")  # A line of the SLO is in s.
-    first, last = (None if text is None else quantity(text, unit, where="limits") for text in limits)
+    first, last = (None if text is None else parse_quantity(text, unit, where="limits") for text in limits)
     options = {} if points is None else {"points": points}
     frontier = pareto_frontier.find_frontier(study, question.task(), over, first=first, last=last, **options)
     return ParetoResult(frontier)
@@ -334,7 +334,7 @@ def replan(
     planned_on = (
         inputs.plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
     )
-    horizon_h = quantity(horizon, "s", where="horizon") / 3600
+    horizon_h = parse_quantity(horizon, "s", where="horizon") / 3600
     terms = replanning.ReplanTerms(horizon_h, start_usd, stop_usd)
     return replan_in(study, question, running, planned_on, terms)
 
@@ -382,7 +382,7 @@ def _fleet_columns(answer: StudyAnswer | None) -> dict[str, Any]:
     """The cells that describe a fleet; None in each without an answer."""
     if answer is None:
         return {"fleet": None, "gpus": None, "cost_usd_per_h": None}
-    document = what_if_study.document(answer)
+    document = what_if_study.study_document(answer)
     return {key: document[key] for key in ("fleet", "gpus", "cost_usd_per_h")}
 
 

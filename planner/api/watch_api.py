@@ -16,7 +16,7 @@ from planner.api.results import Result
 from planner.documents.catalog import CatalogLike, read_catalog
 from planner.documents.plan_folder import read_written
 from planner.errors import InputError
-from planner.importers.prometheus_range import Series, read_series
+from planner.importers.prometheus_range import PrometheusSeries, read_series
 from planner.importers.vllm_metrics import NAMES, LiveTraffic, live_traffic
 from planner.runtime.prometheus_server import query_range
 from planner.studies import watch_words
@@ -31,7 +31,7 @@ from planner.studies.plan_watch import (
 )
 from planner.studies.replanning import Replan, replan_document
 from planner.studies.what_if import Study
-from planner.units import DAY_S, quantity
+from planner.units import DAY_S, parse_quantity
 
 # If what drifted has moved on by less than this share since the last search, no new search is made: so little
 # hardly changes a number of workers.
@@ -67,7 +67,7 @@ class MetricsSource:
     def is_server(self) -> bool:
         return any(place.startswith(("http://", "https://")) for place in self.places)
 
-    def series(self) -> tuple[Series, ...]:
+    def series(self) -> tuple[PrometheusSeries, ...]:
         """The samples of the last `look_back_s`: until now from a server, until the last sample of files."""
         if self.is_server:
             end_s = time.time() // self.window_s * self.window_s
@@ -77,13 +77,13 @@ class MetricsSource:
             )
         if self.match:
             raise InputError(
-                "--match: narrows what a server is asked, and works with a server only; leave it out"
+                "--match: narrows the query to a server, and works with a server only; leave it out"
             )
         all_series = read_series([Path(place) for place in self.places], frozenset(NAMES).__contains__)
         # `read_series` returns at least one series, and each has a sample.
         from_s = max(float(row.t_s[-1]) for row in all_series) - self.look_back_s
         recent = (
-            Series(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
+            PrometheusSeries(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
             for row in all_series
         )
         return tuple(row for row in recent if row.t_s.size)
@@ -161,8 +161,8 @@ def watch(
     places = [prometheus] if isinstance(prometheus, str | Path) else prometheus
     source = MetricsSource(
         places=tuple(map(str, places)),
-        look_back_s=quantity(window, "s", where="window"),
-        window_s=quantity(step, "s", where="step"),
+        look_back_s=parse_quantity(window, "s", where="window"),
+        window_s=parse_quantity(step, "s", where="step"),
         model=model,
         match=match,
     )

@@ -132,7 +132,9 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     time grows with log2 TP, so that constant is taken from the row of `rows` with the nearest version.
     """
     if "host_s" not in profile.steps.columns or not (profile.steps.host_s > 0).all():
-        raise InputError("engine: the profile has no host_s, so device and host cannot be told apart")
+        raise InputError(
+            "engine: the profile has no host_s, so the host's time cannot be separated from the GPU's"
+        )
     about = watched.about
     is_async = about["async_scheduling"] == "true"
     # Only on a CPU is the time measured in which the engine's own thread had a core (`own_s`).

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.calibrate.engine_fit import without_host
-from planner.calibrate.measured_runs import Calibrated, MeasuredEngine, calibrate
+from planner.calibrate.measured_runs import Calibrated, MeasuredEngine, calibrate_host
 from planner.documents.catalog import Catalog
 from planner.documents.engine_file import default_engine
 from planner.documents.fits import fit_document, fit_row
@@ -111,7 +111,9 @@ def fit_table(
         source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
     host = "not included" if is_kernel_time else "included"
     if host_overhead_s:
-        host = f"{host_overhead_s * 1e3:.3g} ms per step, " + ("added" if is_kernel_time else "told apart")
+        host = f"{host_overhead_s * 1e3:.3g} ms per step, " + (
+            "added" if is_kernel_time else "separated from the GPU's"
+        )
     basis = f"fitted: {source}; host overhead {host}"
     if about.get("shares_cores") == "true":
         basis += ON_WALL
@@ -265,7 +267,7 @@ def calibrate_files(
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     budget, seats, kv_tokens = settings
     engine = MeasuredEngine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
-    result = calibrate(latency, steps=steps, runs=runs, engine=engine)
+    result = calibrate_host(latency, steps=steps, runs=runs, engine=engine)
     names = ", ".join(path.name for path in paths)
     source = f"{base.name if base else 'the catalog'}, calibrated by {names}"
     return FittedSteps(llm_name, gpu_name, tp, source, result.latency, {}, tuple(notes)), result

@@ -126,7 +126,7 @@ def correct_latency(latency: StepLatency, compute: float, bandwidth: float, host
     return replace(latency.scale_times(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
 
 
-def calibrate(
+def calibrate_host(
     latency: StepLatency,
     *,
     steps: Sequence[StepTable] = (),
@@ -247,13 +247,15 @@ def add_host_time(latency: StepLatency, engine: MeasuredEngine | None) -> StepLa
 def _predict_run(
     shared: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
 ) -> dict[tuple[str, str], float]:
-    """`predict`, with arguments as `executors.run_items` gives them."""
+    """`predict_run`, with arguments as `executors.run_items` gives them."""
     engine, latency = shared
     assert engine is not None
-    return predict(run, engine, latency)
+    return predict_run(run, engine, latency)
 
 
-def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> dict[tuple[str, str], float]:
+def predict_run(
+    run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency
+) -> dict[tuple[str, str], float]:
     """The statistics of a run [s] as our simulator predicts them, by (metric, statistic), for those that were
     measured. Runs whose requests are drawn are simulated with all SEEDS, and the mean is taken.
     """
@@ -281,7 +283,7 @@ def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> d
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Target:
+class _MeasuredStatistic:
     """One measured statistic. Several statistics of one metric depend on each other, so `weight` makes them
     count as one measurement together.
     """
@@ -292,7 +294,7 @@ class _Target:
     weight: float
 
 
-def _targets(run: MeasuredRun) -> list[_Target]:
+def _targets(run: MeasuredRun) -> list[_MeasuredStatistic]:
     """The statistics that the fit compares: of TTFT and TPOT (or the mean TBT), and of E2E only if one of
     these two is missing. Shares of requests within a limit (`_at_most`) are no times.
     """
@@ -309,7 +311,7 @@ def _targets(run: MeasuredRun) -> list[_Target]:
     if not metrics:
         raise InputError(f"run {run.name}: holds neither TTFT, TPOT nor end-to-end times to compare with")
     return [
-        _Target(run, (metric, name), value, len(usable[metric]) ** -0.5)
+        _MeasuredStatistic(run, (metric, name), value, len(usable[metric]) ** -0.5)
         for metric in metrics
         for name, value in usable[metric].items()
     ]

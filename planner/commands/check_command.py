@@ -12,7 +12,7 @@ import typer
 from planner.commands import shared_options
 from planner.commands.printed_tables import print_json, print_lines
 from planner.errors import InputError, PlannerError
-from planner.units import counted
+from planner.units import count_text
 
 
 def check(
@@ -41,7 +41,7 @@ def check(
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]))
     first, *others = errors.values() or [""]
     if others:
-        first += f" ({counted(len(errors), 'file')} of {len(files)} cannot be read)"
+        first += f" ({count_text(len(errors), 'file')} of {len(files)} cannot be read)"
     if first:
         typer.echo("\n".join(f"plan: {each}" for each in (*others, first)), err=True)
         raise typer.Exit(InputError.exit_code)

@@ -206,7 +206,7 @@ def print_answer(answer: DayAnswer) -> None:
     """Print the day of one LLM: what is recommended and proved, and what each controller costs and why."""
     from planner.day import day_causes, day_page
 
-    print_lines(day_page.recommendation(answer), style="bold")
+    print_lines(day_page.recommendation_sentence(answer), style="bold")
     print_lines(
         *day_page.timetable_lines(answer), day_page.standing_line(answer), *day_page.proof_lines(answer)
     )

@@ -20,7 +20,7 @@ from planner.units import HOUR_S
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.reports.screen import Card, Glance
+    from planner.reports.screen import Card, KeyFigure
     from planner.search.evidence.plan import Plan
     from planner.search.several.shared_plan import SharedPlan
     from planner.traffic.trace import Trace
@@ -36,25 +36,35 @@ def print_first_screen(plan: Plan) -> None:
     """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
     from planner.documents.facts import Adapters, GpusConsidered, GpusTooSmall, RoutersMiss
     from planner.reports import screen, words
-    from planner.reports.fact_sentences import sentence, sentences
+    from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 
-    why = screen.why(plan)
+    why = screen.why_nothing_cheaper(plan)
     rows = [
         ("LLM", plan.fleet.llm.name),
         ("SLO", words.slo_sentence(plan)),
-        *_figure_rows(screen.glance(plan)),
+        *_figure_rows(screen.key_figures(plan)),
         *([(screen.why_title(plan), "; ".join(why))] if why else []),
         *(
-            ("GPUs" if isinstance(each, GpusConsidered) else "", sentence(each))
+            ("GPUs" if isinstance(each, GpusConsidered) else "", fact_sentence(each))
             for each in plan.certificate.assumptions
             if isinstance(each, GpusConsidered | GpusTooSmall)
         ),
-        *(("LoRA", sentence(each)) for each in plan.certificate.assumptions if isinstance(each, Adapters)),
+        *(
+            ("LoRA", fact_sentence(each))
+            for each in plan.certificate.assumptions
+            if isinstance(each, Adapters)
+        ),
     ]
     # The row of routers says of each what a warning would say again.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
     losses = screen.losses_text(plan)
-    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(warnings), losses=losses)
+    _print_parts(
+        screen.verdict_text(plan),
+        [screen.answer_cards(plan)],
+        rows,
+        fact_sentences_of(warnings),
+        losses=losses,
+    )
 
 
 def print_shared_screen(plan: SharedPlan) -> None:
@@ -62,19 +72,19 @@ def print_shared_screen(plan: SharedPlan) -> None:
     others, and what more of a limit would save.
     """
     from planner.reports import shared_screen
-    from planner.reports.fact_sentences import sentences
+    from planner.reports.fact_sentences import fact_sentences_of
     from planner.reports.several_llms_report import binding_lines
 
-    rows = _figure_rows(shared_screen.glance(plan))
-    gives_way = [*sentences(plan.in_production), *binding_lines(plan)]
+    rows = _figure_rows(shared_screen.key_figures(plan))
+    gives_way = [*fact_sentences_of(plan.in_production), *binding_lines(plan)]
     rows += [("Who gives way" if k == 0 else "", line) for k, line in enumerate(gives_way)]
-    groups = [shared_screen.cards(plan), shared_screen.llm_cards(plan)]
-    _print_parts(shared_screen.verdict(plan), groups, rows, sentences(plan.warnings))
+    groups = [shared_screen.answer_cards(plan), shared_screen.llm_cards(plan)]
+    _print_parts(shared_screen.verdict_text(plan), groups, rows, fact_sentences_of(plan.warnings))
 
 
-def _figure_rows(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
+def _figure_rows(key_figures: Sequence[KeyFigure]) -> list[tuple[str, str]]:
     """Label and text of each labelled figure; one without a note does not end in a colon."""
-    return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in at_a_glance]
+    return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in key_figures]
 
 
 def _print_parts(

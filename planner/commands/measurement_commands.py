@@ -49,13 +49,13 @@ def import_measurements(
     """Turn a profile into a step table, or an end-to-end benchmark into a runs.json: see fit, calibrate."""
     from planner import importers
     from planner.files import checked_files
-    from planner.units import quantity
+    from planner.units import parse_quantity
 
     paths = measured or []
     checked_files.check_output_file(out)
     files_in_folders = [file for path in paths if path.is_dir() for file in path.rglob("*.json*")]
     refuse_to_overwrite([out], *paths, *files_in_folders)
-    duration_s = None if duration is None else quantity(duration, "s", where="--duration")
+    duration_s = None if duration is None else parse_quantity(duration, "s", where="--duration")
     facts = importers.StatedSetup(
         llm,
         gpu,
@@ -100,11 +100,13 @@ def fit_steps(
     from planner.files import checked_files
     from planner.importers import StatedSetup
     from planner.models.step_tables import read_step_table
-    from planner.units import quantity
+    from planner.units import parse_quantity
 
     checked_files.check_output_file(out)
     refuse_to_overwrite([out], table)
-    overhead_s = None if host_overhead is None else quantity(host_overhead, "s", where="--host-overhead")
+    overhead_s = (
+        None if host_overhead is None else parse_quantity(host_overhead, "s", where="--host-overhead")
+    )
     with Progress():
         fitted = fit_table(
             read_step_table(table),
@@ -226,7 +228,7 @@ def profile_steps(
     With vLLM also what its host and front end add, into engines.yaml beside the table.
     """
     from planner.runtime.profiled import profile_engine
-    from profiling.measure import Subject, profile, summary
+    from profiling.measure import Subject, profile, profile_summary
     from profiling.vllm_install import is_installed
 
     if out.suffix == ".gz":
@@ -245,11 +247,11 @@ def profile_steps(
         }
         # What host and front end add is measured on vLLM's own server, so only where vLLM is installed.
         if steps_only or engine == "torch" or not is_installed():
-            profile_summary = {"file": str(out)} | summary(profile(config, out, subject, **profile_options))
+            values = {"file": str(out)} | profile_summary(profile(config, out, subject, **profile_options))
         else:
             profiled = profile_engine(config, out, subject, engine_count=engines, **profile_options)
-            profile_summary = {"file": str(out)} | summary(profiled.steps) | profiled.as_dict()
+            values = {"file": str(out)} | profile_summary(profiled.steps) | profiled.as_dict()
     if json_output:
-        print_json(profile_summary)
+        print_json(values)
     else:
-        print_mapping(profile_summary, "profile")
+        print_mapping(values, "profile")

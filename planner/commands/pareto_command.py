@@ -15,7 +15,7 @@ from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
-from planner.units import quantity
+from planner.units import parse_quantity
 
 # The same names as in studies.pareto_page, which is imported late as it takes long.
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
@@ -30,7 +30,7 @@ def pareto(
     first: Annotated[
         str | None, typer.Option("--from", help="One end of the range; default: half the question's limit.")
     ] = None,
-    last: Annotated[str | None, typer.Option("--to", help="The other end; default: twice as much.")] = None,
+    last: Annotated[str | None, typer.Option("--to", help="The other end; default: twice the limit.")] = None,
     points: Annotated[int, typer.Option("--points", min=1, help="Plans to make at most.")] = 12,
     out: Annotated[Path | None, shared_options.out_folder(f"Folder for {', '.join(NAMES)}.")] = None,
     catalog: shared_options.CatalogOption = None,
@@ -44,7 +44,7 @@ def pareto(
 ) -> None:
     """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
 
-    Over cost, the objective is power (unless it is GPUs).
+    With --over cost the fleets of the least power are sought, or of the fewest GPUs if the objective is gpus.
     """
     from planner.api.questions import read_task
     from planner.documents.catalog import read_catalog
@@ -53,7 +53,7 @@ def pareto(
 
     unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")
     ends = [
-        None if text is None else quantity(text, unit, where=name)
+        None if text is None else parse_quantity(text, unit, where=name)
         for text, name in ((first, "--from"), (last, "--to"))
     ]
     if out is not None:
@@ -62,6 +62,7 @@ def pareto(
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        # A study has the traffic alone; the question is what it changes and plans again.
         task = read_task(slo, catalog_rows).task()
         frontier = pareto_frontier.find_frontier(
             study, task, over, first=ends[0], last=ends[1], points=points
@@ -72,6 +73,7 @@ def pareto(
     if json_output:
         print_json(document, study.trace.warnings)
     else:
-        rows = pareto_page.frontier_table(frontier, with_proof=False)
-        print_rows(list[dict[str, Any]](rows), pareto_page.question_line(frontier))
+        # Without the column that compares each fleet with the best of one worker type per pool.
+        rows: list[dict[str, Any]] = [*pareto_page.frontier_table(frontier, with_proof=False)]
+        print_rows(rows, pareto_page.question_line(frontier))
         print_lines(pareto_page.ended_line(frontier))

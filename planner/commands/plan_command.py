@@ -24,7 +24,7 @@ from planner.commands.first_screen import print_first_screen, print_next, print_
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table, slo_rows
 from planner.errors import InputError, OutOfTimeError, PlannerError
 from planner.search.problem.stages import Stage
-from planner.units import counted, in_unit, show_percent
+from planner.units import count_text, in_unit, show_percent
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
@@ -76,9 +76,9 @@ class PlanOptions:
 
     def to_command_line(self) -> str:
         """The command that makes this plan again; the report quotes it."""
-        from planner.reports.words import command_line, flags
+        from planner.reports.words import command_line, option_flags
 
-        flag_texts = flags(
+        flag_texts = option_flags(
             explain=self.explain,
             prove=self.prove,
             per_gpu=self.per_gpu,
@@ -146,7 +146,7 @@ def _plan_one(options: PlanOptions) -> None:
                 log_options=log_options,
             )
         print_warnings((*requests.warnings, *task.doubts))
-        progress(f"{counted(len(requests), 'request')} of {requests.name}")
+        progress(f"{count_text(len(requests), 'request')} of {requests.name}")
         answer_file = _open_answer_file(options, question, requests)
         study = Study(
             requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
@@ -216,12 +216,12 @@ def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[st
 
 def estimate_text(fleet: Fleet) -> str:
     """The fleet on paper, which is known long before the one for production, said as what it is."""
-    from planner.reports.words import describe
+    from planner.reports.words import describe_fleet
     from planner.search.problem.bill import bill_fleet
 
     return (
-        f"estimate: on paper {describe(fleet)} would do, {bill_fleet(fleet).usd_per_h:,.2f} USD/h; the fleet "
-        "for production is looked for now, and may cost more"
+        f"estimate: on paper {describe_fleet(fleet)} would do, {bill_fleet(fleet).usd_per_h:,.2f} USD/h; "
+        "the fleet for production is looked for now, and may cost more"
     )
 
 
@@ -268,10 +268,10 @@ class BestSoFar:
         from planner.documents.fleet_file import fleet_document
         from planner.files.checked_files import to_yaml, write_file
         from planner.reports.output import BEST_SO_FAR
-        from planner.reports.words import describe
+        from planner.reports.words import describe_fleet
 
         fleet = self.latest.fleet()
-        message = f"the best fleet so far is {describe(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
+        message = f"the best fleet so far is {describe_fleet(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
         if self.out is None:
             return message
         head = f"# The search was interrupted; not certified: {message}.\n"
@@ -313,7 +313,7 @@ def plan_several(options: PlanOptions) -> None:
     from planner.reports.several_llms_report import NAMES
 
     for option, is_set, advice in (
-        ("--explain", options.explain, "what more of a shared limit saves is said without it"),
+        ("--explain", options.explain, "the answer has without it what more of a shared limit saves"),
         ("--resume", options.resume, "run without it, or plan each LLM by itself"),
         ("--target", options.target, f"write deploy: {{target: {options.target}}} beside llms"),
         ("--prove", options.prove, "leave it out, or plan each LLM by itself"),
@@ -359,13 +359,13 @@ def plan_several(options: PlanOptions) -> None:
 def _print_details(plan: Plan, *, explain: bool) -> None:
     """Print what --verbose or --explain adds to the first screen."""
     from planner.reports import answer_sentences, words
-    from planner.reports.fact_sentences import router_text, sentence
+    from planner.reports.fact_sentences import fact_sentence, router_text
 
     certificate = plan.certificate
     print_lines(*answer_sentences.scenario_lines(plan))
     if certificate.deploy is not None:
         for fact in certificate.routers:
-            print_lines(f"planned for {fact.target}, {router_text(fact)}: {sentence(fact)}")
+            print_lines(f"planned for {fact.target}, {router_text(fact)}: {fact_sentence(fact)}")
     if certificate.answers:
         head, rows = answer_sentences.answer_rows(plan)
         print_table(head, rows, "answers")
@@ -375,14 +375,14 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     if plan.throughput is not None:
         print_lines(words.throughput_line(plan.throughput))
     node_count = 0 if plan.placement is None else len(plan.placement.nodes)
-    nodes = f"; {counted(node_count, 'node')}" if node_count else ""
+    nodes = f"; {count_text(node_count, 'node')}" if node_count else ""
     print_lines(
         f"{plan.usd_per_million_tokens:.3g} USD per million tokens, {plan.usd_per_million_output_tokens:.3g} "
         f"USD per million of output{nodes}"
     )
     for repeats in certificate.repeats:
         if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
-            print_lines(sentence(repeats))
+            print_lines(fact_sentence(repeats))
     if explain:
         print_rows([{"what binds, and what limits cost": line} for line in words.binding_lines(plan)], "")
 
@@ -390,8 +390,14 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
 def _print_proof(plan: Plan) -> None:
     """Print what was proved of the fleet on paper, the alternatives, and the GPUs left out as unchecked."""
     from planner.documents.facts import UncheckedLeftOut
-    from planner.reports.fact_sentences import sentence, sentences
-    from planner.reports.words import alternative_note, cheaper_text, describe, level0_proof, unpriced_text
+    from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
+    from planner.reports.words import (
+        alternative_note,
+        cheaper_text,
+        describe_fleet,
+        level0_proof,
+        unpriced_text,
+    )
 
     certificate = plan.certificate
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
@@ -400,28 +406,28 @@ def _print_proof(plan: Plan) -> None:
     print_lines(
         f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
-        f"(gap {show_percent(certificate.gap_frac)}); {counted(certificate.simulations, 'simulation')}"
+        f"(gap {show_percent(certificate.gap_frac)}); {count_text(certificate.simulations, 'simulation')}"
     )
     if not certificate.level0_exact:
         print_lines(f"  {cheaper_text(certificate)}; --prove simulates the others")
-        for pruning_rule in sentences(certificate.assumed):
+        for pruning_rule in fact_sentences_of(certificate.assumed):
             print_lines(f"  {pruning_rule}")
     for alternative in plan.alternatives:
         value = unpriced_text(alternative, certificate.unit) or (
             f"{in_unit(alternative.objective, certificate.unit)} ({alternative_note(alternative, plan)})"
         )
         if alternative.fleet is not None and alternative.is_of_one_gpu_type:
-            value += f": {describe(alternative.fleet)}"
+            value += f": {describe_fleet(alternative.fleet)}"
         print_lines(f"  {alternative.label}: {value}")
     for fact in certificate.assumptions:
         if isinstance(fact, UncheckedLeftOut):
-            print_lines(sentence(fact))
+            print_lines(fact_sentence(fact))
 
 
 def _print_prefixes(plan: Plan) -> None:
     """Print how many prompt tokens hit in each pool's caches, and how good pinned prefixes are placed."""
     from planner.documents.facts import PinsPlaced
-    from planner.reports.fact_sentences import sentence
+    from planner.reports.fact_sentences import fact_sentence
     from planner.reports.prefix_values import keep_alive_text
 
     for pool in plan.prefixes:
@@ -435,7 +441,7 @@ def _print_prefixes(plan: Plan) -> None:
             print_lines(keep_alive_text(pool.keep_alive))
     for each in plan.certificate.binding:
         if isinstance(each, PinsPlaced):
-            print_lines(sentence(each))
+            print_lines(fact_sentence(each))
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:

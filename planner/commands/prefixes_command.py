@@ -13,7 +13,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, print_warnings, read_requests, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
-from planner.units import counted, show_percent
+from planner.units import count_text, show_percent
 
 if TYPE_CHECKING:
     from planner.search.prefixes.prefix_placing import PoolPrefixes
@@ -233,9 +233,9 @@ def _print_plan(placed: PlacedPrefixes) -> None:
             f"{placement.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s in any "
             f"way (gap {show_percent(replication.gap_frac)})",
             "workers for the same load": f"{needed} instead of {pool.count}, "
-            f"{counted((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
-            "warm-up": f"{counted(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} tokens "
-            "in all",
+            f"{count_text((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
+            "warm-up": f"{count_text(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} "
+            "tokens in all",
         },
         ESTIMATE,
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from planner.domain import Slo
 from planner.slo_metrics import verdict_word
-from planner.units import counted, show_clock, show_percent, show_s
+from planner.units import count_text, show_clock, show_percent, show_s
 
 PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
 
@@ -119,7 +119,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
         if worst := verdict.get("attainment_worst_window"):
             add_row(window_text(worst, window_count), "", show_percent(worst["kept_frac"], ".2f"), "", "")
     for guarantee in verdict.get("tenants", ()):
-        share, windows = guarantee["share_frac"], counted(guarantee["windows"], "window")
+        share, windows = guarantee["share_frac"], count_text(guarantee["windows"], "window")
         share_text = "-" if share is None else show_percent(share)
         worst_text = "nobody waited so long" if share is None else f"{guarantee['tenant']}, of {windows}"
         add_row(
@@ -147,7 +147,7 @@ def loud_verdict(verdict: str) -> str:
 def window_text(worst: dict[str, Any], window_count: int) -> str:
     """The label of the worst window of an SLO."""
     times = f"{show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
-    return f"  worst of {counted(window_count, 'window')}: {times}"
+    return f"  worst of {count_text(window_count, 'window')}: {times}"
 
 
 def seconds_cell(seconds: float | None) -> str:

@@ -16,7 +16,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
-from planner.units import HOUR_S, counted, quantity, show_s
+from planner.units import HOUR_S, count_text, parse_quantity, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
@@ -57,7 +57,7 @@ def replan(
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
             raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
-    horizon_h = quantity(horizon, "s", where="--horizon") / HOUR_S
+    horizon_h = parse_quantity(horizon, "s", where="--horizon") / HOUR_S
     file = plan_file(current)
     if out is not None:
         checked_files.check_output_file(out)
@@ -141,12 +141,12 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     elif document["is_exhausted"]:
         assumed = document["left_out_by_a_larger_one"]
         proof = (
-            f"found by search ({counted(assumed, 'fleet')} left out because a larger one fails, which is an "
-            "assumption)"
+            f"found by search ({count_text(assumed, 'fleet')} left out because a larger one fails, which "
+            "is an assumption)"
         )
     else:
         proof = "NOT exhausted"
-    print_lines(f"{proof} over all counts of {over}; {counted(document['simulations'], 'simulation')}")
+    print_lines(f"{proof} over all counts of {over}; {count_text(document['simulations'], 'simulation')}")
 
 
 def slo_text(way: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def write_report(
     with Progress() as progress:
         plan_read, command = read_plan(plan, read_catalog(catalog))
         progress("drawing")
-        pictures = output.pictures(figures.all_figures(plan_read)) if png else {}
+        pictures = output.chart_pictures(figures.all_figures(plan_read)) if png else {}
         contents: dict[str, str | bytes] = {
             "report.html": render_report(plan_read, command=command),
             **pictures,

@@ -13,7 +13,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, print_warnings, read_requests, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_table
 from planner.errors import InputError
-from planner.units import quantity
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from planner.reports.schedule_page import ScheduleAnswer
@@ -85,7 +85,7 @@ def schedule(
     from planner.files.checked_files import check_output_directory, check_output_file
     from planner.reports.schedule_page import NAMES
 
-    window_s = quantity(window, "s", where="--window")
+    window_s = parse_quantity(window, "s", where="--window")
     if window_s < 1:
         raise InputError(f"--window: expected at least 1 s, found {window!r}")
     if (demand is None) == (not trace):

@@ -23,7 +23,7 @@ from planner.commands.printed_tables import print_json, print_mapping, print_row
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
-from planner.units import counted, show_s
+from planner.units import count_text, show_s
 
 if TYPE_CHECKING:
     from planner.api.simulating import GoodputResult
@@ -121,7 +121,7 @@ def find_goodput(
             requests = read_requests(
                 trace, slo, catalog_rows, drop_invalid=drop_invalid, is_rate_given=traffic is not None
             )
-        progress(f"searching the goodput of {counted(searched_fleet.workers, 'worker')}")
+        progress(f"searching the goodput of {count_text(searched_fleet.workers, 'worker')}")
 
         def note_rate(rate_rps: float, holds: bool | None) -> None:
             if holds is None:  # The simulation at this rate begins.
@@ -149,8 +149,9 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
     document = result.to_dict()
     print_mapping(
         {
-            "goodput": f"{document['rate_rps']:.4g} requests/s on {counted(document['gpus'], 'GPU')}, "
-            f"{document['gpu_rate_rps']:.3g} per GPU; kept with each of {counted(document['seeds'], 'seed')}",
+            "goodput": f"{document['rate_rps']:.4g} requests/s on {count_text(document['gpus'], 'GPU')}, "
+            f"{document['gpu_rate_rps']:.3g} per GPU; kept with each of "
+            f"{count_text(document['seeds'], 'seed')}",
             "fails at": f"{result.fails_rps:.4g} requests/s",
             "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",
         },

@@ -32,7 +32,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.slo_metrics import latency_columns, verdict_word
-from planner.units import counted, show_percent
+from planner.units import count_text, show_percent
 
 if TYPE_CHECKING:
     from planner.api.simulating import SimulationResult
@@ -129,8 +129,8 @@ def simulate(
         )
         _say_doubts(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
-        workers_text = counted(fleet.workers, "worker")
-        progress(f"simulating {seeds_text}{counted(len(requests), 'request')} on {workers_text}")
+        workers_text = count_text(fleet.workers, "worker")
+        progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
         run = partial(
             simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=all_rows, closed_loop=closed_loop
         )
@@ -142,7 +142,7 @@ def simulate(
     if json_output:
         print_json(answer, requests.warnings)
     elif seeds == 1:
-        title = f"{counted(answer['requests'], 'request')} on {workers_text}"
+        title = f"{count_text(answer['requests'], 'request')} on {workers_text}"
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
     else:
         _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers_text}")
@@ -158,7 +158,7 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
 
 def _say_doubts(fleet: Fleet, requests: Trace) -> None:
     """Print first what a simulation of these requests on this fleet does not model."""
-    from planner.reports.fact_sentences import sentences
+    from planner.reports.fact_sentences import fact_sentences_of
     from planner.reports.words import spot_up_text
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
@@ -167,7 +167,9 @@ def _say_doubts(fleet: Fleet, requests: Trace) -> None:
     if fleet.engine is not None and fleet.engine.is_nearest:
         print_warnings([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
     print_warnings(
-        sentences([*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)])
+        fact_sentences_of(
+            [*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)]
+        )
     )
 
 

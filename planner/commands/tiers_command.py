@@ -74,7 +74,7 @@ def best_line(choices: TierStudy) -> str:
 
 
 def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
-    from planner.reports.words import describe
+    from planner.reports.words import describe_fleet
     from planner.studies.tier_study import show_sizes
 
     none_found = "none keeps the SLO" if row.is_exhausted else "none found"
@@ -83,7 +83,7 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
         "tiers": show_sizes(row.sizes) + (" (best)" if row is choices.best else ""),
         "USD/h": f"{row.usd_per_h:,.2f}" if row.fleet is not None else none_found,
         "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
-        "fleet": "" if row.fleet is None else describe(row.fleet) + cut_short,
+        "fleet": "" if row.fleet is None else describe_fleet(row.fleet) + cut_short,
         "hits GPU, memory, disk": " / ".join(
             show_percent(share) for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
         ),
@@ -108,7 +108,7 @@ def tiers_document(choices: TierStudy) -> dict[str, Any]:
 
 
 def _row_document(row: TierAnswer) -> dict[str, Any]:
-    from planner.reports.words import describe
+    from planner.reports.words import describe_fleet
 
     return {
         "memory_bytes_per_gpu": row.sizes.memory_bytes,
@@ -116,7 +116,7 @@ def _row_document(row: TierAnswer) -> dict[str, Any]:
         "store_bytes": row.sizes.store_bytes,
         "usd_per_h": row.usd_per_h if math.isfinite(row.usd_per_h) else None,
         "tiers_usd_per_h": row.tiers_usd_per_h,
-        "fleet": None if row.fleet is None else describe(row.fleet),
+        "fleet": None if row.fleet is None else describe_fleet(row.fleet),
         "gpu_hit_frac": row.gpu_hit_frac,
         "memory_hit_frac": row.memory_hit_frac,
         "disk_hit_frac": row.disk_hit_frac,

@@ -16,7 +16,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, print_warnings, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping
 from planner.errors import InputError
-from planner.units import quantity
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from planner.importers.metered_traffic import MeteredTraffic
@@ -177,8 +177,8 @@ def _put_to_work(log: ReadTrace, agents: int, duration: str, longest_pause: str,
     requests = agents_at_once(
         log.trace,
         agents,
-        duration_s=quantity(duration, "s", where="--duration"),
-        longest_pause_s=quantity(longest_pause, "s", where="--longest-pause"),
+        duration_s=parse_quantity(duration, "s", where="--duration"),
+        longest_pause_s=parse_quantity(longest_pause, "s", where="--longest-pause"),
         seed=seed,
     )
     return replace(log, trace=requests)

@@ -13,7 +13,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress
 from planner.commands.printed_tables import print_json, print_lines
 from planner.errors import InputError
-from planner.units import quantity
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from planner.api.watch_api import MetricsSource, WatchResult
@@ -82,13 +82,13 @@ def watch(
 
     if out is not None:
         check_output_directory(out)
-    every_s = quantity(every, "s", where="--every")
+    every_s = parse_quantity(every, "s", where="--every")
     if every_s < LEAST_EVERY_S:
         raise InputError(f"--every: expected at least {LEAST_EVERY_S:g} s, found {every!r}")
     source = MetricsSource(
         tuple(prometheus),
-        quantity(window, "s", where="--window"),
-        quantity(step, "s", where="--step"),
+        parse_quantity(window, "s", where="--window"),
+        parse_quantity(step, "s", where="--step"),
         model,
         match,
     )

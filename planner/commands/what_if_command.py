@@ -96,7 +96,7 @@ def sensitivity(
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.api.questions import read_task
     from planner.api.studying import sensitivity_in, share_of
-    from planner.reports.fact_sentences import sentence
+    from planner.reports.fact_sentences import fact_sentence
 
     by_frac = share_of(by, "--by")
     with Progress(quiet=quiet) as progress, at_work(executor, address):
@@ -107,13 +107,13 @@ def sensitivity(
         print_json(result.to_dict(), study.trace.warnings)
     else:
         print_moves(result.before, list(result.moves))
-        print_lines(sentence(result.headroom))
+        print_lines(fact_sentence(result.headroom))
         print_lines(robustness_sentence(result.before, list(result.moves), by_frac))
 
 
 def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_frac: float) -> str:
     """Whether the plan holds if step times and traffic are both off, and what a plan that does would cost."""
-    from planner.studies.what_if import difference, fleet_text
+    from planner.studies.what_if import difference_text, fleet_text
 
     planned = before.problem.task.robust
     # `uncertain_changes` has one change in which steps and traffic are both off.
@@ -126,7 +126,7 @@ def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_fr
     percent = show_percent(by_frac, "g")
     if worst.kept:
         return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"
-    robust_cost = difference(worst, before)
+    robust_cost = difference_text(worst, before)
     if worst.answer is not None:
         robust_cost += f", {fleet_text(worst.answer, before)}"
     return (
@@ -155,7 +155,7 @@ def study_of(
 
 def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     """One row per changed question."""
-    from planner.studies.what_if import difference, document, fleet_text
+    from planner.studies.what_if import difference_text, fleet_text, study_document
 
     planned_text = fleet_text(before, before)
 
@@ -167,16 +167,16 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
         {
             "if": moved.label,
             "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
-            "the best then costs": difference(moved, before),
-            **_safety_cells(None if moved.answer is None else document(moved.answer), before),
+            "the best then costs": difference_text(moved, before),
+            **_safety_cells(None if moved.answer is None else study_document(moved.answer), before),
             "fleet": "-" if moved.answer is None else changed_text(moved.answer),
         }
         for moved in moves
     ]
     answers_text = "".join(
-        f"; {name} {text}" for name, text in _answer_figures(document(before)["answers"]).items()
+        f"; {name} {text}" for name, text in _answer_figures(study_document(before)["answers"]).items()
     )
-    print_rows(table, f"the plan: {document(before)['fleet']}, {amount_text(before)}{answers_text}")
+    print_rows(table, f"the plan: {study_document(before)['fleet']}, {amount_text(before)}{answers_text}")
 
 
 def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
@@ -206,12 +206,13 @@ def moved_rows(
     """One row per figure of the plan, before and after the change; a star marks those that differ. Where only
     one of both has a fleet, the plan of that alone.
     """
-    from planner.studies.what_if import document
+    from planner.studies.what_if import study_document
 
     answers = {"before": before, "after": moved.answer}
     present = {when: answer for when, answer in answers.items() if answer is not None}
     columns = [
-        _plan_figures(document(answer), bound) for answer, bound in zip(present.values(), bounds, strict=True)
+        _plan_figures(study_document(answer), bound)
+        for answer, bound in zip(present.values(), bounds, strict=True)
     ]
     # Without a second fleet there is nothing to compare, and the limits are others.
     if len(columns) < 2:
@@ -229,7 +230,7 @@ def moved_rows(
 
 
 def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
-    """The figures of one plan (`what_if.document`) as text, by their names."""
+    """The figures of one plan (`what_if.study_document`) as text, by their names."""
     from planner.reports.words import level0_proof
 
     limits = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]}

@@ -72,7 +72,7 @@ class DayResult(Result):
         return self.answer.winner.name
 
     def headline(self) -> str:
-        return day_page.recommendation(self.answer)
+        return day_page.recommendation_sentence(self.answer)
 
     def sentences(self) -> list[str]:
         gpu_hours = day_page.least_gpu_hours(self.answer) if self.is_oracle else []

@@ -177,7 +177,7 @@ CAUSE_COLUMNS = (
     "Kept after the need",
     "Never needed",
     "Done without",
-    "Too few asked for",
+    "Too few requested",
     "Too late",
     "As many workers",
 )

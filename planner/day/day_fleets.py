@@ -20,7 +20,7 @@ from planner.documents.task import PlanQuestion
 from planner.errors import PlannerError
 from planner.fleet import Fleet, Policies
 from planner.policies import QUEUE
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.search.evidence.alternatives import find_alternatives
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, StudyAnswer
@@ -59,7 +59,7 @@ def candidate_fleets(
                 fleets.setdefault(row.label, row.fleet)
     by_description: dict[str, tuple[str, Fleet]] = {}
     for label, fleet in fleets.items():
-        by_description.setdefault(describe(fleet), (label, fleet))
+        by_description.setdefault(describe_fleet(fleet), (label, fleet))
     return dict(list(by_description.values())[:MOST_FLEETS])
 
 
@@ -122,4 +122,4 @@ def cheapest_fleet(
 def describe_with_queue(fleet: Fleet) -> str:
     """The fleet in a few words, with the order of its queue where that is not the usual one."""
     queue = fleet.policies.queue
-    return describe(fleet) + ("" if queue == Policies().queue else f", {QUEUE[queue].words}")
+    return describe_fleet(fleet) + ("" if queue == Policies().queue else f", {QUEUE[queue].words}")

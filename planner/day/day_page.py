@@ -22,15 +22,15 @@ from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
 from planner.reports import charts
-from planner.reports.drawing import Figure
+from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import SAME_USD
-from planner.reports.page import bullets, headline, page, section, table
-from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, describe, sold_singly_text, usd
+from planner.reports.page import charts_html as drawn
+from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.words import Rows, describe_fleet, sold_singly_text, usd_text
 from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
-from planner.units import DAY_S, HOUR_S, counted, show_clock, show_s, show_span
+from planner.units import DAY_S, HOUR_S, count_text, show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (  # The columns of `day_table`.
@@ -56,14 +56,17 @@ def render_day(answer: DayAnswer) -> dict[str, str]:
     return dict(zip(NAMES, contents, strict=True))
 
 
-def recommendation(answer: DayAnswer) -> str:
+def recommendation_sentence(answer: DayAnswer) -> str:
     """A sentence on which controller to take, what it costs, and how far that is above the optimum."""
     best = answer.winner
     hours = best.paid_hours
     span = f"{hours:,.4g} h" if hours >= 2 else show_s(HOUR_S * hours)
     windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = above_text(answer.regret_usd(best), _best_usd(answer))
-    return f"{best.name} {windows} and costs {usd(best.usd)} in {span}{above}.{_cheapest_that_keeps(answer)}"
+    return (
+        f"{best.name} {windows} and costs {usd_text(best.usd)} in "
+        f"{span}{above}.{_cheapest_that_keeps(answer)}"
+    )
 
 
 def _cheapest_that_keeps(answer: DayAnswer) -> str:
@@ -72,7 +75,7 @@ def _cheapest_that_keeps(answer: DayAnswer) -> str:
     if answer.winner.keeps or not keeping:
         return ""
     cheapest = min(keeping, key=lambda row: row.usd)
-    return f" The cheapest that keeps every window is {cheapest.name}, for {usd(cheapest.usd)}."
+    return f" The cheapest that keeps every window is {cheapest.name}, for {usd_text(cheapest.usd)}."
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:
@@ -85,8 +88,8 @@ def above_text(regret_usd: float | None, best_usd: float | None) -> str:
     if abs(regret_usd) < SAME_USD:
         return ", the same as the optimum"
     if regret_usd < 0:
-        return f", {usd(-regret_usd)} below the optimum, which keeps every window"
-    return f", {usd(regret_usd)} ({percent(regret_usd, best_usd)}) above the optimum"
+        return f", {usd_text(-regret_usd)} below the optimum, which keeps every window"
+    return f", {usd_text(regret_usd)} ({signed_percent_text(regret_usd, best_usd)}) above the optimum"
 
 
 def proof_lines(answer: DayAnswer) -> list[str]:
@@ -96,8 +99,8 @@ def proof_lines(answer: DayAnswer) -> list[str]:
         return [f"No optimum: {answer.no_optimum}."]
     return [
         f"Optimum, the cheapest that keeps every window, for who knows the traffic before: "
-        f"{usd(optimum.usd)}; {optimum.status}.",
-        f"Proved: nothing that keeps every window costs less than {usd(optimum.proved_usd)}"
+        f"{usd_text(optimum.usd)}; {optimum.status}.",
+        f"Proved: nothing that keeps every window costs less than {usd_text(optimum.proved_usd)}"
         f"{_any_moment_text(optimum)}.",
         *_causal_lines(answer),
         *_whole_nodes_lines(answer),
@@ -124,20 +127,20 @@ def _any_moment_text(optimum: Optimum) -> str:
     if bound_usd is None or bound_usd <= optimum.proved_usd:
         return ""
     share = f"{100 * bound_usd / optimum.usd:.0f} % of the optimum"
-    return f"; if more workers never hurt, than {usd(bound_usd)}, {share}"
+    return f"; if more workers never hurt, than {usd_text(bound_usd)}, {share}"
 
 
 def standing_line(answer: DayAnswer) -> str:
     """The fleet that stands all day, its price per hour as in a plan, and where the fleet comes from."""
     question = answer.question
-    rate = f"{usd(standing_usd_per_h(answer))} per hour"
+    rate = f"{usd_text(standing_usd_per_h(answer))} per hour"
     if question.unit_s:
         rate += ", billed by started hours here, which makes short traffic dearer per hour"
     note = f"; {question.fleet_note}" if question.fleet_note else ""
     static = answer.static
     windows = "keeps every window" if static.keeps else f"misses {_missed(static)}"
-    cost = f"{rate}; {usd(static.usd)}, {windows}"
-    return f"All workers all day (static): {describe(question.fleet)}, {cost}{note}."
+    cost = f"{rate}; {usd_text(static.usd)}, {windows}"
+    return f"All workers all day (static): {describe_fleet(question.fleet)}, {cost}{note}."
 
 
 def timetable_lines(answer: DayAnswer) -> list[str]:
@@ -154,7 +157,7 @@ def timetable_lines(answer: DayAnswer) -> list[str]:
             workers = ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
             changes.append(f"{format_clock((clock_s + at_s) % DAY_S)} {workers}")
     more = [f"and {len(changes) - MOST_LISTED} more changes"] if len(changes) > MOST_LISTED else []
-    return [f"Timetable of cron, workers asked for from: {'; '.join(changes[:MOST_LISTED] + more)}."]
+    return [f"Timetable of cron, workers requested from: {'; '.join(changes[:MOST_LISTED] + more)}."]
 
 
 def standing_usd_per_h(answer: DayAnswer) -> float:
@@ -168,8 +171,8 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
         return []
     least = answer.optimum.day.gpu_hours
     others = ", ".join(
-        f"{row.name} {row.gpu_hours:,.1f} ({percent(row.gpu_hours - least, least)}, {row.missed_windows} "
-        "missed)"
+        f"{row.name} {row.gpu_hours:,.1f} ({signed_percent_text(row.gpu_hours - least, least)}, "
+        f"{row.missed_windows} missed)"
         for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.gpu_hours))
     )
     return [f"The cheapest sizes that keep every window pay {least:,.1f} GPU hours; {others}."]
@@ -192,7 +195,7 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
         return []
 
     def with_regret(cost_usd: float) -> str:
-        return f"{usd(cost_usd)} ({percent(cost_usd - optimum.usd, optimum.usd)})"
+        return f"{usd_text(cost_usd)} ({signed_percent_text(cost_usd - optimum.usd, optimum.usd)})"
 
     unknown_words = reacting_words = ""
     if unknown_usd is not None:
@@ -256,7 +259,7 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
         f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
         worst_text,
         effects,
-        "-" if regret is None else f"{regret:+,.2f} USD ({percent(regret, _best_usd(answer))})",
+        "-" if regret is None else f"{regret:+,.2f} USD ({signed_percent_text(regret, _best_usd(answer))})",
     )
 
 
@@ -264,13 +267,13 @@ def _best_usd(answer: DayAnswer) -> float | None:
     return None if answer.optimum is None else answer.optimum.usd
 
 
-def percent(part: float, whole: float | None) -> str:
+def signed_percent_text(part: float, whole: float | None) -> str:
     """`part` as a signed percentage of `whole`; "-" where there is no whole, or it is 0."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
 def _missed(row: ControllerDay) -> str:
-    return f"{counted(row.missed_windows, 'window')} of {len(row.windows)}"
+    return f"{count_text(row.missed_windows, 'window')} of {len(row.windows)}"
 
 
 def missed_lines(row: ControllerDay) -> list[str]:
@@ -289,7 +292,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
     question, optimum = answer.question, answer.optimum
     few = FEW_MISSED_FRAC * len(answer.static.windows)
     return {
-        "fleet": describe(question.fleet),
+        "fleet": describe_fleet(question.fleet),
         "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
         "every_s": question.window_s,
         "step_s": question.step_s,
@@ -439,7 +442,7 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
     return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
 
 
-def draw_day(answer: DayAnswer) -> list[Figure]:
+def draw_day(answer: DayAnswer) -> list[CaptionedChart]:
     """The charts: demand, ready workers of each pool, the worst limit in each window, and costs.
 
     Lines are those of the static fleet, the winner and the optimum.
@@ -450,7 +453,7 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
     window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
     pools = answer.question.fleet.pools
     pictures = [
-        Figure(
+        CaptionedChart(
             "demand",
             charts.windows_chart({"demand": rates_rps(answer, edges_s)}, window_s, "requests/s"),
             "Demand in each window.",
@@ -460,15 +463,19 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
     for p, pool in enumerate(pools):
         series = {name: counts[p] for name, counts in ready.items()}
         chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)
-        pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
+        pictures.append(CaptionedChart(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
     kept_frac_by_name = {row.name: [each.kept_frac for each in row.windows] for row in shown}
     chart = charts.windows_chart(kept_frac_by_name, window_s, "share within the limit")
-    pictures.append(Figure("kept", chart, "The share within the limit that is kept worst, in each window."))
+    pictures.append(
+        CaptionedChart("kept", chart, "The share within the limit that is kept worst, in each window.")
+    )
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:
         bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
         bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
-    pictures.append(Figure("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each."))
+    pictures.append(
+        CaptionedChart("costs", charts.bars_chart(bars, "USD"), "What the traffic costs under each.")
+    )
     return pictures
 
 
@@ -476,44 +483,46 @@ def _html_page(answer: DayAnswer) -> str:
     best, static, question = answer.winner, answer.static, answer.question
     saved = static.usd - best.usd
     cells = [
-        (best.name, usd(best.usd), f"{best.usd / best.paid_hours:,.2f} USD/h; {_missed(best)} missed"),
-        ("Standing all day", usd(static.usd), describe(question.fleet)),
-        ("Saved", usd(saved), f"{percent(saved, static.usd)} of what stands all day"),
+        (best.name, usd_text(best.usd), f"{best.usd / best.paid_hours:,.2f} USD/h; {_missed(best)} missed"),
+        ("Standing all day", usd_text(static.usd), describe_fleet(question.fleet)),
+        ("Saved", usd_text(saved), f"{signed_percent_text(saved, static.usd)} of what stands all day"),
     ]
     if answer.optimum is not None:
-        cells.append(("Optimum", usd(answer.optimum.usd), "knowing the traffic: no controller can"))
+        cells.append(("Optimum", usd_text(answer.optimum.usd), "knowing the traffic: no controller can"))
     head, table_rows = day_table(answer)
     missed = missed_lines(best)
     parts = [
         f"<header><p class=eyebrow>A day of {escape(question.fleet.llm.name)}</p>",
-        f"<h1>{escape(recommendation(answer))}</h1>",
+        f"<h1>{escape(recommendation_sentence(answer))}</h1>",
         f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
-        bullets(answer.warnings) if answer.warnings else "",
-        headline(cells),
-        section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1, 2, 3))),
-        section(
+        list_html(answer.warnings) if answer.warnings else "",
+        figures_html(cells),
+        section_html("Controllers", table_html(head, table_rows, caption="Controllers", numeric=(1, 2, 3))),
+        section_html(
             "Fleets that could stand",
-            table(FLEETS_HEAD, fleet_rows(answer), caption="Fleets", numeric=(2, 4, 5, 6)),
+            table_html(FLEETS_HEAD, fleet_rows(answer), caption="Fleets", numeric=(2, 4, 5, 6)),
         )
         if answer.fleets
         else "",
         _causes_section(answer),
-        section("Over the day", drawn(draw_day(answer))),
-        section(f"Windows that {best.name} misses", bullets(missed, "None.")),
-        section("Settings", bullets(settings_lines(answer))),
-        section("What this rests on", bullets(basis_lines(answer))),
+        section_html("Over the day", drawn(draw_day(answer))),
+        section_html(f"Windows that {best.name} misses", list_html(missed, "None.")),
+        section_html("Settings", list_html(settings_lines(answer))),
+        section_html("What this rests on", list_html(basis_lines(answer))),
     ]
-    return page("A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+    return page_html(
+        "A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same."
+    )
 
 
 def _causes_section(answer: DayAnswer) -> str:
     """The section on what each controller costs above the optimum, and misses, by cause; empty if unknown."""
     rows = day_causes.cause_rows(answer, answer.rows)
     caption = "USD above the optimum by cause, and missed windows by cause"
-    drawn_table = table(
+    drawn_table = table_html(
         day_causes.CAUSE_COLUMNS, rows, caption=caption, numeric=range(1, len(day_causes.CAUSE_COLUMNS))
     )
-    return section("Causes", drawn_table) if rows else ""
+    return section_html("Causes", drawn_table) if rows else ""
 
 
 def settings_lines(answer: DayAnswer) -> list[str]:
@@ -537,7 +546,7 @@ def _oscillation_text(answer: DayAnswer, row: ControllerDay) -> str:
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
-        f"{counted(each.times, 'time')}, first at {show_clock(each.first_s)}"
+        f"{count_text(each.times, 'time')}, first at {show_clock(each.first_s)}"
         for each in row.oscillations
     )
 
@@ -547,7 +556,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     question = answer.question
     lines = [
         f"{pool.name}: {pool.type.name}, {bounds.least} to {bounds.most} workers, ready "
-        f"{bounds.start_s:.0f} s after they are asked for and paid from then on"
+        f"{bounds.start_s:.0f} s after they are requested and paid from then on"
         + (f"; {bounds.warm} at a time after {bounds.warm_start_s:.0f} s" if bounds.warm else "")
         for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
     ]

@@ -317,7 +317,7 @@ def study_day(
             left_out.append((each.row.name, why_not))
         else:
             rows.append(row)
-    best_day, why = None, "it was not asked for"
+    best_day, why = None, "it was not requested"
     if optimum:
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
         try:

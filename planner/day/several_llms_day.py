@@ -165,7 +165,7 @@ def study_day_together(
     rows, tuned_by_row, left_out = _run_controllers(
         llm_questions, judged, chosen, knowledge_by_llm, terms, deadline, progress
     )
-    best_day, no_optimum = None, "it was not asked for"
+    best_day, no_optimum = None, "it was not requested"
     if optimum:
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
         try:

@@ -11,12 +11,12 @@ from planner.day import day_page
 from planner.day.day_manifests import controller_manifests
 from planner.day.several_llms_day import JointAnswer, JointDay
 from planner.reports import charts
-from planner.reports.drawing import Figure
-from planner.reports.page import bullets, headline, page, section, table
-from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, describe, usd
+from planner.reports.drawing import CaptionedChart
+from planner.reports.page import charts_html as drawn
+from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.words import Rows, describe_fleet, usd_text
 from planner.solvers.master import paid_usd_per_h
-from planner.units import counted
+from planner.units import count_text
 
 
 def render_days(answer: JointAnswer) -> dict[str, str]:
@@ -36,7 +36,10 @@ def joint_recommendation(answer: JointAnswer) -> str:
     best, regret = answer.winner, answer.regret_usd(answer.winner)
     windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = day_page.above_text(regret, None if answer.optimum is None else answer.optimum.day.usd)
-    return f"{best.name} {windows} of {counted(len(answer.by_llm), 'LLM')} and costs {usd(best.usd)}{above}."
+    return (
+        f"{best.name} {windows} of {count_text(len(answer.by_llm), 'LLM')} and costs "
+        f"{usd_text(best.usd)}{above}."
+    )
 
 
 def proof_lines(answer: JointAnswer) -> list[str]:
@@ -46,8 +49,8 @@ def proof_lines(answer: JointAnswer) -> list[str]:
         return [f"No optimum: {answer.no_optimum}."]
     return [
         f"Optimum of all LLMs, the cheapest that keeps every window, for who knows the traffic before: "
-        f"{usd(optimum.day.usd)}; {optimum.status}.",
-        f"Proved: nothing that keeps every window costs less than {usd(optimum.proved_usd)}.",
+        f"{usd_text(optimum.day.usd)}; {optimum.status}.",
+        f"Proved: nothing that keeps every window costs less than {usd_text(optimum.proved_usd)}.",
     ]
 
 
@@ -56,9 +59,9 @@ def standing_line(answer: JointAnswer) -> str:
     questions = [one.question for one in answer.by_llm.values()]
     pools = [pool for question in questions for pool in question.fleet.pools]
     rate_usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
-    fleets = "; ".join(f"{name}: {describe(one.question.fleet)}" for name, one in answer.by_llm.items())
+    fleets = "; ".join(f"{name}: {describe_fleet(one.question.fleet)}" for name, one in answer.by_llm.items())
     note = f"; {questions[0].fleet_note}" if questions[0].fleet_note else ""
-    return f"All workers all day (static): {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
+    return f"All workers all day (static): {fleets}; {usd_text(rate_usd_per_h)} per hour in all{note}."
 
 
 # Said where GPUs are billed by the day.
@@ -108,7 +111,7 @@ def joint_table(answer: JointAnswer) -> Rows:
         regret = answer.regret_usd(row)
         above = "-"
         if regret is not None and answer.optimum is not None:
-            above = f"{regret:+,.2f} USD ({day_page.percent(regret, answer.optimum.day.usd)})"
+            above = f"{regret:+,.2f} USD ({day_page.signed_percent_text(regret, answer.optimum.day.usd)})"
         each = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
         table_rows.append(
             (
@@ -124,7 +127,7 @@ def joint_table(answer: JointAnswer) -> Rows:
 
 
 def _missed(row: JointDay) -> str:
-    return f"{counted(row.missed_windows, 'window')} of {row.windows}"
+    return f"{count_text(row.missed_windows, 'window')} of {row.windows}"
 
 
 def to_json(answer: JointAnswer) -> dict[str, Any]:
@@ -167,17 +170,19 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
 def _html(answer: JointAnswer) -> str:
     best, static = answer.winner, answer.static
     cells = [
-        (best.name, usd(best.usd), f"{_missed(best)} missed"),
-        ("Standing all day", usd(static.usd), f"{_missed(static)} missed"),
+        (best.name, usd_text(best.usd), f"{_missed(best)} missed"),
+        ("Standing all day", usd_text(static.usd), f"{_missed(static)} missed"),
     ]
     if answer.optimum is not None:
-        cells.append(("Optimum", usd(answer.optimum.day.usd), "knowing the traffic: no controllers can"))
+        cells.append(("Optimum", usd_text(answer.optimum.day.usd), "knowing the traffic: no controllers can"))
     head, table_rows = joint_table(answer)
     bars = [charts.Bar(row.name, row.usd, is_plan=row is best) for row in answer.rows]
     if answer.optimum is not None:
         bars.insert(0, charts.Bar("optimum", answer.optimum.day.usd))
         bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
-    costs = [Figure("costs", charts.bars_chart(bars, "USD"), "What all of the traffic costs under each.")]
+    costs = [
+        CaptionedChart("costs", charts.bars_chart(bars, "USD"), "What all of the traffic costs under each.")
+    ]
     shared = [
         f"no more than {count} GPUs of {gpu} for all LLMs together, at any moment"
         for gpu, count in answer.stock.items()
@@ -186,27 +191,31 @@ def _html(answer: JointAnswer) -> str:
         f"<header><p class=eyebrow>A day of {escape(', '.join(answer.by_llm))}</p>",
         f"<h1>{escape(joint_recommendation(answer))}</h1>",
         f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
-        bullets(answer.warnings) if answer.warnings else "",
-        headline(cells),
-        section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1,))),
-        section("Costs", drawn(costs)),
+        list_html(answer.warnings) if answer.warnings else "",
+        figures_html(cells),
+        section_html("Controllers", table_html(head, table_rows, caption="Controllers", numeric=(1,))),
+        section_html("Costs", drawn(costs)),
     ]
     for name, one in answer.by_llm.items():
         # All charts share one page, so the names of figures contain their LLM.
         own = [
-            Figure(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")
+            CaptionedChart(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")
             for figure in day_page.draw_day(one)
         ]
         parts += [
-            section(f"{name} over the day", drawn(own)),
-            section(
+            section_html(f"{name} over the day", drawn(own)),
+            section_html(
                 f"Windows of {name} that {best.name} misses",
-                bullets(day_page.missed_lines(one.winner), "None."),
+                list_html(day_page.missed_lines(one.winner), "None."),
             ),
-            section(f"Settings of {name}", bullets(day_page.settings_lines(one))),
-            section(f"What {name} rests on", bullets(day_page.basis_lines(one))),
+            section_html(f"Settings of {name}", list_html(day_page.settings_lines(one))),
+            section_html(f"What {name} rests on", list_html(day_page.basis_lines(one))),
         ]
     shared = shared or ["no GPU is short: the stock has no limit"]
     shared += shared_lines(answer)
-    parts.append(section("What they share", bullets([*shared, standing_line(answer).removesuffix(".")])))
-    return page("A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
+    parts.append(
+        section_html("What they share", list_html([*shared, standing_line(answer).removesuffix(".")]))
+    )
+    return page_html(
+        "A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same."
+    )

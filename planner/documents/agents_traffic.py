@@ -26,7 +26,7 @@ from planner.files.document_values import Section, check_number, is_number
 from planner.traffic.agents import MOST_AGENTS, Agents, Pause, SubAgents
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import MAX_TOKENS
-from planner.units import quantity, shortest_digits, show_span
+from planner.units import parse_quantity, shortest_digits, show_span
 
 KEYS = (
     *("count", "turns", "tasks", "tool", "idle", "system", "repository", "start", "sub_agents"),
@@ -151,4 +151,4 @@ def _pause_document(pause: Pause) -> dict[str, Any]:
 def duration_text(seconds: float) -> str:
     """A time as "10 min" if that is exactly this number of seconds, otherwise in seconds."""
     text = show_span(seconds)
-    return text if quantity(text, "s", where="") == seconds else f"{shortest_digits(seconds)} s"
+    return text if parse_quantity(text, "s", where="") == seconds else f"{shortest_digits(seconds)} s"

@@ -25,7 +25,9 @@ def split_cap(name: str) -> tuple[str, float] | None:
 
 
 def capped(gpu: Gpu, power_w: float) -> Gpu:
-    """The GPU under this limit. Raises CatalogError if it is capped already or no slowdown is known."""
+    """The GPU under this limit. Raises CatalogError if it is capped already, or if the limit is above its
+    power or so low that no slowdown is known.
+    """
     if gpu.uncapped_w is not None:
         raise CatalogError(f"GPU {gpu.name}@{power_w:g}W: {gpu.name} is capped already; cap {gpu.base}")
     least_w = LOWEST_CAP_FRAC * gpu.power_w
@@ -39,7 +41,7 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
 
 
 def _split_known(rows: Mapping[str, object], name: str) -> tuple[str, float]:
-    """As `split_cap`; KeyError unless the name is a row's with a power limit behind it."""
+    """As `split_cap`; KeyError unless the name is `<row>@<watts>W`."""
     if (parts := split_cap(name)) is None or parts[0] not in rows:
         raise KeyError(name)
     return parts
@@ -57,13 +59,14 @@ class GpuRows(dict[str, Gpu]):
 
 _SOURCE = (
     "the row of the uncapped GPU, with prefills slower as Splitwise (arXiv 2311.18677) has them at half the "
-    "power and in proportion above; not measured"
+    "power, and in proportion between half and full power; not measured"
 )
 
 
 class ProvenanceRows(dict[str, Any]):
-    """Where rows come from, by their names (a `Provenance` of documents/catalog.py each). A capped GPU
-    without a row has the prices and offers of its uncapped row.
+    """Where rows come from, by their names: a `Provenance` each, with source, prices and offers. It is typed
+    Any because catalog.py, which has the class, imports this module. A capped GPU without a row has the
+    prices and offers of its uncapped row.
     """
 
     def __missing__(self, name: str) -> Any:

@@ -57,7 +57,7 @@ from planner.models.all2all import (
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.models.roofline import roofline, transfer_fit
-from planner.units import quantity
+from planner.units import parse_quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Row = TypeVar("Row")
@@ -637,7 +637,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
             row.get_required(key)  # A cap changes these, so its row must state them.
         inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
         row = replace(row, values=inherited | dict(row.values))
-        uncapped_w = quantity(uncapped.get("power"), "w", where=row.path_of("power"))
+        uncapped_w = parse_quantity(uncapped.get("power"), "w", where=row.path_of("power"))
         if row.quantity("power", "w") >= uncapped_w:
             raise refused_value(
                 row.path_of("power"), f"expected a cap below {uncapped['power']}", row.get("power")

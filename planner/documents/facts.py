@@ -712,7 +712,7 @@ PruningRule = Literal["more-mixed", "more-decode", "leads", "follows", "seats", 
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class RuleTest:
     """A pruning rule hid a cheaper fleet in `failed` of our `tests`.
 
     The traces had at most `most_requests` and more than `least_requests` requests (None: no such bound). With
@@ -736,7 +736,7 @@ class Assumed:
     name: PruningRule
     failed: int
     compared: int
-    tested: tuple[Tested, ...]
+    tested: tuple[RuleTest, ...]
 
 
 # -- what a reader must know first -------------------------------------------------------------------------

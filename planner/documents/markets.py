@@ -31,9 +31,9 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.files.checked_files import read_yaml
 from planner.files.text_tables import read_csv, read_number_column
-from planner.solvers.reserved_schedule import Capacity, Demand, GpuOffer, Market
+from planner.solvers.reserved_schedule import Demand, GpuOffer, LlmWorkerType, Market
 from planner.traffic.trace import Trace
-from planner.units import counted, show_s
+from planner.units import count_text, show_s
 
 DEFAULT_START_S = 300.0  # The start of a worker where its row says nothing.
 PRICES = ("on_demand", "reserved", "spot")
@@ -101,7 +101,7 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     note = ""
     if left_out:
         note = (
-            f"{counted(left_out, 'request')} of the {show_s(part_s)} after the last full window are left "
+            f"{count_text(left_out, 'request')} of the {show_s(part_s)} after the last full window are left "
             "out; a shorter --window has them"
         )
     elif is_part_counted and part_s < FULL_FRAC * window_s:
@@ -129,14 +129,14 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     )
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
     offered_gpus = {offer.gpu for offer in offers}
-    capacities = tuple(
+    worker_types = tuple(
         _parse_capacity(row, f"capacity[{i}]", offered_gpus, folder) for i, row in enumerate(capacity_rows)
     )
     slos = document_values.check_mapping(schedule.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
-    document_values.refuse_unknown(slos, [capacity.llm for capacity in capacities], "slo")
+    document_values.refuse_unknown(slos, [worker_type.llm for worker_type in worker_types], "slo")
     return Market(
         offers=offers,
-        capacities=capacities,
+        worker_types=worker_types,
         most_spot_frac=document_values.read_share(schedule.get("spot", 0.0), "spot"),
         power_w=limits.at_least("power", "w", None),
         cost_usd_per_h=limits.at_least("cost", "usd_per_h", None),
@@ -177,7 +177,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     )
 
 
-def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
+def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> LlmWorkerType:
     """A row of `capacity`: a kind of worker of an LLM, of `gpus` that have prices, and what it sustains."""
     section = document_values.Section.from_document(
         document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
@@ -189,7 +189,7 @@ def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Ca
             priced = ", ".join(sorted(gpus))
             raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {priced}")
     (gpu, count), *other_gpus = gpus_of_worker.items()
-    return Capacity(
+    return LlmWorkerType(
         llm=llm,
         name=worker,
         gpu=gpu,

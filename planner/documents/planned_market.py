@@ -21,7 +21,7 @@ from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
-from planner.units import quantity
+from planner.units import parse_quantity
 
 Document = dict[str, Any]
 CAVEAT = (
@@ -111,13 +111,13 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
 
     def electricity_usd_per_h(name: str) -> float:
         usd_per_kwh = plan.get("electricity", {}).get(name, "0 usd/kWh")
-        return gpu.power_w / 1e3 * quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
+        return gpu.power_w / 1e3 * parse_quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
 
     usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
     if task is not None:
         usd_per_h = task.prices_usd_per_h.get(gpu.name, usd_per_h)
     elif isinstance(written, Mapping) and gpu.name in written:
-        usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
+        usd_per_h = parse_quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
     usd_per_h += electricity_usd_per_h(gpu.name)
     if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
         # The average of the bill has the electricity too.

@@ -35,7 +35,7 @@ from planner.files.document_values import check_text, list_first, refuse_unknown
 from planner.traffic.described import draw_requests
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
-from planner.units import counted
+from planner.units import count_text
 
 SHARED = ("fleet", "objective", "limits", "deploy", "day")  # Keys that stand beside `llms`.
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
@@ -301,5 +301,5 @@ def _note_unplanned(
     rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in unplanned)
     named = list_first(list(map(repr, unplanned)), MOST_NAMED_UNPLANNED)
     are = "is" if rows == 1 else "are"
-    requests = counted(rows, "request")
+    requests = count_text(rows, "request")
     return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)

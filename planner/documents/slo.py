@@ -54,7 +54,7 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdowns:
+class SlowdownLimits:
     """An SLO relative to a request alone on one worker of `gpu` x `tp` (Splitwise Table VI)."""
 
     limits: tuple[Slowdown, ...]
@@ -68,7 +68,7 @@ class SloPreset:
 
     name: str
     slo: Slo  # Without limits if the preset is relative.
-    slowdowns: Slowdowns | None
+    slowdowns: SlowdownLimits | None
     served: str  # What the paper served; it is not enforced.
     source: str
     date: str
@@ -239,7 +239,7 @@ def slo_document(slo: Slo) -> dict[str, Any]:
     return document
 
 
-def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
+def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLimits:
     """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
     place = f"{where}: reference"
     reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
@@ -252,7 +252,7 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
         if not is_number(value) or not 1 <= value < float("inf"):
             raise refused_value(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return Slowdowns(tuple(limits), reference_row.get("gpu"), reference_row.whole_number("tp"))
+    return SlowdownLimits(tuple(limits), reference_row.get("gpu"), reference_row.whole_number("tp"))
 
 
 def _percentile_lines(

@@ -55,7 +55,7 @@ from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.documents.policy_choices import KEYS as POLICY_KEYS
 from planner.documents.policy_choices import PolicyChange, PolicyChoices, parse_policy_choices, with_classes
 from planner.documents.safety import Safety, parse_safety
-from planner.documents.slo import SloPreset, Slowdowns, parse_slo
+from planner.documents.slo import SloPreset, SlowdownLimits, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
 from planner.documents.traffic_description import KEYS as DESCRIBED_KEYS
 from planner.documents.traffic_description import parse_description
@@ -239,7 +239,7 @@ class PlanQuestion:
     unchecked_left_out: tuple[str, ...] = ()
     # Whether to plan on each GPU type alone too; None: only if that takes little time.
     per_gpu: bool | None = None
-    slowdowns: Slowdowns | None = None
+    slowdowns: SlowdownLimits | None = None
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace's own rate, or the described one.
     described: Description | None = None  # The description that stands in place of a trace.
@@ -872,7 +872,7 @@ def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
     targets = TARGETS_OF_ENGINE.get(task.engine.name)  # None: every target starts this engine.
     if targets and task.deploy not in targets:
         raise InputError(
-            f"{question.path_of('deploy')}: target: {task.deploy} starts vLLM, and the engine asked for is "
+            f"{question.path_of('deploy')}: target: {task.deploy} starts vLLM, and engine: name is "
             f"{task.engine.name}; take {' or '.join(targets)}, or drop engine: name"
         )
 

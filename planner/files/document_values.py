@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from planner.errors import InputError
-from planner.units import LARGEST, quantity
+from planner.units import LARGEST, parse_quantity
 
 LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
 MOST_SHOWN_CHARS = 60  # An error message shows at most this much of a value.
@@ -240,7 +240,7 @@ def read_at_least(
     value: object, unit: str, where: str, *, least: float = 0.0, bare: bool = False, wording: Wording = PLAIN
 ) -> float:
     """A quantity in the library's `unit`, at least `least`. `bare` allows a number without a unit."""
-    amount = quantity(value, unit, where=where, bare=bare)
+    amount = parse_quantity(value, unit, where=where, bare=bare)
     if amount < least:
         raise refused_value(where, wording.least.format(least), value)
     return amount
@@ -248,7 +248,7 @@ def read_at_least(
 
 def read_positive(value: object, unit: str, where: str) -> float:
     """A quantity in `unit`. Raises InputError unless it is above 0."""
-    amount = quantity(value, unit, where=where)
+    amount = parse_quantity(value, unit, where=where)
     if amount <= 0:
         raise refused_value(where, "must be > 0", value)
     return amount
@@ -380,7 +380,7 @@ class Section:
 
     def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
         """The quantity under `key` in the library's `unit`, of any sign. Raises InputError."""
-        return self._read_value(key, lambda value, where: quantity(value, unit, where=where), default)
+        return self._read_value(key, lambda value, where: parse_quantity(value, unit, where=where), default)
 
     def at_least(
         self,

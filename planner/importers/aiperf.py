@@ -103,17 +103,19 @@ def _run_of_summary(label: str, path: Path, document: Mapping[str, Any]) -> tupl
         if latencies:
             latency[metric] = latencies
 
-    def average(key: str) -> float:
+    def read_average(key: str) -> float:
         row = check_mapping(document.get(key), f"{path}: {key}")
         return foreign_fields.read_number(row.get("avg"), f"{path}: {key}: avg")
 
-    requests = foreign_fields.read_count(average("request_count"), f"{path}: request_count", least=0)
-    failed = round(average("error_request_count")) if document.get("error_request_count") else 0
+    requests = foreign_fields.read_count(read_average("request_count"), f"{path}: request_count", least=0)
+    failed = round(read_average("error_request_count")) if document.get("error_request_count") else 0
     if not requests:
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     config = document.get("input_config")
     model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
-    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)  # The mean of all requests.
+    input_tokens, output_tokens = (
+        (max(1.0, read_average(key)),) for key in LENGTHS
+    )  # The mean of all requests.
     run = MeasuredRun(
         label,
         requests,

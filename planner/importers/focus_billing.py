@@ -26,7 +26,7 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
 from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
-from planner.units import counted
+from planner.units import count_text
 
 # A file with these columns is such an export. If others of NEEDED are missing, an error names them.
 MARKS = ("EffectiveCost", "ChargeCategory")
@@ -136,14 +136,14 @@ def read_billed_prices(
                 raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
             providers.add(row["ProviderName"].strip().lower())
             total = used.setdefault((gpu, term), PaidHours())
-            total.usd += _number(row["EffectiveCost"], f"{where}: EffectiveCost")
-            total.gpu_hours += gpus * _number(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
+            total.usd += _parse_figure(row["EffectiveCost"], f"{where}: EffectiveCost")
+            total.gpu_hours += gpus * _parse_figure(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
     if len(providers) > 1 and provider is None:
         raise InputError(
             f"{path}: is a bill of {', '.join(sorted(providers))}: export one of them, or give a name to all "
             "with --provider"
         )
-    left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
+    left_out = tuple(f"{count_text(count, 'row')}: {why}" for why, count in skipped.items())
     # The bill's column of providers may be empty.
     offered_by = provider or next(iter(providers), "") or "bill"
     return make_offers(used, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date)
@@ -195,7 +195,7 @@ def _term(row: Mapping[str, str]) -> Term | None:
     return None if years is None else _RESERVED[years["years"].lower()]
 
 
-def _number(written: str, where: str) -> float:
+def _parse_figure(written: str, where: str) -> float:
     """A figure of a row, which may be negative: a later row corrects an earlier one."""
     try:
         value = float(written)

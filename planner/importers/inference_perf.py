@@ -105,7 +105,7 @@ def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tup
         return None, None
     if sent_rps and sent_rps < (1 - BEHIND_FRAC) * requested_rps:
         notes.append(
-            f"asked for {requested_rps:g} requests/s, the client sent {sent_rps:.3g}; the latter counts"
+            f"of {requested_rps:g} requested requests/s the client sent {sent_rps:.3g}; the latter counts"
         )
         return None, sent_rps
     return None, requested_rps

@@ -134,21 +134,30 @@ class Profile:
         most_decodes_alone = int(min(max(self.attention[0][0]), self.most_sequences))
         most_decodes_with_prefills = int(min(max(self.attention[size][0]) for size in chunks))
 
-        def between(low: int, high: int) -> int:
+        def draw_log_uniform(low: int, high: int) -> int:
             """A number drawn evenly by its logarithm."""
             return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
         def cached() -> int:
             """The cached tokens before each prompt's new ones: none in half of the draws."""
-            return int(rng.integers(2)) * between(least, longest_prefix) if longest_prefix > least else 0
+            return (
+                int(rng.integers(2)) * draw_log_uniform(least, longest_prefix)
+                if longest_prefix > least
+                else 0
+            )
 
         while True:
-            prompts = between(1, MOST_PROMPTS)
-            yield StepShape(prompts, between(least, max(most // prompts, least)), cached(), 0, 0)
-            yield StepShape(0, 0, 0, between(1, most_decodes_alone), between(least, longest_context))
-            prompts, decodes = between(1, MOST_PROMPTS), between(1, most_decodes_with_prefills)
+            prompts = draw_log_uniform(1, MOST_PROMPTS)
+            yield StepShape(prompts, draw_log_uniform(least, max(most // prompts, least)), cached(), 0, 0)
+            yield StepShape(
+                0, 0, 0, draw_log_uniform(1, most_decodes_alone), draw_log_uniform(least, longest_context)
+            )
+            prompts, decodes = (
+                draw_log_uniform(1, MOST_PROMPTS),
+                draw_log_uniform(1, most_decodes_with_prefills),
+            )
             new = int(rng.integers(least, max((most - decodes) // prompts, least) + 1))
-            yield StepShape(prompts, new, cached(), decodes, between(least, longest_context))
+            yield StepShape(prompts, new, cached(), decodes, draw_log_uniform(least, longest_context))
 
 
 def interpolate_time(tree: Any, *sizes: float) -> float:

@@ -29,7 +29,7 @@ from planner.files.document_values import show_value
 from planner.files.jsontext import parse_json
 from planner.files.text_tables import parse_csv, read_text
 from planner.importers.prometheus_range import (
-    Series,
+    PrometheusSeries,
     counter_increase,
     interval_edges,
     interval_histogram,
@@ -38,7 +38,7 @@ from planner.importers.prometheus_range import (
 )
 from planner.importers.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
 from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
-from planner.units import DAY_S, HOUR_S, quantity
+from planner.units import DAY_S, HOUR_S, parse_quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
@@ -128,7 +128,7 @@ def read_metered_traffic(
         return None
     if format_name == USAGE:
         return usage_traffic(files)
-    every_s = quantity(every, "s", where="--every")
+    every_s = parse_quantity(every, "s", where="--every")
     if not LEAST_EVERY_S <= every_s <= DAY_S:
         raise InputError(f"--every: expected 1 s to 1 d, found {show_value(every)}")
     return metrics_traffic(files, every_s)
@@ -214,7 +214,7 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
 
 
 def _length_histogram(
-    series: Sequence[Series], name: str, edges_s: Floats, where: str, notes: list[str]
+    series: Sequence[PrometheusSeries], name: str, edges_s: Floats, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
     """The histogram of all intervals together, for slo.yaml, and the mean by the counted sum."""
     sampled_histogram = interval_histogram(
@@ -266,7 +266,7 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 
 
 def _more_facts(
-    series: Sequence[Series], edges_s: Floats, finished: Floats, warnings: list[str]
+    series: Sequence[PrometheusSeries], edges_s: Floats, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
     """Other figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
@@ -282,7 +282,7 @@ def _more_facts(
         if behind_frac > 0:
             warnings.append(
                 f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "
-                "at a time): what finished then is less than what was asked"
+                "at a time): fewer requests finished then than arrived"
             )
     by_name = [[row for row in series if row.name == name] for name in KV_USE]
     kv_use = next((rows for rows in by_name if rows), [])  # Versions of vLLM differ in the name.

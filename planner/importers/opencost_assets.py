@@ -26,7 +26,7 @@ from planner.documents.offers import Term
 from planner.errors import InputError
 from planner.files.checked_files import read_json
 from planner.importers.focus_billing import BilledPrices, PaidHours, find_instance, make_offers
-from planner.units import counted
+from planner.units import count_text
 
 
 def is_assets_answer(path: Path) -> bool:
@@ -57,7 +57,7 @@ def read_asset_prices(
         regions = [value for label, value in labels.items() if str(label).endswith("region")]
         if region is not None and region not in regions:
             continue
-        hours = _number(node, "GPUHours", where)
+        hours = _read_number(node, "GPUHours", where)
         if hours <= 0:  # A node without GPUs.
             continue
         kind = str(node.get("nodeType", ""))[:80]
@@ -69,15 +69,15 @@ def read_asset_prices(
         properties = node.get("properties")
         provider_name = properties.get("provider", "") if isinstance(properties, Mapping) else ""
         providers.add(str(provider_name).strip().lower())
-        term: Term = "spot" if _number(node, "preemptible", where) > 0 else "on-demand"
+        term: Term = "spot" if _read_number(node, "preemptible", where) > 0 else "on-demand"
         total = used.setdefault((gpu, term), PaidHours())
-        total.usd += _number(node, "totalCost", where)
+        total.usd += _read_number(node, "totalCost", where)
         total.gpu_hours += hours
     if len(providers) > 1 and provider is None:
         raise InputError(
             f"{path}: has nodes of {', '.join(sorted(providers))}: name all of them with --provider"
         )
-    left_out = tuple(f"{counted(count, 'node')}: {why}" for why, count in skipped.items())
+    left_out = tuple(f"{count_text(count, 'node')}: {why}" for why, count in skipped.items())
     offered_by = provider or next(iter(providers), "") or "cluster"
     return make_offers(used, left_out, path=path, format_name="OpenCost", provider=offered_by, date=date)
 
@@ -93,7 +93,7 @@ def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield f"{where}: {str(name)[:80]}", asset
 
 
-def _number(node: Mapping[str, Any], key: str, where: str) -> float:
+def _read_number(node: Mapping[str, Any], key: str, where: str) -> float:
     """A number of a node, 0 where it is missing."""
     value = node.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

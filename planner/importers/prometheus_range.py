@@ -43,7 +43,7 @@ _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Series:
+class PrometheusSeries:
     """One series: its name, its other labels, and its samples in order of time.
 
     `t_s` is Unix time [s], rising; `values` may be NaN (a staleness marker: the series ended there).
@@ -79,7 +79,7 @@ def any_name(name: str) -> bool:
     return True
 
 
-def read_series(paths: Sequence[Path], is_wanted: NamePredicate = any_name) -> tuple[Series, ...]:
+def read_series(paths: Sequence[Path], is_wanted: NamePredicate = any_name) -> tuple[PrometheusSeries, ...]:
     """The series of all files together, sorted by name and labels; only names that `is_wanted` accepts.
 
     Raises InputError for a file of another format, if no series is left, or if files contradict each other.
@@ -94,7 +94,9 @@ def read_series(paths: Sequence[Path], is_wanted: NamePredicate = any_name) -> t
     return merged
 
 
-def parse_series(text: str, where: object, is_wanted: NamePredicate = any_name) -> tuple[Series, ...]:
+def parse_series(
+    text: str, where: object, is_wanted: NamePredicate = any_name
+) -> tuple[PrometheusSeries, ...]:
     """The series in a text of one of the formats of the module's docstring; arguments as in `read_series`."""
     start = text.lstrip()
     if not start:
@@ -104,7 +106,7 @@ def parse_series(text: str, where: object, is_wanted: NamePredicate = any_name) 
     return _merge_series(_series_of_lines(text, where, is_wanted), where)
 
 
-def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
+def parse_answer(document: Any, where: object) -> tuple[PrometheusSeries, ...]:
     """The series of one answer of the API, already parsed from JSON."""
     return _merge_series(list(_series_of_answer(document, where, any_name)), where)
 
@@ -112,7 +114,7 @@ def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
 # --- JSON ---
 
 
-def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[Series]:
+def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[PrometheusSeries]:
     """The series of one answer, of a list of answers or of rows of a matrix, or of an answer per line."""
     try:
         documents = [parse_json(text, where)]
@@ -121,7 +123,7 @@ def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
             raise
         documents = [parse_json(line, f"{where}, line {k}") for k, line in lines]
-    all_series: list[Series] = []
+    all_series: list[PrometheusSeries] = []
     for document in documents:
         rows = document if isinstance(document, list) else [document]
         for k, row in enumerate(rows):
@@ -133,7 +135,7 @@ def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[
     return all_series
 
 
-def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) -> Iterable[Series]:
+def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) -> Iterable[PrometheusSeries]:
     """The series of one answer of the API."""
     if not isinstance(document, dict):
         raise InputError(
@@ -156,7 +158,7 @@ def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) ->
         yield from _series_of_row(row, f"{where}: data.result[{k}]", is_wanted)
 
 
-def _series_of_row(row: Any, where: object, is_wanted: NamePredicate) -> list[Series]:
+def _series_of_row(row: Any, where: object, is_wanted: NamePredicate) -> list[PrometheusSeries]:
     """The series of one row of a matrix; none if its name is not wanted."""
     metric = row.get("metric") if isinstance(row, dict) else None
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
@@ -191,7 +193,7 @@ def _series_of_row(row: Any, where: object, is_wanted: NamePredicate) -> list[Se
 # --- lines ---
 
 
-def _series_of_lines(text: str, where: object, is_wanted: NamePredicate) -> list[Series]:
+def _series_of_lines(text: str, where: object, is_wanted: NamePredicate) -> list[PrometheusSeries]:
     """The series of tsdb dump, `{__name__="x", ...} value ms`, or of dump-openmetrics, `x{...} value s`."""
     samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
     is_dump: bool | None = None
@@ -264,7 +266,7 @@ def _parse_value(value: Any, where: object) -> float:
         raise InputError(f"{where}: {show_value(value)} is not a number") from None
 
 
-def _sorted_series(name: str, labels: Mapping[str, str], samples: Floats, where: object) -> Series:
+def _sorted_series(name: str, labels: Mapping[str, str], samples: Floats, where: object) -> PrometheusSeries:
     """A series of `samples` (n, 2) of time and value, sorted by time, each time once.
 
     Raises InputError where one time has two values.
@@ -283,12 +285,12 @@ def _sorted_series(name: str, labels: Mapping[str, str], samples: Floats, where:
             raise InputError(f"{where}: {name} has two values at {time_s:.3f}; keep the samples of one")
         kept_rows = np.append(True, np.diff(t_s) > 0)
         t_s, values = t_s[kept_rows], values[kept_rows]
-    return Series(name, kept_labels, t_s, values)
+    return PrometheusSeries(name, kept_labels, t_s, values)
 
 
-def _merge_series(unmerged: Iterable[Series], where: object) -> tuple[Series, ...]:
+def _merge_series(unmerged: Iterable[PrometheusSeries], where: object) -> tuple[PrometheusSeries, ...]:
     """Series of equal name and labels as one, the empty ones left out."""
-    series_by_labels: dict[tuple[str, Labels], list[Series]] = {}
+    series_by_labels: dict[tuple[str, Labels], list[PrometheusSeries]] = {}
     for series in unmerged:
         if series.t_s.size:
             series_by_labels.setdefault((series.name, series.labels), []).append(series)
@@ -311,7 +313,7 @@ def _merge_series(unmerged: Iterable[Series], where: object) -> tuple[Series, ..
 # --- per interval ---
 
 
-def find_series(series: Iterable[Series], *names: str) -> tuple[Series, ...]:
+def find_series(series: Iterable[PrometheusSeries], *names: str) -> tuple[PrometheusSeries, ...]:
     """The series with the first of `names` that occurs: give newer names of a metric before older ones."""
     all_series = list(series)
     for name in names:
@@ -320,7 +322,7 @@ def find_series(series: Iterable[Series], *names: str) -> tuple[Series, ...]:
     return ()
 
 
-def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
+def interval_edges(series: Iterable[PrometheusSeries], every_s: float) -> Floats:
     """Edges [s] of whole intervals, at multiples of `every_s`, between the first and the last sample."""
     all_series = list(series)
     if not all_series:
@@ -331,7 +333,7 @@ def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
     return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
 
-def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
+def counter_increase(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
 
     Between two samples a counter is assumed to rise evenly. An interval that a gap, or the beginning or end
@@ -360,7 +362,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
     return np.where(is_known, total, np.nan)
 
 
-def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Times and values of samples that are numbers, and whether a staleness marker follows each."""
     is_number = np.isfinite(row.values)
     numbers_at = np.flatnonzero(is_number)
@@ -368,7 +370,7 @@ def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]
     return row.t_s[numbers_at], row.values[numbers_at], following - numbers_at > 1
 
 
-def mean_gauge(series: Sequence[Series], edges_s: Floats) -> Floats:
+def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     """The mean of a gauge over each interval, summed over its instances; NaN where unknown.
 
     A sample holds until the next one, but no longer than GAP_S.
@@ -397,13 +399,13 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats) -> Floats:
 
 
 def interval_histogram(
-    series: Sequence[Series], name: str, edges_s: Floats, *, gap_s: float = GAP_S
+    series: Sequence[PrometheusSeries], name: str, edges_s: Floats, *, gap_s: float = GAP_S
 ) -> SampledHistogram | None:
     """The histogram `name` per interval; None where there are no buckets of that name.
 
     Raises InputError where an edge is no number, and where instances have different edges.
     """
-    series_by_edge: dict[float, list[Series]] = {}
+    series_by_edge: dict[float, list[PrometheusSeries]] = {}
     for row in series:
         if row.name == f"{name}_bucket":
             series_by_edge.setdefault(_parse_edge(row.label("le"), name), []).append(row)

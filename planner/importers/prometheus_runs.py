@@ -19,7 +19,7 @@ from planner.errors import InputError
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
-from planner.importers.prometheus_range import Floats, SampledHistogram, Series
+from planner.importers.prometheus_range import Floats, PrometheusSeries, SampledHistogram
 from planner.importers.vllm_metrics import LiveTraffic, live_traffic
 
 RUN_S = 3600.0  # Within an hour the load hardly changes.
@@ -33,7 +33,7 @@ _LEAST_MS = 1e11  # A time stamp from here on is in milliseconds: in seconds it 
 
 
 def runs_of_range(
-    series: tuple[Series, ...], paths: list[Path], stated: StatedSetup, catalog: Catalog
+    series: tuple[PrometheusSeries, ...], paths: list[Path], stated: StatedSetup, catalog: Catalog
 ) -> MeasuredRuns:
     """Up to MOST_RUNS hours of a range, from the quietest to the busiest.
 

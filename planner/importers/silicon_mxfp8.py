@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
-from planner.importers.silicon_nodes import interpolated, latencies, sglang_table
+from planner.importers.silicon_nodes import interpolate_times, sglang_table, table_times
 from planner.models.llm import Llm
 
 SGLANG_VERSION = "0.5.14"  # In which the tables were measured.
@@ -29,7 +29,7 @@ def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Mill
         table = by_routing[routing]
         for key in ("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"):
             table = table[fields[key]]
-        layer_ms = interpolated(latencies(table))
+        layer_ms = interpolate_times(table_times(table))
         return lambda tokens: float(fields["scale_factor"]) * layer_ms(tokens)
 
     try:

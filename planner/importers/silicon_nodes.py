@@ -63,7 +63,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers, is_low = NODE_SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
-    exchange_ms = interpolated(measured_exchange_ms(system, nodes, kind))
+    exchange_ms = interpolate_times(measured_exchange_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
         # Decodes are of many sequences, which choose experts evenly; `experts_ms` counts the touched experts.
@@ -92,7 +92,7 @@ def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int,
         system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
     of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
-    measured_us = latencies(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
+    measured_us = table_times(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
     return {tokens: exchange_us / 1e3 for tokens, exchange_us in measured_us.items()}
 
 
@@ -104,7 +104,7 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Millisecon
     )
     # FORMAT is "fp8_block" in the tables, behind a prefix.
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return interpolated(latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
+    return interpolate_times(table_times(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
 
 
 @cache
@@ -123,12 +123,12 @@ def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
     return table
 
 
-def latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
+def table_times(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
     """The times of a table's last key, tokens."""
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 
-def interpolated(by_tokens: Mapping[int, float]) -> Milliseconds:
+def interpolate_times(by_tokens: Mapping[int, float]) -> Milliseconds:
     """Time by the number of tokens: straight lines between the measured sizes, never falling.
 
     The slope of the last two sizes goes on beyond them; below the smallest size the time is constant.

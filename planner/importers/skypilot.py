@@ -22,7 +22,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
 from planner.files.text_tables import read_text_rows
-from planner.units import counted
+from planner.units import count_text
 
 EXPECTED_FILE = (
     "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv, a bill in FOCUS, or OpenCost's "
@@ -128,7 +128,7 @@ def read_prices(
         best = min(rows, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
         source = f"SkyPilot catalog {path.name}: {best.instance}, {best.gpus:g} GPUs, {best.region}"
         offers[gpu] = (*offers.get(gpu, ()), ProviderOffer(provider, term, best.usd_per_h, date, source))
-    lines = tuple(f"{reason} ({counted(count, 'row')})" for reason, count in unknown_gpus.items())
+    lines = tuple(f"{reason} ({count_text(count, 'row')})" for reason, count in unknown_gpus.items())
     return ListedPrices(offers, lines, without_price)
 
 

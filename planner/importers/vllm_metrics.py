@@ -20,8 +20,8 @@ import numpy as np
 from planner.errors import InputError
 from planner.importers.prometheus_range import (
     Floats,
+    PrometheusSeries,
     SampledHistogram,
-    Series,
     counter_increase,
     find_series,
     interval_edges,
@@ -90,7 +90,7 @@ class LiveTraffic:
 
 
 def live_traffic(
-    series: Sequence[Series],
+    series: Sequence[PrometheusSeries],
     *,
     every_s: float = 60.0,
     model: str | None = None,
@@ -151,7 +151,9 @@ def live_traffic(
     )
 
 
-def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Series], str]:
+def _select_model(
+    series: Sequence[PrometheusSeries], model: str | None
+) -> tuple[Sequence[PrometheusSeries], str]:
     """The series of one LLM, and its label model_name, empty if there is none."""
     models = sorted({row.label("model_name") for row in series if row.name == FINISHED})
     if model is not None and model in models:
@@ -165,12 +167,12 @@ def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence
     return series, models[0] if models else ""
 
 
-def _instance_of(row: Series) -> tuple[str, ...]:
+def _instance_of(row: PrometheusSeries) -> tuple[str, ...]:
     """The labels that identify the engine of a series."""
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
 
 
-def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[tuple[str, ...]]:
+def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> frozenset[tuple[str, ...]]:
     """Prefill workers: engines whose answers have about one token on average."""
     rise_by_instance: dict[tuple[str, ...], dict[str, float]] = {}
     whole_range_s = edges_s[[0, -1]]
@@ -188,7 +190,7 @@ def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[t
     )
 
 
-def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
+def _rise_of_level(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     """The rise of a gauge in each interval (N,), summed over instances.
 
     Where samples are missing it is 0; the interval in which they return has the whole rise since the last.
@@ -205,8 +207,8 @@ def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
 
 def _interval_histograms(
     names: Mapping[str, tuple[str, ...]],
-    series_of: Mapping[str, Sequence[Series]],
-    serving: Sequence[Series],
+    series_of: Mapping[str, Sequence[PrometheusSeries]],
+    serving: Sequence[PrometheusSeries],
     edges_s: Floats,
 ) -> dict[str, SampledHistogram]:
     """For each key, the histogram of its first name with samples, in `series_of[key]` or `serving`."""

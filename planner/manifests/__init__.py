@@ -33,7 +33,7 @@ from planner.models.lora import Lora
 from planner.policies import QUEUE, ROUTERS_OF, ROUTING, VLLM_ROUTER, advise_target
 
 
-class Target(Protocol):
+class DeploymentTarget(Protocol):
     """What each target's module offers. `ENGINE` names the versions for which it writes manifests."""
 
     ENGINE: str
@@ -48,7 +48,7 @@ class Target(Protocol):
         """What routes requests there, as the rest of a sentence that begins with "Routing: "."""
 
 
-TARGETS: dict[str, Target] = {
+TARGETS: dict[str, DeploymentTarget] = {
     "vllm": plain_vllm,
     "compose": compose,
     "kubernetes": kubernetes,
@@ -124,8 +124,8 @@ def render(
     warnings: dict[str, str] = {}
     for name in TARGETS if target == "all" else [target]:
         try:
-            kv_store.refuse(fleet, name)
-            sglang_engine.refuse(fleet, name)
+            kv_store.refuse_store(fleet, name)
+            sglang_engine.refuse_sglang(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
             target_notes = deployed_routing.routing_notes(fleet, name)
         except InputError as error:
@@ -152,7 +152,7 @@ def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str
 
 def services_apart(fleet: Fleet, target: str) -> int:
     """How many services with an address each a target makes of a fleet; 1 if one router serves all."""
-    return len(engine_command.services(fleet, target)) if target in APART else 1
+    return len(engine_command.pool_services(fleet, target)) if target in APART else 1
 
 
 def find_refused_targets(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -393,7 +393,7 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
         "private network, behind what asks for keys."
     )
     if inexpressible := _inexpressible_policies(fleet.policies):
-        lines.append(f"- The plan was simulated with {', '.join(inexpressible)}; vLLM is not told of it.")
+        lines.append(f"- The plan was simulated with {', '.join(inexpressible)}; vLLM is not configured so.")
     if QUEUE[fleet.policies.queue].has_rank:
         lines.append(
             f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
@@ -411,7 +411,7 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "
             "precision."
         )
-    if len(engine_command.routers(fleet)) > 1:
+    if len(engine_command.routers_of(fleet)) > 1:
         lines.append(
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."

@@ -118,7 +118,7 @@ def _service(
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
     service: Document = {
-        "image": engine_command.image(worker.pool.type),
+        "image": engine_command.engine_image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],
         "command": [arg.replace("$", "$$") for arg in args],  # Compose would read $ as a variable.
         "environment": environment,
@@ -153,7 +153,7 @@ def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> D
     """The services of the routers, by name; `urls` are those of the workers."""
     workers = [worker for node in nodes for worker in node.workers]
     services: Document = {}
-    for number, (name, roles) in enumerate(engine_command.routers(fleet).items()):
+    for number, (name, roles) in enumerate(engine_command.routers_of(fleet).items()):
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
             role_urls = [urls[worker.name] for worker in workers if worker.pool.role == role]

@@ -50,7 +50,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     for name, pool in zip(engine_command.pool_labels(fleet), pools, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)
         roles.append({"name": name, "spec": lws.group_spec(fleet, pool, labels, max_model_len)})
-        budgets.append(kubernetes.budget(labels))
+        budgets.append(kubernetes.disruption_budget(labels))
     whole = {
         "apiVersion": "disaggregatedset.x-k8s.io/v1",
         "kind": "DisaggregatedSet",

@@ -48,7 +48,7 @@ def routing(fleet: Fleet) -> str:
     mode = _router_mode(fleet)
     described = {
         "kv": ", overlap of prefixes and load at its own weights, from its own account of what workers "
-        "cache, since they are not told to publish events",
+        "cache, since they are not set to publish events",
         "least-loaded": ", the fewest requests in flight",
     }
     return f"Dynamo's frontend in the mode {mode}{described.get(mode, '')}."
@@ -99,7 +99,7 @@ def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
         for name, pool in pools
     )
     room = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
-    return f"{engine_command.label(engine_command.llm_label(fleet), length=room)}-{kind}"
+    return f"{engine_command.dns_label(engine_command.llm_label(fleet), length=room)}-{kind}"
 
 
 def _router_mode(fleet: Fleet) -> str:
@@ -142,13 +142,13 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         "name": "main",
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.vllm"],
-        "args": kubernetes.expanded(args),
+        "args": kubernetes.escape_variables(args),
         "envFrom": TOKEN,
-        "resources": kubernetes.resources(pool),
+        "resources": kubernetes.gpu_resources(pool),
     }
     if kv_address := kubernetes.nixl_environment(pool):
         main["env"] = kv_address
-    template: Document = {"spec": {**kubernetes.placement(fleet, pool), "containers": [main]}}
+    template: Document = {"spec": {**kubernetes.node_affinity(fleet, pool), "containers": [main]}}
     if engine_command.is_capped(pool.type.gpu):
         template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}
     component: Document = {

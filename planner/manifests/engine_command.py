@@ -86,7 +86,7 @@ Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
     """The flags of `vllm serve` for one worker of `pool`, by their long names without dashes.
 
-    All targets take vLLM's settings from here; `sglang_engine.flags` has those of SGLang.
+    All targets take vLLM's settings from here; `sglang_engine.sglang_flags` has those of SGLang.
     """
     check_name(fleet.llm.name)
     engine = pool.type
@@ -133,7 +133,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
     handing_over = flags.get("kv-transfer-config")
-    if kv_store.serves(fleet, pool):
+    if kv_store.uses_store(fleet, pool):
         store = kv_store.connector(fleet)
         flags["kv-transfer-config"] = _two_connectors(handing_over, store) if handing_over else store
     if offload_bytes := cpu_bytes(pool, fleet):
@@ -168,17 +168,17 @@ def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
     }
 
 
-def version(fleet: Fleet) -> str:
+def engine_version(fleet: Fleet) -> str:
     """The engine's version in the manifest: the plan's, or vLLM's DEPLOYED_VERSION if the plan has none."""
     if fleet.engine is None:
         return VLLM_VERSION
-    release_of = sglang_engine.release if sglang_engine.serves(fleet) else _release
+    release_of = sglang_engine.sglang_release if sglang_engine.is_sglang(fleet) else _release
     return release_of(fleet.engine.version)
 
 
 def engine_title(fleet: Fleet) -> str:
     """For instance "vLLM 0.33.0"."""
-    return f"{NAMES['vllm' if fleet.engine is None else fleet.engine.name]} {version(fleet)}"
+    return f"{NAMES['vllm' if fleet.engine is None else fleet.engine.name]} {engine_version(fleet)}"
 
 
 def versions_sentence(text: str, fleet: Fleet) -> str:
@@ -190,7 +190,7 @@ def versions_sentence(text: str, fleet: Fleet) -> str:
     fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:
         return text.replace(ours, fleet_version) + "."
-    return f"{text}; the plan counts on {fleet_version}, which this target does not bring."
+    return f"{text}; the plan was made for {fleet_version}, which this target does not bring."
 
 
 def _release(version_text: str) -> str:
@@ -261,7 +261,7 @@ def _kv_cache_dtype(llm: Llm) -> str:
     """vLLM's name of the format of keys and values. Raises InputError for formats that it lacks."""
     if llm.kv_dtype_bytes not in _KV_DTYPES:
         raise InputError(
-            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on "
+            f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan assumes "
             f"{llm.kv_dtype_bytes:g}"
         )
     return _KV_DTYPES[llm.kv_dtype_bytes]
@@ -354,7 +354,7 @@ def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
             )
 
 
-def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
+def routers_of(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
     """The routers by name, each with the roles it serves.
 
     A fleet with mixed workers and pairs needs two routers: vLLM's router serves one or the other.
@@ -367,7 +367,7 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
     return {"router": ("prefill", "decode"), "router-mixed": ("mixed",)}
 
 
-def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
+def pool_services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
     """The services of a target that serves a mixed pool or one pair in each: name -> (mixed pool, None), or
     (decode pool, prefill pool) for the pair.
 
@@ -452,7 +452,7 @@ def has_cache_rule(policies: Policies) -> bool:
 def routing_sentence(fleet: Fleet) -> str:
     """What vllm-router routes by, as a sentence of the README."""
     words = []
-    for roles in routers(fleet).values():
+    for roles in routers_of(fleet).values():
         args = router_policy_args(fleet, roles)
         if "mixed" in roles:
             words.append(f"mixed workers by {args[args.index('--policy') + 1]}")
@@ -508,7 +508,7 @@ def why_undeployable(fleet: Fleet) -> str:
 def why_not_started(fleet: Fleet) -> str:
     """Why `plan validate` and `plan serve` cannot start the fleet's engines; empty where they may."""
     if fleet.engine is not None and fleet.engine.name != "vllm":
-        return f"the plan counts on {NAMES[fleet.engine.name]}, and what is started here is vLLM alone"
+        return f"the plan was made for {NAMES[fleet.engine.name]}, and what is started here is vLLM alone"
     return why_undeployable(fleet)
 
 
@@ -517,10 +517,10 @@ def _is_other(gpu: Gpu) -> bool:
     return gpu.node_selector.startswith(OTHER_LABELS)
 
 
-def image(kind: WorkerType) -> str:
-    """The image of a worker's engine, of the release that the plan counts on."""
+def engine_image(kind: WorkerType) -> str:
+    """The image of a worker's engine, of the release that the plan was made for."""
     if kind.engine is not None and kind.engine.name == sglang_engine.NAME:
-        return sglang_engine.image(kind.engine.version)
+        return sglang_engine.sglang_image(kind.engine.version)
     base_image = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE
     return (
         base_image if kind.engine is None else base_image.replace(VLLM_VERSION, _release(kind.engine.version))
@@ -536,7 +536,7 @@ def power_note(gpu: Gpu) -> str:
     return f"# Before: sudo nvidia-smi -pl {gpu.power_w:g} (nothing here sets the power cap)."
 
 
-def label(text: str, *, length: int = LABEL_LETTERS) -> str:
+def dns_label(text: str, *, length: int = LABEL_LETTERS) -> str:
     """`text` as an RFC 1123 label that also begins with a letter, as names of services must."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
     return (name if name[0].isalpha() else f"x{name}")[:length].strip("-")
@@ -544,14 +544,14 @@ def label(text: str, *, length: int = LABEL_LETTERS) -> str:
 
 def llm_label(fleet: Fleet) -> str:
     """A label of the last part of the LLM's name, for instance llama-3-1-70b."""
-    return label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
+    return dns_label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
 
 
 def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
     """One label per running pool, in order, all different: `length` letters, and a number where need be."""
     labels: list[str] = []
     for pool in fleet.running_pools:
-        name = stem = label(pool.name, length=length)
+        name = stem = dns_label(pool.name, length=length)
         # One of these numbers is free, as there are more of them than other pools.
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):

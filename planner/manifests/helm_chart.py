@@ -42,7 +42,7 @@ def chart_files(fleet: Fleet, objects: Sequence[Document], components: Mapping[s
         "description": f"Workers and their router for {engine_command.one_line(fleet.llm.name)}",
         "type": "application",
         "version": CHART_VERSION,
-        "appVersion": engine_command.version(fleet),
+        "appVersion": engine_command.engine_version(fleet),
     }
     header = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
     written = {
@@ -75,7 +75,7 @@ def values(fleet: Fleet, objects: Sequence[Document]) -> Document:
     """values.yaml: pools and routers by name, the optional parts, and objects that no template makes."""
     app = engine_command.llm_label(fleet)
     deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
-    pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers(fleet))
+    pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers_of(fleet))
     from_templates = {f"{app}-{name}" for name in (*pools, *routers, "router")}
     return {
         "app": app,

@@ -36,7 +36,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it, as lines of the README."""
     lines = [f"    {kubernetes.SECRET}", "    kubectl apply -f kserve.yaml", "    kubectl get llmisvc"]
-    if len(engine_command.services(fleet, "kserve")) > 1:
+    if len(engine_command.pool_services(fleet, "kserve")) > 1:
         lines += ["", "Each LLMInferenceService has an address of its own; put a balancer in front of them."]
     return lines
 
@@ -55,7 +55,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     engine_command.refuse_ranks(fleet, "kserve")
     engine_command.refuse_offload(fleet, "kserve")
     name, app = engine_command.hub_name(fleet, "kserve"), engine_command.llm_label(fleet)
-    pools_by_service = engine_command.services(fleet, "kserve")
+    pools_by_service = engine_command.pool_services(fleet, "kserve")
     account: Document = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -112,14 +112,14 @@ def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             *kubernetes.nixl_environment(pool),
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
         ],
-        "resources": kubernetes.resources(pool),
+        "resources": kubernetes.gpu_resources(pool),
         "startupProbe": {"periodSeconds": PROBE_S, "failureThreshold": engine_command.START_S // PROBE_S},
     }
     return {
         "replicas": pool.count,
         "parallelism": {"tensor": pool.type.tp},
         "template": {
-            **kubernetes.placement(fleet, pool),
+            **kubernetes.node_affinity(fleet, pool),
             "serviceAccountName": f"{engine_command.llm_label(fleet)}-hub",
             "containers": [main],
         },

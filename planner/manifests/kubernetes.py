@@ -29,7 +29,7 @@ from planner.manifests.engine_command import (
     SECRET_NAME,
     USUAL_SYSCALLS,
 )
-from planner.units import counted
+from planner.units import count_text
 
 Document = dict[str, Any]
 # Label of nodes whose GPUs are capped, set by hand as the README says. Workers of a capped GPU run on these
@@ -103,7 +103,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
     """YAML to be applied with kubectl."""
-    llm, gpus = engine_command.one_line(fleet.llm.name), counted(fleet.gpus, "GPU")
+    llm, gpus = engine_command.one_line(fleet.llm.name), count_text(fleet.gpus, "GPU")
     header = f"# {llm} on {gpus}.   kubectl apply -f {name}\n"
     return header + "---\n".join(map(to_yaml, documents))
 
@@ -114,7 +114,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = labels_of(fleet, name, pool)
-        pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), budget(labels)]
+        pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), disruption_budget(labels)]
     return [*pools, *_store(fleet), *router(fleet)]
 
 
@@ -144,12 +144,12 @@ def resource_of(gpu: Gpu) -> str:
     return "amd.com/gpu" if engine_command.is_rocm(gpu) else "nvidia.com/gpu"
 
 
-def expanded(args: list[str]) -> list[str]:
+def escape_variables(args: list[str]) -> list[str]:
     """Arguments with $ doubled: Kubernetes would read $(NAME) as a variable, and makes $$ a plain $."""
     return [arg.replace("$", "$$") for arg in args]
 
 
-def environment(pool: Pool) -> list[Document]:
+def worker_environment(pool: Pool) -> list[Document]:
     """A worker's environment: the token for the hub, if the secret exists, and the address for KV."""
     token = {"name": SECRET_NAME, "key": SECRET_KEY, "optional": True}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}, *nixl_environment(pool)]
@@ -165,7 +165,7 @@ def nixl_environment(pool: Pool) -> list[Document]:
     ]
 
 
-def tolerations(gpu: Gpu) -> list[Document]:
+def gpu_tolerations(gpu: Gpu) -> list[Document]:
     """Tolerations of the taint that keeps other pods off nodes with GPUs."""
     return [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}]
 
@@ -184,7 +184,7 @@ def _offload_gib(fleet: Fleet, pool: Pool) -> int:
 def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
     """The container `main` with a request for the CPU memory of its KV blocks, where it has any.
 
-    For pods that `pod` does not make; its own requests (`_with_requests`) include this memory.
+    For pods that `pod_template` does not make; its own requests (`_with_requests`) include this memory.
     """
     if not (size_gib := _offload_gib(fleet, pool)):
         return main
@@ -206,31 +206,31 @@ def _with_requests(fleet: Fleet, pool: Pool, main: Document) -> Document:
     }
 
 
-def resources(pool: Pool) -> Document:
+def gpu_resources(pool: Pool) -> Document:
     """The GPUs of one pod: a worker's share of one node."""
     gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine_command.nodes_of(pool.type))}
     return {"limits": gpus, "requests": dict(gpus)}
 
 
-def container(pool: Pool, args: list[str]) -> Document:
+def worker_container(pool: Pool, args: list[str]) -> Document:
     """A container with vLLM on HTTP_PORT; `args` as Kubernetes reads them. Kustomize patches it by name."""
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
     return {
         "name": engine_command.CONTAINER,
-        "image": engine_command.image(pool.type),
+        "image": engine_command.engine_image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,
-        "env": environment(pool),
+        "env": worker_environment(pool),
         "ports": ports,
-        "resources": resources(pool),
-        **probes(),
+        "resources": gpu_resources(pool),
+        **health_probes(),
         "volumeMounts": [SHM_MOUNT],
     }
 
 
-def probes(*, port: str = "http") -> Document:
+def health_probes(*, port: str = "http") -> Document:
     """Health checks: an engine has START_S to start. Later a pod that fails them gets no requests through
     Services after 15 s, and its engine is restarted after 60 s.
     """
@@ -242,13 +242,13 @@ def probes(*, port: str = "http") -> Document:
     }
 
 
-def placement(fleet: Fleet, pool: Pool) -> Document:
+def node_affinity(fleet: Fleet, pool: Pool) -> Document:
     """Which nodes a pod may run on: those with its GPU and power cap.
 
     Where the fleet has the same GPU with and without a cap, uncapped pods keep off the capped nodes.
     """
     gpu = pool.type.gpu
-    where: Document = {"nodeSelector": node_labels(gpu), "tolerations": tolerations(gpu)}
+    where: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
     if keeps_off_capped(fleet, pool):
         uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
@@ -265,7 +265,7 @@ def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
     )
 
 
-def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
+def pod_template(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
     """A pod template around the container `main`."""
     metadata: Document = {"labels": labels}
     if engine_command.is_capped(pool.type.gpu):
@@ -273,7 +273,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
     return {
         "metadata": metadata,
         "spec": {
-            **placement(fleet, pool),
+            **node_affinity(fleet, pool),
             "terminationGracePeriodSeconds": STOP_S,
             "automountServiceAccountToken": False,
             "securityContext": USUAL_SYSCALLS,
@@ -294,21 +294,21 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
             "replicas": pool.count,
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
             "strategy": ONE_AT_A_TIME,
-            "template": _with_store(fleet, pool, pod(fleet, pool, labels, main)),
+            "template": _with_store(fleet, pool, pod_template(fleet, pool, labels, main)),
         },
     }
 
 
 def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """vLLM with the flags of the plan, or SGLang where the plan counts on it."""
+    """vLLM with the flags of the plan, or SGLang where the plan was made for it."""
     port = ["--port", str(HTTP_PORT)]
-    if not sglang_engine.serves(fleet):
+    if not sglang_engine.is_sglang(fleet):
         args = [*engine_command.engine_args(pool, fleet, max_model_len), *port]
-        return container(pool, expanded(args))
+        return worker_container(pool, escape_variables(args))
     engine_command.check_name(fleet.llm.name)
     longest_tokens = engine_command.served_model_len(fleet, max_model_len)
-    args = [*engine_command.to_args(sglang_engine.flags(pool, fleet, longest_tokens)), *port]
-    return container(pool, expanded(args)) | {"command": list(sglang_engine.COMMAND)}
+    args = [*engine_command.to_args(sglang_engine.sglang_flags(pool, fleet, longest_tokens)), *port]
+    return worker_container(pool, escape_variables(args)) | {"command": list(sglang_engine.COMMAND)}
 
 
 def _store_name(fleet: Fleet) -> str:
@@ -317,7 +317,7 @@ def _store_name(fleet: Fleet) -> str:
 
 def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
     """The pod template, with the configuration of the shared store of KV blocks where its pool uses one."""
-    if not kv_store.serves(fleet, pool):
+    if not kv_store.uses_store(fleet, pool):
         return template
     (main,) = template["spec"]["containers"]
     main["env"] = [*main["env"], {"name": kv_store.CONFIG_PATH, "value": f"/etc/mooncake/{kv_store.CONFIG}"}]
@@ -364,7 +364,7 @@ def _store(fleet: Fleet) -> list[Document]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata,
-            "data": {kv_store.CONFIG: kv_store.config(name, STORE_PROTOCOL)},
+            "data": {kv_store.CONFIG: kv_store.store_config(name, STORE_PROTOCOL)},
         },
         {
             "apiVersion": "apps/v1",
@@ -400,7 +400,7 @@ def headless(labels: Document) -> Document:
     }
 
 
-def budget(labels: Document) -> Document:
+def disruption_budget(labels: Document) -> Document:
     """A PodDisruptionBudget: drains of nodes take one worker of a pool at a time."""
     return {
         "apiVersion": "policy/v1",
@@ -413,7 +413,7 @@ def budget(labels: Document) -> Document:
 def router(fleet: Fleet) -> list[Document]:
     """The routers, and their right to watch pods."""
     app = engine_command.llm_label(fleet)
-    routers = [_router(fleet, app, name, roles) for name, roles in engine_command.routers(fleet).items()]
+    routers = [_router(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()]
     return [*_discovery(app), *(document for documents in routers for document in documents)]
 
 

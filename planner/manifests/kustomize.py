@@ -169,7 +169,7 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
 
 def _shell_image(fleet: Fleet) -> str:
     """An image with a shell and huggingface_hub, which nodes pull anyway: that of the first pool's engine."""
-    return engine_command.image(fleet.running_pools[0].type)
+    return engine_command.engine_image(fleet.running_pools[0].type)
 
 
 def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
@@ -244,7 +244,7 @@ def _monitoring_files(fleet: Fleet, app: str) -> dict[str, str]:
 
     It is left out for SGLang, whose metrics have other names.
     """
-    if sglang_engine.serves(fleet):
+    if sglang_engine.is_sglang(fleet):
         return {}
     is_worker = {"key": ROLE, "operator": "In", "values": list(WORKER_ROLES)}
     pods = {"matchLabels": {APP: app}, "matchExpressions": [is_worker]}
@@ -272,10 +272,10 @@ def _monitoring_files(fleet: Fleet, app: str) -> dict[str, str]:
 def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
     """The component with a Gateway whose HTTPRoute leads to the router.
 
-    With two routers (see `engine_command.routers`) each gets a route by a prefix of the path, which the route
-    removes.
+    With two routers (see `engine_command.routers_of`) each gets a route by a prefix of the path, which the
+    route removes.
     """
-    names = list(engine_command.routers(fleet))
+    names = list(engine_command.routers_of(fleet))
     routes = [_http_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
     gateway = {
         "apiVersion": "gateway.networking.k8s.io/v1",

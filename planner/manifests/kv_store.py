@@ -30,12 +30,12 @@ def size_bytes(fleet: Fleet) -> int:
     return int(offload.size_bytes) if offload is not None and offload.is_shared else 0
 
 
-def serves(fleet: Fleet, pool: Pool) -> bool:
+def uses_store(fleet: Fleet, pool: Pool) -> bool:
     """Whether workers of `pool` use the store: those that prefill do."""
     return size_bytes(fleet) > 0 and pool.role != "decode"
 
 
-def refuse(fleet: Fleet, target: str) -> None:
+def refuse_store(fleet: Fleet, target: str) -> None:
     """Raise InputError where the fleet has a shared store that the manifests of `target` cannot start."""
     if size_bytes(fleet) and target not in TARGETS:
         raise InputError(
@@ -50,7 +50,7 @@ def connector(fleet: Fleet) -> Document:
     If their TP degrees differ, it lists all of them, so that blocks are split small enough for each.
     """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
-    degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})
+    degrees = sorted({pool.type.tp for pool in fleet.running_pools if uses_store(fleet, pool)})
     if len(degrees) > 1:
         connector_config["kv_connector_extra_config"] = {
             "enable_store_tp_lcm": True,
@@ -59,7 +59,7 @@ def connector(fleet: Fleet) -> Document:
     return connector_config
 
 
-def config(master: str, protocol: str) -> str:
+def store_config(master: str, protocol: str) -> str:
     """The JSON file of a worker: `master` is the address of mooncake_master."""
     settings = {
         "mode": "standalone-store",

@@ -114,7 +114,7 @@ def _release_name(fleet: Fleet, name: str) -> str:
 
 def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release. Mixed workers are decode workers of the chart."""
-    if len(engine_command.routers(fleet)) > 1:
+    if len(engine_command.routers_of(fleet)) > 1:
         raise InputError(
             "llm-d: one router of it serves mixed workers or pairs, and this plan has both; take kubernetes"
         )
@@ -131,7 +131,8 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         )
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
     port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
-    args = kubernetes.expanded([*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(port)])
+    engine_args = engine_command.engine_args(pool, fleet, max_model_len)
+    args = kubernetes.escape_variables([*engine_args, "--port", str(port)])
     command = ["vllm", "serve"]
     if nodes > 1:
         args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
@@ -141,14 +142,14 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
     main: Document = {
         "name": "vllm",
-        "image": engine_command.image(pool.type),
+        "image": engine_command.engine_image(pool.type),
         "modelCommand": "custom",
         "command": command,
         "args": args,
         "env": kubernetes.nixl_environment(pool),
         "ports": ports,
-        "resources": kubernetes.resources(pool),
-        **kubernetes.probes(port="metrics"),
+        "resources": kubernetes.gpu_resources(pool),
+        **kubernetes.health_probes(port="metrics"),
         "volumeMounts": [kubernetes.SHM_MOUNT],
         "mountModelVolume": True,
     }
@@ -162,7 +163,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "workers": nodes,
         },
         "nodeSelector": kubernetes.node_labels(gpu),
-        "tolerations": kubernetes.tolerations(gpu),
+        "tolerations": kubernetes.gpu_tolerations(gpu),
         "containers": [kubernetes.with_memory_request(fleet, pool, main)],
         "volumes": [kubernetes.shared_memory(fleet, pool)],
     }

@@ -47,19 +47,19 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
             "metadata": {"name": labels[PART], "labels": labels},
             "spec": group_spec(fleet, pool, labels, max_model_len),
         }
-        pools += [group, kubernetes.budget(labels)]
+        pools += [group, kubernetes.disruption_budget(labels)]
     return [*pools, *kubernetes.router(fleet)]
 
 
 def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
     """The spec of a LeaderWorkerSet with one group per worker of `pool`."""
     nodes = engine_command.nodes_of(pool.type)
-    args = kubernetes.expanded(engine_command.engine_args(pool, fleet, max_model_len))
+    args = kubernetes.escape_variables(engine_command.engine_args(pool, fleet, max_model_len))
     template: Document = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
     serving = [*args, "--port", str(HTTP_PORT)]
     if nodes == 1:
-        main = kubernetes.container(pool, serving)
-        template["workerTemplate"] = kubernetes.pod(fleet, pool, labels, main)
+        main = kubernetes.worker_container(pool, serving)
+        template["workerTemplate"] = kubernetes.pod_template(fleet, pool, labels, main)
     else:
         group = [
             "--nnodes",
@@ -69,11 +69,11 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
             "--master-addr",
             "$(LWS_LEADER_ADDRESS)",
         ]
-        leader = kubernetes.container(pool, [*serving, *group])
-        follower = kubernetes.container(pool, [*args, *group, "--headless"])
-        for http_field in (*kubernetes.probes(), "ports"):
+        leader = kubernetes.worker_container(pool, [*serving, *group])
+        follower = kubernetes.worker_container(pool, [*args, *group, "--headless"])
+        for http_field in (*kubernetes.health_probes(), "ports"):
             del follower[http_field]
         follower_labels = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}
-        template["leaderTemplate"] = kubernetes.pod(fleet, pool, labels, leader)
-        template["workerTemplate"] = kubernetes.pod(fleet, pool, follower_labels, follower)
+        template["leaderTemplate"] = kubernetes.pod_template(fleet, pool, labels, leader)
+        template["workerTemplate"] = kubernetes.pod_template(fleet, pool, follower_labels, follower)
     return {"replicas": pool.count, "leaderWorkerTemplate": template}

@@ -33,10 +33,10 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
             engine_settings
         )
         files[f"vllm/{name}.sh"] = _worker(fleet, name, pool)
-    for name, roles in engine_command.routers(fleet).items():
+    for name, roles in engine_command.routers_of(fleet).items():
         files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
     if size := kv_store.size_bytes(fleet):
-        files[f"vllm/{kv_store.CONFIG}"] = kv_store.config(STORE_ADDRESS, STORE_PROTOCOL)
+        files[f"vllm/{kv_store.CONFIG}"] = kv_store.store_config(STORE_ADDRESS, STORE_PROTOCOL)
         files[f"vllm/{kv_store.NAME}.sh"] = _store(size)
     return files
 
@@ -44,7 +44,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to start the workers and the router, as lines of the folder's README."""
     lines = []
-    packages, store_environment = f"vllm=={engine_command.version(fleet)}", ""
+    packages, store_environment = f"vllm=={engine_command.engine_version(fleet)}", ""
     if kv_store.size_bytes(fleet):
         packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "  # An example.
         lines += [
@@ -62,7 +62,7 @@ def steps(fleet: Fleet) -> list[str]:
         visible = "HIP_VISIBLE_DEVICES" if engine_command.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
         group = "NODE_RANK=0 MASTER_ADDR=10.0.0.1 " if engine_command.nodes_of(pool.type) > 1 else ""
         environment = (
-            f"{visible}={devices} {group}{store_environment if kv_store.serves(fleet, pool) else ''}"
+            f"{visible}={devices} {group}{store_environment if kv_store.uses_store(fleet, pool) else ''}"
         )
         lines.append(f"    {environment}bash vllm/{name}.sh 0   # {pool.count} in all")
     lines += [
@@ -71,7 +71,7 @@ def steps(fleet: Fleet) -> list[str]:
         "routers take the workers' addresses:",
         "",
     ]
-    for name, roles in engine_command.routers(fleet).items():
+    for name, roles in engine_command.routers_of(fleet).items():
         urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
         lines.append(f"    {urls} bash vllm/{name}.sh")
     worker_options = " ".join(
@@ -117,7 +117,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
-    if kv_store.serves(fleet, pool):
+    if kv_store.uses_store(fleet, pool):
         config_path = "$" + kv_store.CONFIG_PATH  # As the shell reads it.
         lines += [
             f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',

@@ -65,7 +65,7 @@ def routing(fleet: Fleet) -> str:
 def values(fleet: Fleet, max_model_len: int) -> Document:
     """The values of the chart for this fleet. Raises InputError for a fleet that its router cannot serve."""
     engine_command.refuse_several_nodes(fleet, "production-stack")
-    if len(engine_command.routers(fleet)) > 1:  # Mixed workers, and pairs of prefill and decode workers.
+    if len(engine_command.routers_of(fleet)) > 1:  # Mixed workers, and pairs of prefill and decode workers.
         raise InputError(
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
@@ -81,7 +81,9 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
             "runtimeClassName": "",  # The chart's default, "nvidia", is not a class of every cluster.
             "strategy": kubernetes.ONE_AT_A_TIME,
             "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT}},
-            "tolerations": [each for gpu in gpu_of_resource.values() for each in kubernetes.tolerations(gpu)],
+            "tolerations": [
+                each for gpu in gpu_of_resource.values() for each in kubernetes.gpu_tolerations(gpu)
+            ],
             "modelSpec": models,
         },
         "routerSpec": {
@@ -120,7 +122,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
             "take kubernetes"
         )
     extra = {key: value for key, value in engine_settings.items() if key not in _CHART_VALUES}
-    repository, _, tag = engine_command.image(pool.type).rpartition(":")
+    repository, _, tag = engine_command.engine_image(pool.type).rpartition(":")
     labels = kubernetes.node_labels(gpu)
     expressions: list[Document] = [{"key": k, "operator": "In", "values": [v]} for k, v in labels.items()]
     if kubernetes.keeps_off_capped(fleet, pool):

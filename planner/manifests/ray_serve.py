@@ -14,7 +14,7 @@ from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
 from planner.policies import RAY_SERVE, ROUTING, Routing, find_router_difference
-from planner.units import counted
+from planner.units import count_text
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
@@ -42,7 +42,7 @@ _ACCELERATORS = {
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """ray-serve.yaml: for `serve deploy`."""
-    llm, gpus = engine_command.one_line(fleet.llm.name), counted(fleet.gpus, "GPU")
+    llm, gpus = engine_command.one_line(fleet.llm.name), count_text(fleet.gpus, "GPU")
     about = f"# {llm} on {gpus}.   serve deploy ray-serve.yaml\n"
     return {"ray-serve.yaml": about + to_yaml(document(fleet, max_model_len))}
 
@@ -55,7 +55,7 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "Workers have the environment of `ray start` on their node: HF_TOKEN belongs there.",
     ]
-    unknown = {pool.type.gpu.name for pool in fleet.running_pools if accelerator(pool.type.gpu) is None}
+    unknown = {pool.type.gpu.name for pool in fleet.running_pools if ray_accelerator(pool.type.gpu) is None}
     if unknown:
         lines += [
             "",
@@ -79,7 +79,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
     engine_command.refuse_ranks(fleet, "ray-serve")
     engine_command.refuse_offload(fleet, "ray-serve")
     app = engine_command.llm_label(fleet)
-    pools_by_service = engine_command.services(fleet, "ray-serve")
+    pools_by_service = engine_command.pool_services(fleet, "ray-serve")
     applications = []
     for label, (pool, prefill) in pools_by_service.items():
         name, prefix = (app, "/") if len(pools_by_service) == 1 else (f"{app}-{label}", f"/{label}")
@@ -95,7 +95,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
     return {"applications": applications}
 
 
-def accelerator(gpu: Gpu) -> str | None:
+def ray_accelerator(gpu: Gpu) -> str | None:
     """Ray's name of `gpu`, None where it has none."""
     value = gpu.node_selector.rpartition("=")[2]
     return next((name for start, name in _ACCELERATORS.items() if re.match(rf"{start}\b", value)), None)
@@ -120,7 +120,7 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     }
     if (router := _router(fleet, pool)) is not None:
         config["deployment_config"]["request_router_config"] = router
-    if (name := accelerator(pool.type.gpu)) is not None:
+    if (name := ray_accelerator(pool.type.gpu)) is not None:
         config["accelerator_type"] = name
     return config
 

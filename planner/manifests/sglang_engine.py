@@ -1,8 +1,10 @@
 """SGLang in place of vLLM, for mixed workers on plain Kubernetes: its command, its image, and what is
 refused.
 
-SGLang's workers have vllm-router too, which needs only their /health: it counts its own requests, since
-SGLang 0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+vllm-router stands before workers of SGLang too. It needs only their /health, and balances by the requests
+that it counted itself, as SGLang 0.5.23 does not answer /get_load. The share of memory is SGLang's own
+choice, which planner/models/memory.py computes; the prefix cache is on by default, and can only help where
+the plan expects no hits. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
 from __future__ import annotations
@@ -19,36 +21,39 @@ COMMAND = ("python3", "-m", "sglang.launch_server")
 _KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}  # SGLang's names by bytes per number of KV.
 
 
-def serves(fleet: Fleet) -> bool:
-    """Whether the plan counts on SGLang."""
+def is_sglang(fleet: Fleet) -> bool:
+    """Whether the plan was made for SGLang."""
     return fleet.engine is not None and fleet.engine.name == NAME
 
 
 def has_release(engine: Engine) -> bool:
-    """Whether `release` is one of this engine's version: not of SGLang 0.4, whose releases are not known."""
-    return engine.name != NAME or release(engine.version).startswith(engine.version)
+    """Whether `sglang_release` is one of this engine's version: not of SGLang 0.4, whose releases are not
+    known.
+    """
+    return engine.name != NAME or sglang_release(engine.version).startswith(engine.version)
 
 
-def release(version: str) -> str:
+def sglang_release(version: str) -> str:
     """The release of a version; NEWEST for its own first two numbers, of which there is no image."""
     return version if version.count(".") > 1 else NEWEST
 
 
-def image(version: str) -> str:
+def sglang_image(version: str) -> str:
     """SGLang's image of the release."""
-    return f"lmsysorg/sglang:v{release(version)}"
+    return f"lmsysorg/sglang:v{sglang_release(version)}"
 
 
-def refuse(fleet: Fleet, target: str) -> None:
-    """Raise InputError if the plan counts on SGLang and cannot be written for `target`."""
-    if not serves(fleet):
+def refuse_sglang(fleet: Fleet, target: str) -> None:
+    """Raise InputError if the plan was made for SGLang and cannot be written for `target`."""
+    if not is_sglang(fleet):
         return
     if target not in TARGETS:
         raise InputError(
-            f"{target}: starts vLLM, and the plan counts on {TITLE}; take {' or '.join(TARGETS)}"
+            f"{target}: starts vLLM, and the plan was made for {TITLE}; take {' or '.join(TARGETS)}"
         )
     policies, usual = fleet.policies, Policies()
-    lacking = [
+    # What no flag here expresses: whether the fleet uses it, and its name.
+    not_written = [
         (fleet.is_disaggregated, "prefill and decode workers"),
         (any(pool.type.dp > 1 for pool in fleet.running_pools), "data-parallel ranks"),
         (any(pool.type.speculation for pool in fleet.running_pools), "drafts"),
@@ -65,26 +70,29 @@ def refuse(fleet: Fleet, target: str) -> None:
         ),
         (fleet.llm.kv_dtype_bytes not in _KV_DTYPES, f"{fleet.llm.kv_dtype_bytes:g} bytes per number of KV"),
     ]
-    if missing := [words for is_used, words in lacking if is_used]:
-        raise InputError(f"{target}: how {TITLE} is told of {', '.join(missing)} is not written here")
+    if used := [words for is_used, words in not_written if is_used]:
+        raise InputError(
+            f"{target}: manifests for {TITLE} cannot express {', '.join(used)}; plan without, or for vLLM"
+        )
 
 
-def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
+def sglang_flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
     """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
 
     `longest_tokens` are those of the longest request, prompt and output.
     """
-    engine = pool.type
-    has_mixed_steps = engine.engine is None or engine.engine.mixed_steps
+    worker = pool.type
+    # Without an engine's constants (`engine: none`) vLLM's mixed steps are simulated.
+    has_mixed_steps = worker.engine is None or worker.engine.mixed_steps
     return {
         "model-path": fleet.llm.name,
         "served-model-name": fleet.llm.name,
-        "tp-size": engine.tp,
-        "pp-size": engine.pp,
-        **({"ep-size": engine.tp} if engine.ep else {}),
+        "tp-size": worker.tp,
+        "pp-size": worker.pp,
+        **({"ep-size": worker.tp} if worker.ep else {}),
         "context-length": longest_tokens,
-        "max-running-requests": engine.max_num_seqs,
-        "chunked-prefill-size": engine.max_num_batched_tokens,
+        "max-running-requests": worker.max_num_seqs,
+        "chunked-prefill-size": worker.max_num_batched_tokens,
         "kv-cache-dtype": _KV_DTYPES[fleet.llm.kv_dtype_bytes],
         **({"enable-mixed-chunk": True} if has_mixed_steps else {}),
         "enable-metrics": True,

@@ -98,7 +98,7 @@ def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
         "set -e",
         "pip install uv",
         "uv venv --python 3.12 --clear ~/vllm",
-        f"uv pip install --python ~/vllm vllm=={engine_command.version(fleet)}",
+        f"uv pip install --python ~/vllm vllm=={engine_command.engine_version(fleet)}",
     ]
     if engine_command.is_capped(pool.type.gpu):
         lines.append(f"sudo nvidia-smi -pl {pool.type.gpu.power_w:g}")

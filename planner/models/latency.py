@@ -173,7 +173,7 @@ class StepLatency:
         f_s = np.maximum.accumulate(np.array(self.f_s) - np.array(self.joint_s))
         return replace(self, f_s=tuple(f_s.tolist()), joint_s=())
 
-    def joint_at(self, tokens: float | Array) -> Array:
+    def joint_experts_s(self, tokens: float | Array) -> Array:
         """Seconds of experts for this many tokens of all ranks."""
         if not self.joint_s:
             return np.zeros_like(np.asarray(tokens, dtype=float))
@@ -197,7 +197,9 @@ class StepLatency:
             x.append(tokens)
             y.append(seconds)
         knots = sorted({*self.knots_tokens, *(dp * tokens for tokens in x)})
-        f_s = _interpolate_knots(np.array(knots) / dp, tuple(x), tuple(y)) + self.joint_at(np.array(knots))
+        f_s = _interpolate_knots(np.array(knots) / dp, tuple(x), tuple(y)) + self.joint_experts_s(
+            np.array(knots)
+        )
         return replace(
             self,
             knots_tokens=tuple(knots),
@@ -269,13 +271,13 @@ class StepLatency:
         knots = tuple(sorted({*self.knots_tokens, tokens, *beyond}))
         knot_tokens = np.array(knots)
         seconds = _interpolate_knots(knot_tokens, self.knots_tokens, self.f_s)
-        joint = self.joint_at(knot_tokens) if self.joint_s else np.array([])
+        joint = self.joint_experts_s(knot_tokens) if self.joint_s else np.array([])
         return replace(self, knots_tokens=knots, f_s=tuple(seconds.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:
         """The same engine with f(N) at least `least_s` from one token beyond `beyond_tokens` on."""
         step = self._with_knot(beyond_tokens)._with_knot(beyond_tokens + 1)
-        knots, joint_s = np.array(step.knots_tokens), step.joint_at(np.array(step.knots_tokens))
+        knots, joint_s = np.array(step.knots_tokens), step.joint_experts_s(np.array(step.knots_tokens))
         own_s = np.array(step.f_s) - joint_s
         # Only the part of f that is not joint is raised, by as much as f lacks of `least_s`.
         own_s = np.where(knots > beyond_tokens, np.maximum(own_s, least_s - joint_s), own_s)
@@ -292,7 +294,7 @@ class StepLatency:
         filled = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
         filled = np.where(np.isinf(filled), knots, filled)
         f_s = _interpolate_knots(filled, self.knots_tokens, self.f_s)
-        joint_s = self.joint_at(filled) if self.joint_s else np.array([])
+        joint_s = self.joint_experts_s(filled) if self.joint_s else np.array([])
         return replace(
             self, knots_tokens=tuple(knots.tolist()), f_s=tuple(f_s.tolist()), joint_s=tuple(joint_s.tolist())
         )
@@ -346,7 +348,7 @@ class StepsOfRanks:
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         of_rank = self.latency.of_rank.compile_for_kernel(most_tokens, most_decodes)
-        joint_s = self.latency.joint_at(np.arange(self.dp * most_tokens + 1, dtype=float))
+        joint_s = self.latency.joint_experts_s(np.arange(self.dp * most_tokens + 1, dtype=float))
         tables = (*of_rank.tables, joint_s)
         return replace(of_rank, tables=tables, widths=tuple(len(table) for table in tables))
 

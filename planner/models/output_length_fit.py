@@ -52,7 +52,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         generated = X[:, 1]
         if self.beyond == "raise" and (generated >= self.longest_).any():
             raise ExtrapolationError(
-                f"output length: asked beyond {generated.max():g} tokens, the longest output fitted has "
+                f"output length: predicted beyond {generated.max():g} tokens, the longest output fitted has "
                 f"{self.longest_:g}; fit on longer ones, or with beyond='extrapolate'"
             )
         return self.table_.expected_tokens(X[:, 0], generated)

@@ -112,7 +112,7 @@ def check_profiled(model: Any, X: Array) -> Array:
     if model.beyond == "raise" and (X > model.x_max_).any():
         row = X[(X > model.x_max_).any(axis=1)][0]
         raise ExtrapolationError(
-            f"step latency: asked for N, A_p, D, K, P = {row.tolist()}, profiled up to "
+            f"step latency: a prediction for N, A_p, D, K, P = {row.tolist()}, profiled up to "
             f"{model.x_max_.tolist()}; profile further, or fit with beyond='extrapolate'"
         )
     return X

@@ -24,10 +24,10 @@ from planner.papers.goodput import (
 from planner.papers.vidur_search import most_rps
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import counted, finite_or_none, show_s
+from planner.units import count_text, finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
 # The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
@@ -73,7 +73,7 @@ class FleetGoodput:
         """Each limit of the SLO with the value [s] that its percentile has in `run`, over the requests of its
         class; with `slo: {every: ...}` in the worst window.
         """
-        return {line.limit: line.deciding_s for line in judge(self.run, self.rule.slo).lines}
+        return {line.limit: line.deciding_s for line in judge_slo(self.run, self.rule.slo).lines}
 
 
 def fleet_goodput(
@@ -161,7 +161,7 @@ def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
     """The error that the fleet keeps the SLO at no rate, with what the lowest rate misses: of several limits
     the one that it misses by most.
     """
-    reason, constraint, relaxation = _missed_most(judge(goodput.run, goodput.rule.slo), goodput.rule.slo)
+    reason, constraint, relaxation = _missed_most(judge_slo(goodput.run, goodput.rule.slo), goodput.rule.slo)
     fewest = (
         "" if goodput.is_poisson else f" Lower rates keep fewer than {LEAST_REQUESTS} requests of the trace."
     )
@@ -181,7 +181,11 @@ def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
         name, value = worst.limit.name, show_s(worst.deciding_s)
         return f"{name} is {value} there, limit {show_s(worst.limit.limit_s)}", name, f"{name} of {value}"
     if verdict.rejected:
-        return f"{counted(verdict.rejected, 'request')} fit no worker", "memory", "workers with more KV cache"
+        return (
+            f"{count_text(verdict.rejected, 'request')} fit no worker",
+            "memory",
+            "workers with more KV cache",
+        )
     if not verdict.attainment_holds:
         needed, shares = slo.attainment_frac or 0.0, [verdict.attainment_frac]
         shares += [verdict.attainment_worst.kept_frac] if verdict.attainment_worst is not None else []

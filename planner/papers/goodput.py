@@ -8,9 +8,10 @@ The bisection takes for granted that a fleet that keeps the SLO at a rate keeps 
 A rule defines what it means to keep the SLO at a rate. This module has one:
 
     Steady          the runs of all seeds keep every limit after the warm-up and have no growing backlog
-                    (slo_verdict.judge). A run must be at least `residences` times as long as the mean time
-                    that a request stays in the fleet; otherwise a longer one replaces it. The reason is that
-                    a fleet begins empty: it keeps any SLO until its first requests are old enough to miss it.
+                    (slo_verdict.judge_slo). A run must be at least `residences` times as long as the mean
+                    time that a request stays in the fleet; otherwise a longer one replaces it. The reason is
+                    that a fleet begins empty: it keeps any SLO until its first requests are old enough to
+                    miss it.
 
 The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
@@ -33,7 +34,7 @@ from planner.fleet import Fleet
 from planner.simulator.layout import FINISHED
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge, measured_mask
+from planner.simulator.slo_verdict import judge_slo, measured_mask
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
@@ -119,7 +120,9 @@ class Steady:
         return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
 
     def run(self, fleet: Fleet, rate_rps: float, seed: int = 0) -> Simulation:
-        """A run that is long enough. It records every gap between tokens, so that `judge` can compute TBT."""
+        """A run that is long enough. It records every gap between tokens, so that `judge_slo` can compute
+        TBT.
+        """
 
         def simulate_recorded(trace: Trace) -> Simulation:
             limits, every_s = self.slo.limits, self.slo.every_s
@@ -136,7 +139,7 @@ class Steady:
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             requests, every_s = RequestRecords(trace), self.slo.every_s
             simulation = simulate_if_kept(fleet, trace, limits, requests, every_s, patience_s=patience_s)
-            if simulation is None or not judge(simulation, self.slo, with_percentiles=False).holds:
+            if simulation is None or not judge_slo(simulation, self.slo, with_percentiles=False).holds:
                 return None
             return simulation
 

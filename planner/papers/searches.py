@@ -126,7 +126,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
             "fleet": _name_pools(fleet),
             "GPUs": fleet.gpus,
             "USD/h": round(fleet.price_usd_per_h, 2),
-            f"carries ({rate_rps:g} asked)": round(goodput_rps[name], 2),
+            f"carries ({rate_rps:g} needed)": round(goodput_rps[name], 2),
         }
         for name, fleet in fleets.items()
     ]
@@ -153,7 +153,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
     longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
-    space = vidur_search.SearchSpace(budgets=(512, 2048, 8192), seats=(128, 256))
+    space = vidur_search.EngineSettingChoices(budgets=(512, 2048, 8192), seats=(128, 256))
     fleets = vidur_search.configurations(
         catalog.llm(task.llm),
         task.priced_gpus(catalog),
@@ -256,7 +256,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     if task.objective == "throughput":
         return _most_of_designs(question)
     unit = OBJECTIVE_UNITS[task.objective]
-    slowdowns = _Slowdowns(question)
+    slowdowns = _SlowdownJudge(question)
     designs = sorted(
         (
             row
@@ -277,7 +277,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, designs[0][1])
 
 
-class _Slowdowns:
+class _SlowdownJudge:
     """Judges fleets by the slowdowns of requests over the same requests alone on the reference machine.
 
     Traffic of a rate, and its times on the reference machine, are computed once for all fleets.
@@ -324,7 +324,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             f"found {names}; name one"
         )
     ((limit_name, budget),) = named
-    slowdowns, llm, network = _Slowdowns(question), catalog.llm(task.llm), _own_links(task.network)
+    slowdowns, llm, network = _SlowdownJudge(question), catalog.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, catalog):
         costs = [objective_of_worker(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
@@ -389,7 +389,7 @@ def _designs(task: PlanQuestion, catalog: Catalog) -> list[splitwise_search.Mach
 
 
 def _cheapest_of_design(
-    design: splitwise_search.MachineDesign, question: PaperQuestion, slowdowns: _Slowdowns
+    design: splitwise_search.MachineDesign, question: PaperQuestion, slowdowns: _SlowdownJudge
 ) -> tuple[dict[str, Any], Fleet] | None:
     """The row and the fleet of this design's cheapest counts that keep the slowdowns at the question's rate;
     None if there are none.

@@ -88,7 +88,7 @@ class OfflineConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSpace:
+class EngineSettingChoices:
     """The engine settings among which the search chooses: batching policies, tokens per step (`budgets`),
     sequences that run at once (`seats`), and pipeline stages (`pipelines`).
     """
@@ -99,7 +99,7 @@ class SearchSpace:
     pipelines: tuple[int, ...] = (1, 2, 4)
 
 
-DEFAULT_SPACE = SearchSpace()
+DEFAULT_SPACE = EngineSettingChoices()
 
 
 def configuration_name(fleet: Fleet) -> str:
@@ -112,7 +112,7 @@ def configurations(
     llm: Llm,
     gpus: Iterable[Gpu],
     catalog: Catalog,
-    space: SearchSpace = DEFAULT_SPACE,
+    space: EngineSettingChoices = DEFAULT_SPACE,
     *,
     total_gpus: int,
     least_kv_tokens: int = 1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.documents import facts
-from planner.reports.fact_sentences import SAME_FRAC, more_text, percent, relative_cost_text
-from planner.reports.words import Rows, listed, pool_text
+from planner.reports.fact_sentences import SAME_FRAC, more_text, percent_text, relative_cost_text
+from planner.reports.words import Rows, list_text, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s
 
@@ -90,7 +90,7 @@ def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> 
 
 def workers_text(workers: Sequence[facts.Workers]) -> str:
     """Workers in words, in the form of words.describe."""
-    return listed(
+    return list_text(
         [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
     )
 
@@ -109,7 +109,9 @@ def headroom_cell(headroom: facts.Headroom) -> str:
 def first_missed(answer: facts.Answered) -> str:
     """The limits that are missed first with more traffic, and those with longer steps if they differ."""
     limits_by_strain = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
-    names = {strain: listed([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()}
+    names = {
+        strain: list_text([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()
+    }
     if names["traffic"] == names["steps"]:
         return names["traffic"]
     return "; ".join(f"{name} ({strain})" for strain, name in names.items() if name)
@@ -130,9 +132,11 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
-    growth = f", {percent(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
+    growth = f", {percent_text(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
     drift_frac = drawn.prefix_drift_frac
-    drift = f", {percent(drift_frac)} of the popularity of prefixes moved to others" if drift_frac else ""
+    drift = (
+        f", {percent_text(drift_frac)} of the popularity of prefixes moved to others" if drift_frac else ""
+    )
     steps = (
         "step times of prefills and of decodes by the spread that was measured"
         if drawn.have_spread
@@ -151,7 +155,7 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
 
 def _decision_sentence(kept_in: facts.KeptIn) -> str:
     """What the test says of the share of all scenarios, by its decision (`facts.KeptIn`)."""
-    least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
+    least, most = percent_text(kept_in.least_frac), percent_text(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.scenario_count}"
     if kept_in.decision == "holds":
         return f"{text}: with 95 % confidence the SLO is kept in more than {least} of all scenarios."

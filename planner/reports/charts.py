@@ -17,11 +17,11 @@ from planner.reports.curves import BINS, Curve, busy_share, load_edges_s
 from planner.reports.drawing import BLUE, GRID, INK, MUTED, PAPER, SOFT, VERMILLION
 from planner.reports.encoding import (
     Floats,
-    colours,
+    chart_legend,
+    colour_scale,
     data_of_columns,
     data_of_rows,
     distinguish_lines,
-    legend,
     line_points,
     log_axis_ends,
     log_ticks,
@@ -283,7 +283,7 @@ def stacked_chart(
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
             order=alt.Order("rank:O"),
             color=alt.Color(
-                "what:N", sort=names, legend=legend(names, "square"), scale=colours(among or names)
+                "what:N", sort=names, legend=chart_legend(names, "square"), scale=colour_scale(among or names)
             ),
         )
         .properties(width=WIDTH, height=HEIGHT)

@@ -41,7 +41,7 @@ PNG_COLUMNS = 76  # Width of a caption, in characters.
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CaptionedChart:
     """A chart of Altair with its caption; `name` is that of its file, unique on a page."""
 
     name: str
@@ -78,7 +78,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
     return spec
 
 
-def themed(text: str) -> str:
+def with_theme_colours(text: str) -> str:
     """An SVG or a specification with CSS variables in place of our colours, for light and dark pages."""
     for colour, variable in THEME.items():
         text = text.replace(f'"{colour}"', f'"var({variable},{colour})"')
@@ -100,7 +100,7 @@ def _svg_of_text(spec: str) -> str:
     import vl_convert
 
     _check_drawing()
-    return themed(vl_convert.vegalite_to_svg(spec))
+    return with_theme_colours(vl_convert.vegalite_to_svg(spec))
 
 
 @cache
@@ -114,7 +114,7 @@ def _check_drawing() -> None:
         raise MemoryError
 
 
-def chart_png(figure: Figure) -> bytes:
+def chart_png(figure: CaptionedChart) -> bytes:
     """The chart as an image on white with its caption above it."""
     import vl_convert
 
@@ -235,14 +235,14 @@ def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     return {"expr": f"{{{', '.join(text)}}}"}
 
 
-def packed(text: str) -> str:
+def pack_text(text: str) -> str:
     """The text gzipped and in base64, as page.js unpacks it."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def packed_vega() -> str:
-    """Vega, Vega-Lite and vega-embed, `packed`, as one script that sets window.vegaEmbed and begins with
-    their licences. The script is made once per version and kept on disk.
+    """Vega, Vega-Lite and vega-embed, packed by `pack_text`, as one script that sets window.vegaEmbed and
+    begins with their licences. The script is made once per version and kept on disk.
     """
     import vl_convert
 
@@ -258,6 +258,6 @@ def packed_vega() -> str:
             "Lab) with d3 (ISC, Mike Bostock): https://vega.github.io */\n"
             + vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")
         )
-        return packed(code)
+        return pack_text(code)
 
     return cached_text(f"vega-{'-'.join(versions)}.js.gz.txt", make)

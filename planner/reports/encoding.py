@@ -24,7 +24,7 @@ SYMBOL_PX, CHARACTER_PX = 28, 6  # The widths of a legend's symbol with its marg
 
 def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
     """Data for a chart, from columns of equal length."""
-    rows = zip(*map(rounded, columns.values()), strict=True)
+    rows = zip(*map(round_values, columns.values()), strict=True)
     return data_of_rows([dict(zip(columns, row, strict=True)) for row in rows])
 
 
@@ -51,17 +51,17 @@ def data_of_rows(rows: list[dict[str, Any]]) -> Any:
         return make_data(values=rows)
 
 
-def rounded(values: Sequence[Any] | Floats) -> list[Any]:
+def round_values(values: Sequence[Any] | Floats) -> list[Any]:
     """The values with six digits, which no chart shows more of; texts as they are."""
     return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
 
 
 def line_points(x: Floats, y: Floats, **labels: str) -> list[dict[str, Any]]:
     """The rows of data for the points of one line, each with the line's labels, such as `name="TTFT"`."""
-    return [{"x": x_k, "y": y_k, **labels} for x_k, y_k in zip(rounded(x), rounded(y), strict=True)]
+    return [{"x": x_k, "y": y_k, **labels} for x_k, y_k in zip(round_values(x), round_values(y), strict=True)]
 
 
-def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
+def chart_legend(names: Sequence[str], symbol: str = "stroke") -> Any:
     """A legend with as many columns as a chart on a phone has room for; none for a single name."""
     import altair as alt
 
@@ -78,7 +78,7 @@ def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
     )
 
 
-def colours(names: Sequence[str]) -> Any:
+def colour_scale(names: Sequence[str]) -> Any:
     return _repeated([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 
@@ -101,9 +101,9 @@ def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
     """
     import altair as alt
 
-    shared = {"shorthand": f"{field}:N", "sort": list(names), "legend": legend(names)}
+    shared = {"shorthand": f"{field}:N", "sort": list(names), "legend": chart_legend(names)}
     return {
-        "color": alt.Color(**shared, scale=colours(names)),
+        "color": alt.Color(**shared, scale=colour_scale(names)),
         "strokeDash": alt.StrokeDash(**shared, scale=dashes(names)),
     }
 

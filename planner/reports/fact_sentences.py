@@ -17,7 +17,7 @@ from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import counted, in_unit, show_amount, show_clock, show_s, show_span
+from planner.units import count_text, in_unit, show_amount, show_clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0.
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
@@ -147,7 +147,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "{growth: 10 %}, or route without pins"
     ),
     "prompts-first": (
-        "SGLang computes prompts before answers unless it is told otherwise, so all answers stand still "
+        "SGLang computes prompts before answers unless set otherwise, so all answers stand still "
         "while prompts come; engine: {name: sglang, mixed_steps: true} (--enable-mixed-chunk) computes them "
         "together, which may need fewer GPUs where gaps between tokens are limited"
     ),
@@ -169,7 +169,7 @@ _REMARKS: dict[facts.Remark, str] = {
 
 
 @singledispatch
-def sentence(fact: object) -> str:
+def fact_sentence(fact: object) -> str:
     """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence.
 
     What no function below is registered for must be a reason why an option was left out.
@@ -182,26 +182,26 @@ def left_out_words(label: str) -> str:
     return re.sub(r" (\d+)$", r" with \1 tokens per step", label)
 
 
-def sentences(facts_to_tell: Iterable[object]) -> list[str]:
-    """The facts in words, each as `sentence` gives it."""
-    return [sentence(fact) for fact in facts_to_tell]
+def fact_sentences_of(facts_to_tell: Iterable[object]) -> list[str]:
+    """The facts in words, each as `fact_sentence` gives it."""
+    return [fact_sentence(fact) for fact in facts_to_tell]
 
 
-def capitalised(text: str) -> str:
+def capitalise_first(text: str) -> str:
     """The text with a capital at its beginning. All else stays, unlike with str.capitalize."""
     return f"{text[0].upper()}{text[1:]}"
 
 
 def prices_text(prices: Iterable[facts.Price]) -> str:
     """What each GPU costs, with sources, in one line."""
-    return "; ".join(sentences(prices))
+    return "; ".join(fact_sentences_of(prices))
 
 
 def backlog_text(patient_frac: float, patience_s: float) -> str:
     """The result of the backlog test (`Verdict`), in the same words wherever it is shown."""
     values = (
-        f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
-        f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
+        f"of the requests that arrived in the last tenth of the run {percent_text(patient_frac)} waited "
+        f"no longer than {show_s(patience_s)}, {percent_text(STEADY_FRAC)} must"
     )
     if patient_frac >= STEADY_FRAC:
         return f"the backlog test holds: {values}"
@@ -220,7 +220,7 @@ def times_text(low: float, high: float) -> str:
     return f"x{low:.2f}-{high:.2f}"
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     """A share as a percentage: 0.9 -> '90 %', 0.9987 -> '99.87 %'; it never rounds up to 100 %."""
     shown = f"{share * 100:.4g}"
     return "> 99.99 %" if shown == "100" and share < 1 else f"{shown} %"
@@ -255,12 +255,12 @@ def relative_cost_text(cost: float, value: float) -> str:
 # -- what a simulation says --------------------------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Outcome) -> str:
     reasons = [_slo_line_text(line) for line in fact.missed]
     if fact.attainment is not None:
         reasons.append(
-            f"{percent(fact.attainment.frac)} of requests keep all limits "
+            f"{percent_text(fact.attainment.frac)} of requests keep all limits "
             f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
     reasons += [
@@ -277,8 +277,8 @@ def _slo_line_text(line: facts.At) -> str:
     """A line of the SLO with its value: "ttft p90 is 6 s, 85 % within 5 s (90 % needed)"."""
     limit = line.limit
     return (
-        f"{limit.name} is {show_s(line.value_s)}, {percent(line.kept_frac)} within {show_s(limit.limit_s)} "
-        f"({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
+        f"{limit.name} is {show_s(line.value_s)}, {percent_text(line.kept_frac)} within "
+        f"{show_s(limit.limit_s)} ({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
     )
 
 
@@ -288,17 +288,17 @@ def _window_text(window_s: tuple[float, float] | None) -> str:
     return f", from {show_clock(window_s[0])} to {show_clock(window_s[1])} of the trace"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Neighbour) -> str:
     when = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
     when += "after the losses it must survive, " if fact.after_losses else ""
-    return when + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
+    return when + ("no worker of this role is left" if fact.outcome is None else fact_sentence(fact.outcome))
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.RoutersMiss) -> str:
     """For instance "the SLO is not kept under the router of lws (vllm-router by random): ttft p90 6 s"."""
     targets: dict[tuple[str, str], list[str]] = {}
@@ -333,19 +333,19 @@ def _written_text(under: facts.UnderRouter) -> str:
     outcome, line = under.outcome, under.tightest
     # Every line of the SLO holds: the fleet fails by its attainment, its backlog or a tenant's share.
     if not outcome.holds and not outcome.missed:
-        return sentence(outcome)
+        return fact_sentence(outcome)
     if line is None:
         return "no limit has a figure"
     window = _window_text(line.window_s)
     return f"{line.limit.name} {show_s(line.value_s)}, limit {show_s(line.limit.limit_s)}{window}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.UnderRouter) -> str:
     return f"{decided_text(fact)}: {'kept' if fact.keeps else 'not kept'}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ServicesApart) -> str:
     return (
         f"deploy: {fact.target} makes {fact.services} services with an address each: the SLO is kept only "
@@ -354,7 +354,7 @@ def _(fact: facts.ServicesApart) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NotDeployable) -> str:
     return f"deploy: {fact.target} cannot run this plan: {fact.because.removeprefix(f'{fact.target}: ')}"
 
@@ -362,7 +362,7 @@ def _(fact: facts.NotDeployable) -> str:
 # -- what binds --------------------------------------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.LimitBinds) -> str:
     return (
         f"{fact.limit.name} binds the {fact.pool} pool: at {show_s(fact.value_s)} instead of "
@@ -371,18 +371,18 @@ def _(fact: facts.LimitBinds) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.CapacityBinds) -> str:
     fewer = fact.neighbour
-    return f"capacity binds the {fewer.pool} pool: with one worker fewer, {sentence(fewer)}"
+    return f"capacity binds the {fewer.pool} pool: with one worker fewer, {fact_sentence(fewer)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.UsedUp) -> str:
     return f"{fact.limit.name} is used up: {fact.used:g} of {fact.amount:g}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.BoundPrice) -> str:
     one_more = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
     return (
@@ -391,12 +391,12 @@ def _(fact: facts.BoundPrice) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PromisedAt) -> str:
     return f"{fact.limit.name} is {show_s(fact.value_s)} where the limit is {show_s(fact.limit.limit_s)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.AskedAgain) -> str:
     return f"{fact.change}: {moved_text(fact.planned, fact.value, fact.unit)}" + (
         f", {fact.fleet}" if fact.fleet else ""
@@ -420,28 +420,28 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
     return f"{more:+.4g} {'GPU' if unit == 'GPUs' and abs(more) == 1 else unit}{share}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.LongerSteps) -> str:
     share = f"{100 * fact.error_frac:.2g} %"
-    return f"if every step took {share} longer, the error of the fits: {sentence(fact.outcome)}"
+    return f"if every step took {share} longer, the error of the fits: {fact_sentence(fact.outcome)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.UpperEnds) -> str:
     return (
         f"if prefills took {fact.prefill:.2f} and decodes {fact.decode:.2f} times as long, the upper ends of "
-        f"their spread: {sentence(fact.outcome)}"
+        f"their spread: {fact_sentence(fact.outcome)}"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.StepSpread) -> str:
     prefill, decode = (times_text(*ends) for ends in (fact.prefill, fact.decode))
     how = "measured" if fact.is_own else "estimated"  # A spread of other engines' steps is an estimate.
     return f"step times of {fact.worker} {how}: prefill {prefill}, decode {decode} of {fact.source}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Robustness) -> str:
     sampled = "" if fact.rates is None else f", sampled at {fact.rates} rates"
     than = " than the upper end of their spread" if fact.spread else ""
@@ -451,33 +451,33 @@ def _(fact: facts.Robustness) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.InsuranceCosts) -> str:
     if fact.expected is None:
-        return f"{sentence(fact.robustness)}; what that costs was not found in time"
+        return f"{fact_sentence(fact.robustness)}; what that costs was not found in time"
     more = in_unit(fact.value - fact.expected, fact.unit)
     share = relative_cost_text(fact.value, fact.expected)
-    return f"{sentence(fact.robustness)}; this insurance costs {more} ({share})"
+    return f"{fact_sentence(fact.robustness)}; this insurance costs {more} ({share})"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.AsExpected) -> str:
     values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in fact.values)
     return f"if all comes as expected, {values}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ExpectedMissed) -> str:
-    missed = f"{sentence(fact.robustness)}, but if all comes as expected it misses the SLO"
-    return missed if fact.outcome is None else f"{missed}: {sentence(fact.outcome)}"
+    missed = f"{fact_sentence(fact.robustness)}, but if all comes as expected it misses the SLO"
+    return missed if fact.outcome is None else f"{missed}: {fact_sentence(fact.outcome)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NoneForExpected) -> str:
-    return f"{sentence(fact.robustness)}, but for what is expected no fleet was found: {fact.error}"
+    return f"{fact_sentence(fact.robustness)}, but for what is expected no fleet was found: {fact.error}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.SpotSpare) -> str:
     return (
         f"{fact.pool}: of {fact.workers} spot workers {fact.down} may be down at once, and more than that at "
@@ -487,28 +487,28 @@ def _(fact: facts.SpotSpare) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.SpotGone) -> str:
     loss = "if so many spot workers leave together in the middle of the trace, their requests begin anew"
-    return f"{loss}: {sentence(fact.outcome)}"
+    return f"{loss}: {fact_sentence(fact.outcome)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.CachesSave) -> str:
     now = f"with prefix caching and {fact.routing} routing {in_unit(fact.value, fact.unit)}"
     if fact.value_without is None:
         return f"{now}; without, no fleet within the limits keeps the SLO"
-    gpus = f"{counted(fact.gpus, 'GPU')} instead of {fact.gpus_without}"
+    gpus = f"{count_text(fact.gpus, 'GPU')} instead of {fact.gpus_without}"
     return f"{now} instead of {show_amount(fact.value_without, fact.unit)}, {gpus}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PolicyGains) -> str:
     value = in_unit(fact.value, fact.unit)
     return f"{fact.label}: {in_unit(fact.saves, fact.unit)} less{_OF_ANSWER[fact.of]} ({value})"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.SharingSaves) -> str:
     alone, shared = sum(each.value for each in fact.alone), show_amount(fact.value, fact.unit)
     by_class = ", ".join(f"{each.name} {show_amount(each.value, fact.unit)}" for each in fact.alone)
@@ -524,14 +524,14 @@ def _(fact: facts.SharingSaves) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NotShared) -> str:
     if fact.name:
         return f"what sharing saves is not known: no fleet for {fact.name} alone was found"
     return f"separate fleets {fact.why} are not planned, so what sharing saves is not known"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PoliciesRaced) -> str:
     parts = []
     if fact.nothing:  # These policies save nothing.
@@ -543,21 +543,21 @@ def _(fact: facts.PoliciesRaced) -> str:
     return "policies tried: " + ("; ".join(parts) or "none beside those searched")
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PinnedReplicas) -> str:
     pinned = (
         f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
-        f"hit in all, {in_unit(fact.value, fact.unit)}, {counted(fact.gpus, 'GPU')}"
+        f"hit in all, {in_unit(fact.value, fact.unit)}, {count_text(fact.gpus, 'GPU')}"
     )
     lru = (
         f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
-        f"{in_unit(fact.value_lru, fact.unit)}, {counted(fact.gpus_lru, 'GPU')}"
+        f"{in_unit(fact.value_lru, fact.unit)}, {count_text(fact.gpus_lru, 'GPU')}"
     )
     verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
     return f"{verdict}: {pinned}; {lru}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PinsPlaced) -> str:
     comparison = ""
     if fact.load < fact.quick_load:
@@ -568,18 +568,18 @@ def _(fact: facts.PinsPlaced) -> str:
         comparison = f"; a placement with {best_load} is known, and simulates no better"
     pool = f"{fact.pool} pool" + ("" if fact.is_chosen else " of the best fleet that has them")
     return (
-        f"pins of the {pool}: the busiest of {counted(fact.workers, 'worker')} has {fact.load:.4g} s of work "
-        f"per second{comparison}; no placement has less than {fact.bound:.4g}: a gap of "
+        f"pins of the {pool}: the busiest of {count_text(fact.workers, 'worker')} has {fact.load:.4g} s "
+        f"of work per second{comparison}; no placement has less than {fact.bound:.4g}: a gap of "
         f"{100 * fact.gap_frac:.2f} %"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.WorkerMore) -> str:
-    return f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+    return f"with one worker more in the {fact.pool} pool: {fact_sentence(fact.outcome)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: Repeats) -> str:
     sure, figures = 100 * CONFIDENCE_FRAC, []
     # Wald's test rejects one hypothesis: "kept on at most FEW_FRAC" or "kept on at least MOST_FRAC".
@@ -596,7 +596,7 @@ def _(fact: Repeats) -> str:
     return "; ".join([kept, *figures])
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.GivesWay) -> str:
     by_gpu = ", whole nodes not counted" if fact.unit == "USD/h" else ""
     return (
@@ -605,7 +605,7 @@ def _(fact: facts.GivesWay) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NodesFilled) -> str:
     now: float | None = fact.usd_per_h
     was: float | None = fact.was_usd_per_h
@@ -619,7 +619,7 @@ def _(fact: facts.NodesFilled) -> str:
     return f"{how}, as whole nodes are paid{cost}; not every choice of GPUs was tried"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ProductionShared) -> str:
     if fact.is_each:
         return "every LLM has the fleet for production that it would have alone"
@@ -632,7 +632,7 @@ def _(fact: facts.ProductionShared) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.MoreSaves) -> str:
     limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
     more = (
@@ -646,7 +646,7 @@ def _(fact: facts.MoreSaves) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.MoreSavesNothing) -> str:
     if fact.is_known:
         return f"{LEVEL0}, more {_resource_name(fact.limit)} alone saves nothing"
@@ -658,7 +658,7 @@ def _resource_name(limit: FleetLimit) -> str:
     return limit.gpu or limit.name
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Finding) -> str:
     return _FINDINGS[fact.name]
 
@@ -666,33 +666,33 @@ def _(fact: facts.Finding) -> str:
 # -- what is taken for granted -----------------------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Assumption) -> str:
     return _ASSUMPTIONS[fact.name]
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.StepTimes) -> str:
     return "step times: " + "; ".join(fact.bases)
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.HostOverheads) -> str:
     shown = sorted({f"{seconds * 1e3:g} ms" for seconds in fact.overheads_s})
     return "host overhead per step, on top of the engine's own: " + ", ".join(shown)
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.EngineModelled) -> str:
     return f"simulated as {fact.engine}; {fact.basis}; the lower bound leaves this out"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.UncheckedEngine) -> str:
     return f"nobody checked the scheduler or constants of {fact.engine} here; vLLM's are used"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Drafts) -> str:
     cost = f"{100 * fact.draft_frac:.2g} % of a step of the LLM"
     cost += f" and {show_s(fact.draft_s)}" if fact.draft_s else ""
@@ -703,7 +703,7 @@ def _(fact: facts.Drafts) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Adapters) -> str:
     source = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
     in_host = min(fact.max_cpu_loras, fact.adapters)
@@ -716,7 +716,7 @@ def _(fact: facts.Adapters) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Offloaded) -> str:
     place, whose = ("CPU memory", "per GPU")
     if fact.is_shared:
@@ -735,7 +735,7 @@ def _(fact: facts.Offloaded) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.EngineSettings) -> str:
     seats = " or ".join(map(str, fact.max_num_seqs))
     caches = "prefix caches" if fact.prefix_cache else "no prefix cache"
@@ -747,14 +747,14 @@ def _(fact: facts.EngineSettings) -> str:
     return f"at most {seats} sequences per worker, {blocks}, {caches}, {order}, {routed}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.KvLink) -> str:
     return (
         f"KV blocks move over one shared link of {fact.bandwidth_bytes_per_s / 1e9:g} GB/s, {fact.transfer}"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.MeasuredWindow) -> str:
     return (
         f"the measured window lasts {show_s(fact.window_s)}, {fact.residences:.0f} times a request's mean "
@@ -762,7 +762,7 @@ def _(fact: facts.MeasuredWindow) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ObligedWork) -> str:
     if fact.whole_frac > 0:
         work = (
@@ -774,7 +774,7 @@ def _(fact: facts.ObligedWork) -> str:
     else:
         work = "no request"
     if fact.tail:
-        steady = percent(STEADY_FRAC)
+        steady = percent_text(STEADY_FRAC)
         work += f", and all work of {steady} of the requests of the last tenth, by the backlog test"
     return (
         f"bound: a fleet must do {work}, to keep the SLO; a percentile of gaps adds nothing, since a few "
@@ -783,7 +783,7 @@ def _(fact: facts.ObligedWork) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.SmallCaches) -> str:
     return (
         f"with some or all settings the KV cache of {', '.join(fact.workers)} is too small for the longest "
@@ -792,12 +792,12 @@ def _(fact: facts.SmallCaches) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.UncheckedLeftOut) -> str:
     return left_out_text(fact.gpus)
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.GpusConsidered) -> str:
     each = [
         f"{basis}: {', '.join(names)}"
@@ -807,7 +807,7 @@ def _(fact: facts.GpusConsidered) -> str:
     return f"GPUs that were considered, with step times {'; '.join(each)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.GpusTooSmall) -> str:
     no_room = f"no room beside {fact.weight_bytes / 1e9:.0f} GB of weights"
     rooms = [f"{worker.kv_tokens:,} KV tokens" if worker.kv_tokens else no_room for worker in fact.workers]
@@ -819,21 +819,21 @@ def _(fact: facts.GpusTooSmall) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.PrefixesUncounted) -> str:
     return (
-        f"prefix caches are not counted: {percent(fact.alike_frac)} of the input tokens stand at the "
+        f"prefix caches are not counted: {percent_text(fact.alike_frac)} of the input tokens stand at the "
         "beginning of an earlier prompt, by their block ids; `policies: {prefix_cache: true}` "
         "counts what is found cached"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NotOffered) -> str:
     return f"GPUs that the provider does not offer at these terms were not considered: {', '.join(fact.gpus)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.SloInSeconds) -> str:
     return (
         f"the relative SLO was turned into seconds: each factor times that percentile of an idle {fact.gpu} "
@@ -841,19 +841,19 @@ def _(fact: facts.SloInSeconds) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OthersLeave) -> str:
     amounts = ", ".join(f"{left.amount:.6g} of {left.limit.name}" for left in fact.left)
     return f"the other LLMs have their fleets, which leave {amounts}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Assumed) -> str:
     here = f"on this traffic false in {fact.failed} of {fact.compared} comparisons; " if fact.compared else ""
     return f"assumed: {_PRUNING_RULES[fact.name]} ({here}{_test_failures_text(fact.tested)})"
 
 
-def _test_failures_text(tested: tuple[facts.Tested, ...]) -> str:
+def _test_failures_text(tested: tuple[facts.RuleTest, ...]) -> str:
     """The failures of a pruning rule in tests (search/level0/pruning_rules.py), for instance "hid a cheaper
     fleet in 0 of 90 tests with up to 400 requests, 1 of 25 with more"; a rule on pools has one test.
     """
@@ -876,12 +876,12 @@ def _test_failures_text(tested: tuple[facts.Tested, ...]) -> str:
 # -- what a reader must know first -------------------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OfTraffic) -> str:
     return fact.sentence
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.FewKeepAll) -> str:
     return (
         f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
@@ -898,7 +898,7 @@ def _late_text(late: facts.LateRequests) -> str:
     return f"{exceeded}, the worst takes {show_s(late.longest_s)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.WorstHour) -> str:
     if not fact.missed:
         worst = "; ".join(map(_slo_line_text, fact.hours))
@@ -920,7 +920,7 @@ def _holding_text(fact: facts.WorstHour) -> str:
     return f"with {fleet} workers instead, every hour holds, for {more}; "
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OverTheWhole) -> str:
     part = (
         f"planned for {fact.part_requests:,} of the {fact.requests:,} requests, those of the "
@@ -929,19 +929,19 @@ def _(fact: facts.OverTheWhole) -> str:
     if fact.outcome is None:
         return f"{part}; there was no time to simulate all of them: give more --time-limit"
     if not fact.outcome.holds:
-        return f"{part}; over all of them the plan misses the SLO: {sentence(fact.outcome)}"
-    text = f"{part}, which ask for the most; simulated on all of them the plan keeps the SLO"
+        return f"{part}; over all of them the plan misses the SLO: {fact_sentence(fact.outcome)}"
+    text = f"{part}, which need the most; simulated on all of them the plan keeps the SLO"
     if fact.smaller_usd_per_h is None or fact.planned_usd_per_h is None:
         return text
     fleet = " + ".join(f"{each.count} {each.role}" for each in fact.smaller)
     saved = fact.planned_usd_per_h - fact.smaller_usd_per_h
     return (
-        f"{text}; if only percentiles over the whole trace are asked for, {fleet} workers keep it too, for "
+        f"{text}; if only percentiles over the whole trace are limited, {fleet} workers keep it too, for "
         f"{saved:,.2f} USD/h less"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ShortTrace) -> str:
     return (
         f"the trace is short: {show_s(fact.window.window_s)} measured, {fact.window.residences:.1f} times a "
@@ -949,11 +949,11 @@ def _(fact: facts.ShortTrace) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OneTraceRedrawn) -> str:
     why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
     apart = [
-        f"{what} of {percent(round(frac, 2))} of requests"
+        f"{what} of {percent_text(round(frac, 2))} of requests"
         for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
         if frac
     ]
@@ -961,7 +961,7 @@ def _(fact: facts.OneTraceRedrawn) -> str:
         why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
     advice = "plan on a longer trace"
     if fact.growth_frac:
-        advice = f"beyond the {percent(fact.growth_frac)} growth that is planned for, {advice}"
+        advice = f"beyond the {percent_text(fact.growth_frac)} growth that is planned for, {advice}"
     else:
         advice += ", or leave room with safety: {growth: 20 %}"
     return (
@@ -970,12 +970,12 @@ def _(fact: facts.OneTraceRedrawn) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.GuessedSteps) -> str:
     return f"step times of {fact.gpu} tp{fact.tp} are unchecked: {fact.basis}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.RooflineWon) -> str:
     won = f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over"
     gpus = [name for name in fact.measured if " " not in name]  # Others have the size of their groups.
@@ -990,12 +990,12 @@ def _(fact: facts.RooflineWon) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NearestEngine) -> str:
     return f"engine {fact.engine}: {fact.basis}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OldPrices) -> str:
     named = ", ".join(fact.gpus) if len(fact.gpus) <= 4 else f"{len(fact.gpus)} GPUs"
     return (
@@ -1004,9 +1004,9 @@ def _(fact: facts.OldPrices) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NotCertified) -> str:
-    requested = percent(fact.asked_frac)
+    requested = percent_text(fact.asked_frac)
     if not fact.have_spread:
         return (
             "not certified: how far these step times are from measured ones is not known, so every scenario "
@@ -1020,24 +1020,24 @@ def _(fact: facts.NotCertified) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.TooFewKept) -> str:
-    most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
+    most, kept = fact.most_kept, percent_text(fact.most_kept.kept_frac)
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
-        f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
+        f"{percent_text(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
         f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
         f"them, raise limits that are set, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NoneTogether) -> str:
     help_text = f". Ask for {fact.relaxation}" if fact.relaxation else ""
     return f"not for production: {fact.reason}. Planned are the cheapest fleets on paper{help_text}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.IdleMisses) -> str:
     return (
         f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
@@ -1048,7 +1048,7 @@ def _(fact: facts.IdleMisses) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NotSimulated) -> str:
     left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
     return (
@@ -1057,9 +1057,9 @@ def _(fact: facts.NotSimulated) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.CheaperMiss) -> str:
-    over = f"over {percent(fact.less_frac)} " if fact.less_frac else ""
+    over = f"over {percent_text(fact.less_frac)} " if fact.less_frac else ""
     return misses_text(fact, f"cost {over}less")
 
 
@@ -1079,7 +1079,7 @@ def misses_text(fact: facts.CheaperMiss, less: str) -> str:
     return f"of the {cheaper_fleets} {simulated} were simulated, and each {misses}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.EndedByClock) -> str:
     return (
         "the time limit ended the search before its work was done, so another run may answer otherwise; "
@@ -1087,19 +1087,19 @@ def _(fact: facts.EndedByClock) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.MissedOnDraws) -> str:
     ask = "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
-    return sentence(fact.repeats) + (ask if fact.repeats.what == "other-draws" else "")
+    return fact_sentence(fact.repeats) + (ask if fact.repeats.what == "other-draws" else "")
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.WorkerMoreFails) -> str:
-    more = f"with one worker more in the {fact.pool} pool: {sentence(fact.outcome)}"
+    more = f"with one worker more in the {fact.pool} pool: {fact_sentence(fact.outcome)}"
     return f"{more}; do not scale it up without a new plan"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.DyingAway) -> str:
     return (
         f"{100 * fact.late_frac:.0f} % of the requests arrive later than any would if answers took no time: "
@@ -1108,7 +1108,7 @@ def _(fact: facts.DyingAway) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.EncoderUntimed) -> str:
     return (
         f"{100 * fact.image_frac:.3g} % of the prompt tokens are of images: they count in the KV cache, in "
@@ -1117,17 +1117,17 @@ def _(fact: facts.EncoderUntimed) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Cautioned) -> str:
     return _CAUTIONS[fact.name]
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.OfLlm) -> str:
-    return f"{fact.llm}: {sentence(fact.warning)}"
+    return f"{fact.llm}: {fact_sentence(fact.warning)}"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.ElectricityCounted) -> str:
     whose = "owned GPUs" if fact.of == "owned" else "all GPUs"
     return (
@@ -1136,13 +1136,13 @@ def _(fact: facts.ElectricityCounted) -> str:
     )
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Price) -> str:
     by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
     return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Headroom) -> str:
     longer = _headroom_text(fact.steps_frac, "twice as long", "longer")
     more = _headroom_text(fact.traffic_frac, "twice the traffic", "more traffic")
@@ -1161,24 +1161,24 @@ def _headroom_text(headroom_frac: float, twice: str, more: str) -> str:
 # -- what is said of alternatives --------------------------------------------------------------------------
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.Remarked) -> str:
     return _REMARKS[fact.name]
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NoneUpTo) -> str:
     return f"no fleet up to {fact.times:g} times the plan's value holds"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.NoneAlone) -> str:
     if not fact.is_proved:
         return "no fleet was found, and nothing proves that there is none"
     return f"no fleet of it keeps the SLO ({fact.for_want_of}: {', '.join(fact.limits)})"
 
 
-@sentence.register
+@fact_sentence.register
 def _(fact: facts.LongestTtft) -> str:
     longest = f"longest TTFT {show_s(fact.longest_s)}"
     if fact.planned_s is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain import Metric
 from planner.reports import charts, screen_charts
-from planner.reports.drawing import Figure
+from planner.reports.drawing import CaptionedChart
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS
@@ -15,21 +15,21 @@ ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if t
 NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
-def all_figures(plan: Plan) -> list[Figure]:
+def all_figures(plan: Plan) -> list[CaptionedChart]:
     """All charts of a plan, in the order of the report."""
     return [*running_figures(plan), *alternative_figures(plan)]
 
 
-def running_figures(plan: Plan) -> list[Figure]:
+def running_figures(plan: Plan) -> list[CaptionedChart]:
     """The charts of the first screen, then those of `figures_beyond_first_screen`."""
-    return [*screen_charts.figures(plan), *figures_beyond_first_screen(plan)]
+    return [*screen_charts.screen_figures(plan), *figures_beyond_first_screen(plan)]
 
 
-def figures_beyond_first_screen(plan: Plan) -> list[Figure]:
+def figures_beyond_first_screen(plan: Plan) -> list[CaptionedChart]:
     """Charts that the first screen lacks: metrics without a limit in the SLO, and how busy pools are."""
     simulation, limited_metrics = plan.simulation, {limit.metric for limit in plan.slo.limits}
     latencies = [
-        screen_charts.latency(simulation, metric, (), ", on which the SLO has no limit")
+        screen_charts.latency_figure(simulation, metric, (), ", on which the SLO has no limit")
         for metric in ALWAYS
         if metric not in limited_metrics
     ]
@@ -39,11 +39,11 @@ def figures_beyond_first_screen(plan: Plan) -> list[Figure]:
             "Share of the time in which the workers of each pool were in a step, however few requests were "
             "in it: a pool at 100 % is full only where its KV cache is, or requests wait."
         )
-        figures.append(Figure("busy", busy, caption))
+        figures.append(CaptionedChart("busy", busy, caption))
     return figures
 
 
-def alternative_figures(plan: Plan) -> list[Figure]:
+def alternative_figures(plan: Plan) -> list[CaptionedChart]:
     """Charts of other fleets for the same traffic: their objectives as bars, and their cost and power."""
     certificate = plan.certificate
     others = [alternative for alternative in plan.alternatives if alternative.fleet != plan.fleet]
@@ -60,7 +60,9 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     # Fleets for the most traffic on given GPUs all cost the same, and such bars say nothing.
     is_varied = len({f"{bar.value:.2f}" for bar in bars}) > 1
     figures = (
-        [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)] if is_varied else []
+        [CaptionedChart("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
+        if is_varied
+        else []
     )
     fleets = {"this plan": plan.fleet} | {
         alternative.label: alternative.fleet for alternative in others if alternative.fleet is not None
@@ -71,5 +73,5 @@ def alternative_figures(plan: Plan) -> list[Figure]:
             "The plan (the square) and the alternatives by cost and provisioned power: a fleet has a name "
             "where no other is better in one and at least as good in the other."
         )
-        figures.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
+        figures.append(CaptionedChart("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
     return figures

@@ -27,13 +27,13 @@ from planner.documents.slo import slo_document
 from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
-from planner.manifests.engine_command import image as image_of
-from planner.manifests.engine_command import version as engine_version
+from planner.manifests.engine_command import engine_image as image_of
+from planner.manifests.engine_command import engine_version as engine_version
 from planner.manifests.engine_command import why_undeployable
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, spread_of
-from planner.reports.drawing import Figure, chart_png
-from planner.reports.fact_sentences import prices_text, sentence, sentences
+from planner.reports.drawing import CaptionedChart, chart_png
+from planner.reports.fact_sentences import fact_sentence, fact_sentences_of, prices_text
 from planner.reports.prefix_values import pool_document, warm_up_json
 from planner.reports.report import render_report
 from planner.reports.rows import simulated_routers
@@ -57,7 +57,7 @@ from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
 from planner.traffic.trace_writing import to_jsonl
-from planner.units import counted
+from planner.units import count_text
 
 Document = dict[str, Any]
 
@@ -111,7 +111,7 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     }
 
 
-def pictures(charts: Iterable[Figure]) -> dict[str, bytes]:
+def chart_pictures(charts: Iterable[CaptionedChart]) -> dict[str, bytes]:
     """Every chart as a PNG with its caption: path -> content."""
     return {f"charts/{chart.name}.png": chart_png(chart) for chart in charts}
 
@@ -121,7 +121,7 @@ def plan_yaml(plan: Plan) -> str:
     fleet = plan.fleet
     targets = targets_text(plan)
     header = (
-        f"# {plan.status}: {counted(fleet.workers, 'worker')}, {counted(fleet.gpus, 'GPU')}, "
+        f"# {plan.status}: {count_text(fleet.workers, 'worker')}, {count_text(fleet.gpus, 'GPU')}, "
         f"{plan.bill.usd_per_h:.2f} USD/h.\n"
         + (f"# {targets}\n" if targets else "")
         + f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
@@ -157,7 +157,7 @@ def plan_yaml(plan: Plan) -> str:
     # The `engine` of `fleet_document` replaces that of `document`, but names no images, and no version where
     # the fleet has no host times. So the one of `document` is put back; it keeps its place among the keys.
     return header + to_yaml(
-        plain(document) | fleet_document(fleet) | {"engine": plain(_engine_document(fleet))}
+        plain_value(document) | fleet_document(fleet) | {"engine": plain_value(_engine_document(fleet))}
     )
 
 
@@ -317,7 +317,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
     trace, simulation = plan.trace, plan.simulation
     document = {
         "status": plan.status,
-        "certificate": certificate_document(plan.certificate, sentence),
+        "certificate": certificate_document(plan.certificate, fact_sentence),
         "facts": _facts(plan),
         "fleet": _fleet_summary(plan.fleet),
         "power": power_document(plan.power),
@@ -337,7 +337,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         },
         "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running_pools},
         "prices": prices_text(plan.prices),
-        "warnings": sentences(plan.warnings),
+        "warnings": fact_sentences_of(plan.warnings),
         "engine": {
             key: value for key, value in _engine_document(plan.fleet).items() if key in ("name", "version")
         },
@@ -357,12 +357,12 @@ def to_json(plan: Plan) -> Document:
             **_prefixes_document(plan),
             **_fleet_summary(plan.fleet),
             "slo": slo_document(plan.slo),
-            "certificate": certificate_document(plan.certificate, sentence),
+            "certificate": certificate_document(plan.certificate, fact_sentence),
             "facts": _facts(plan),
             "alternatives": _alternatives(plan),
             "traffic": plan.traffic_note,
             "prices": prices_text(plan.prices),
-            "warnings": sentences(plan.warnings),
+            "warnings": fact_sentences_of(plan.warnings),
             "max_model_len": plan.max_model_len,
             "simulation": simulation_summary(plan.simulation, plan.verdict),
         }
@@ -371,7 +371,7 @@ def to_json(plan: Plan) -> Document:
 
 def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
     """The used share of each pool's GPUs, and its batches; null if no step ran."""
-    return [plain(dataclasses.asdict(use)) for use in uses]
+    return [plain_value(dataclasses.asdict(use)) for use in uses]
 
 
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
@@ -617,22 +617,22 @@ def verdict_document(verdict: Verdict) -> Document:
 
 
 def as_json(document: Document) -> str:
-    """JSON text of the values as `plain` makes them, the same bytes for the same document."""
-    return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """JSON text of the values as `plain_value` makes them, the same bytes for the same document."""
+    return json.dumps(plain_value(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain_document(document: Document) -> Document:
-    return {key: plain(value) for key, value in document.items()}
+    return {key: plain_value(value) for key, value in document.items()}
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Plain Python values: ten significant digits, null for what is not finite, lists for tuples."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return plain_value(value.item())
     if isinstance(value, float):
         return float(f"{value:.10g}") if math.isfinite(value) else None
     return value

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.files.checked_files import package_text
-from planner.reports.drawing import Figure, add_interaction, chart_spec, packed, packed_vega, svg_of, themed
+from planner.reports.drawing import (
+    CaptionedChart,
+    add_interaction,
+    chart_spec,
+    pack_text,
+    packed_vega,
+    svg_of,
+    with_theme_colours,
+)
 
 # A space between a number and its unit, or around a multiplication sign.
 _UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
@@ -22,7 +30,7 @@ _CODE = re.compile(r"`([^`]+)`")
 MANY_COLUMNS = 7  # Numbers in tables with more columns may break over lines.
 
 
-def page(title: str, body: str, footer: str) -> str:
+def page_html(title: str, body: str, footer: str) -> str:
     """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
     has_charts = "<figure" in body
     library = f'<script type="text/plain" id=vega>{packed_vega()}</script>\n' if has_charts else ""
@@ -37,7 +45,7 @@ def page(title: str, body: str, footer: str) -> str:
     )
 
 
-def section(title: str, body: str) -> str:
+def section_html(title: str, body: str) -> str:
     """A section with a heading; `title` is text, `body` is HTML."""
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
@@ -48,36 +56,37 @@ def later_section(title: str, body: str) -> str:
     return f"<section><details class=later open>{heading}\n{body}</details></section>"
 
 
-def headline(cells: Sequence[tuple[str, str, str]]) -> str:
+def figures_html(cells: Sequence[tuple[str, str, str]]) -> str:
     """The most important figures, in large letters; each cell is (name, value, note)."""
     figures = "".join(
-        f"<div><dt>{unbroken(name)}</dt><dd>{unbroken(value)}</dd><dd class=note>{unbroken(note)}</dd></div>"
+        f"<div><dt>{unbroken_html(name)}</dt><dd>{unbroken_html(value)}</dd><dd "
+        f"class=note>{unbroken_html(note)}</dd></div>"
         for name, value, note in cells
     )
     return f"<dl class=figures>{figures}</dl>"
 
 
-def unbroken(text: str) -> str:
+def unbroken_html(text: str) -> str:
     """A sentence as HTML, with no line break between a number and its unit."""
-    return inline(_UNBROKEN_SPACE.sub("\u00a0", text))
+    return inline_html(_UNBROKEN_SPACE.sub("\u00a0", text))
 
 
-def inline(text: str) -> str:
+def inline_html(text: str) -> str:
     """A sentence as HTML: what stands between backticks, such as a command, is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def charts(figures: Iterable[Figure]) -> str:
+def charts_html(figures: Iterable[CaptionedChart]) -> str:
     """Charts in two columns; in one on a narrow page."""
-    drawn = "".join(chart(figure) for figure in figures)
+    drawn = "".join(chart_html(figure) for figure in figures)
     return f"<div class=charts>{drawn}</div>" if drawn else ""
 
 
-def chart(figure: Figure, *, wide: bool = False) -> str:
+def chart_html(figure: CaptionedChart, *, wide: bool = False) -> str:
     """A chart with its caption, which screen readers take as its name."""
     spec = chart_spec(figure.chart)  # It is made once, because Altair takes as long for it as the drawing.
     still = svg_of(spec)
-    live = packed(themed(json.dumps(add_interaction(spec), separators=(",", ":"))))
+    live = pack_text(with_theme_colours(json.dumps(add_interaction(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")
     return (
         f'<figure{" class=wide" if wide else ""}><div class=still role=img aria-labelledby="{name}">'
@@ -88,7 +97,7 @@ def chart(figure: Figure, *, wide: bool = False) -> str:
     )
 
 
-def table(
+def table_html(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numeric: Iterable[int] = ()
 ) -> str:
     """An HTML table of text. The columns with the numbers `numeric` are aligned right.
@@ -115,7 +124,7 @@ def table(
     )
 
 
-def bullets(lines: Iterable[str], otherwise: str = "") -> str:
+def list_html(lines: Iterable[str], otherwise: str = "") -> str:
     """A list of the lines; without lines the text `otherwise`."""
-    items = "".join(f"<li>{inline(line)}</li>" for line in lines)
+    items = "".join(f"<li>{inline_html(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f"<p>{escape(otherwise)}</p>"

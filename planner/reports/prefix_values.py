@@ -16,11 +16,13 @@ Document = dict[str, Any]
 
 
 def placed_rows(plan: PrefixPlan) -> list[Document]:
-    """The stable prefixes (those used in most parts of the trace), the most requested first. `prefix` is the
-    number of a node of the prefix tree, and `after` that of its parent; node 0 is the empty root.
+    """All nodes of the plan's demand but the empty root 0, which are the stable prefixes (those used in most
+    parts of the trace), the most requested first. `prefix` is the number of a node, `after` that of its
+    parent.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed
     through_rps = demand.subtree_sum(demand.rate_rps)  # The rate of requests that begin with each prefix.
+    # (nodes, workers): requests/s that begin with a prefix and find it cached on their worker; then the sum.
     hits_rps = plan.replication.hits_rps(demand).sum(axis=1)
     return [
         {
@@ -49,10 +51,13 @@ def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
         "workers": plan.pool.count,
         "prefix_tokens_per_worker": plan.memory_tokens,
         "nodes": placed_rows(plan),
+        # Shares of all prompt tokens; `hit_frac` is the sum of the two others.
         "stable_hit_frac": plan.stable_hit_frac,
         "session_hit_frac": plan.session_hit_frac,
         "hit_frac": plan.hit_frac,
         "prefill_saved_frac": plan.prefill_saved_frac,
+        # Loads are seconds of work per second of a worker; no placement has a largest load below
+        # `load_bound`, and `gap_frac` is the share of the largest load that the bound leaves open.
         "load_without_caches": plan.uncached_load,
         "load": replication.load.tolist(),
         "load_bound": replication.bound,
@@ -64,8 +69,9 @@ def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
 
 def pool_document(pool: PoolPrefixes) -> Document:
     """The document of a pool's plan, with the simulated hits beside the expected ones."""
-    document = plan_document(pool.plan, pool.warm_up) | simulated(pool)
+    document = plan_document(pool.plan, pool.warm_up) | simulated_hits(pool)
     if (keep := pool.keep_alive) is not None:
+        # YAML has no tuples.
         document["keep_alive"] = dataclasses.asdict(keep) | {"every_s": list(keep.every_s)}
     return document
 
@@ -78,13 +84,13 @@ def keep_alive_text(keep: KeepAlive) -> str:
     low, high = show_s(min(every_s)), show_s(max(every_s))
     after = low if low == high else f"{low} to {high}"
     return (
-        f"vLLM keeps no pins: the router asks again for a prefix that nobody asked for in {after}, "
+        f"vLLM keeps no pins: the router repeats a prefix that no request began with for {after}, "
         f"{keep.per_h:,.0f} times an hour, at most {100 * keep.busy_frac:.2f} % of a worker's time, which "
         "the simulated latencies leave out"
     )
 
 
-def simulated(pool: PoolPrefixes) -> Document:
+def simulated_hits(pool: PoolPrefixes) -> Document:
     """The simulated hits and loads of a pool, beside the most hits that an unlimited cache would give."""
     return {
         "possible_hit_frac": pool.possible_hit_frac,

@@ -6,11 +6,19 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
-from planner.reports.fact_sentences import capitalised, percent, sentence, sentences
-from planner.reports.page import bullets, chart, charts, later_section, page, section, table
+from planner.reports.fact_sentences import capitalise_first, fact_sentence, fact_sentences_of, percent_text
+from planner.reports.page import (
+    chart_html,
+    charts_html,
+    later_section,
+    list_html,
+    page_html,
+    section_html,
+    table_html,
+)
 from planner.reports.prefix_values import keep_alive_text
 from planner.search.evidence.plan import Plan
-from planner.units import counted
+from planner.units import count_text
 
 LONGEST_OPEN_LIST = 8  # A longer list is folded.
 # The command that the report shows to simulate the plan again.
@@ -22,10 +30,10 @@ def render_report(plan: Plan, *, command: str = "") -> str:
     body = "\n".join(
         [
             f"<header><p class=eyebrow>{escape(_title_line(plan))}</p>",
-            screen_page.fragment(plan),
+            screen_page.first_screen_html(plan),
             "</header>",
-            *([section("Mind", _bullets_of(sentences(plan.warnings)))] if plan.warnings else []),
-            section(screen.why_title(plan), _why_not_cheaper(plan)),
+            *([section_html("Mind", _bullets_of(fact_sentences_of(plan.warnings)))] if plan.warnings else []),
+            section_html(screen.why_title(plan), _why_not_cheaper(plan)),
             later_section("Deployment", _fleet_section(plan)),
             *([later_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
             later_section("What it costs and draws", _costs_section(plan)),
@@ -34,10 +42,10 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             later_section("Appendix: how it runs, and the proof", _appendix_section(plan)),
         ]
     )
-    return page(
+    return page_html(
         f"Fleet plan for {plan.fleet.llm.name}",
         body,
-        f"Written by fleetplan from a simulation of {counted(len(plan.trace), 'request')}, seed "
+        f"Written by fleetplan from a simulation of {count_text(len(plan.trace), 'request')}, seed "
         f"{plan.certificate.seed}. plan.yaml runs it again; certificate.json holds what speaks for it; "
         "manifests/ deploys it.",
     )
@@ -45,7 +53,7 @@ def render_report(plan: Plan, *, command: str = "") -> str:
 
 def _bullets_of(texts: Iterable[str]) -> str:
     """A list of these texts as whole sentences."""
-    return bullets(f"{capitalised(text)}." for text in texts)
+    return list_html(f"{capitalise_first(text)}." for text in texts)
 
 
 def _title_line(plan: Plan) -> str:
@@ -59,7 +67,7 @@ def _appendix_section(plan: Plan) -> str:
     parts = (
         ("The SLO, and what the simulation says", _slo_section(plan)),
         *([("The three answers", _answers_section(plan))] if plan.certificate.answers else []),
-        ("What binds", bullets(words.binding_lines(plan), "No single limit binds.")),
+        ("What binds", list_html(words.binding_lines(plan), "No single limit binds.")),
         ("How it runs", _running_section(plan)),
         ("What was found, and what bounds it", _proof_section(plan)),
     )
@@ -72,7 +80,7 @@ def _of_paper(plan: Plan) -> str:
 
 
 def _answers_section(plan: Plan) -> str:
-    answer_table = table(
+    answer_table = table_html(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
     return answer_table + "".join(
@@ -81,48 +89,50 @@ def _answers_section(plan: Plan) -> str:
 
 
 def _fleet_section(plan: Plan) -> str:
-    fleet = table(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
+    fleet = table_html(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
     text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
     if placement is None:
         return text
     count = len(placement.nodes)
     fewest = "no placement needs fewer" if count == placement.bound else f"at least {placement.bound}"
-    note = f"On {counted(count, 'node')} ({fewest})."
+    note = f"On {count_text(count, 'node')} ({fewest})."
     if placement.cross_frac is not None:
-        note += f" {percent(placement.cross_frac)} of the KV blocks go from one node to another."
-    nodes = table(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
+        note += f" {percent_text(placement.cross_frac)} of the KV blocks go from one node to another."
+    nodes = table_html(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
     return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
 
 
 def _costs_section(plan: Plan) -> str:
-    costs = table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,))
+    costs = table_html(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,))
     if not plan.certificate.commitments:
         return costs
-    terms = table(*words.commitment_rows(plan), caption="The same fleet by other terms", numeric=(1, 2))
+    terms = table_html(*words.commitment_rows(plan), caption="The same fleet by other terms", numeric=(1, 2))
     return f"{costs}<div class=below>{terms}</div>"
 
 
 def _slo_section(plan: Plan) -> str:
-    limits = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
+    limits = table_html(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
     blocks = f"{limits}<p class=note>{escape(words.measured_line(plan))}</p>"
     if plan.certificate.routers:
-        routers = table(*rows.router_rows(plan), caption="Under the routers of deployment targets")
+        routers = table_html(*rows.router_rows(plan), caption="Under the routers of deployment targets")
         blocks += f"<div class=below>{routers}</div>"
     if not plan.certificate.repeats:
         return blocks
-    return f"{blocks}<div class=below>{table(*rows.repeat_rows(plan), caption='Other draws')}</div>"
+    return f"{blocks}<div class=below>{table_html(*rows.repeat_rows(plan), caption='Other draws')}</div>"
 
 
 def _running_section(plan: Plan) -> str:
-    usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 10))
-    percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
+    usage = table_html(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 10))
+    percentiles = table_html(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     tables = "".join(f"<div class=below>{block}</div>" for block in (usage, percentiles))
-    return charts(figures.figures_beyond_first_screen(plan)) + tables
+    return charts_html(figures.figures_beyond_first_screen(plan)) + tables
 
 
 def _prefixes_section(plan: Plan) -> str:
-    prefix_table = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
+    prefix_table = table_html(
+        *rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7)
+    )
     keep_alives = "".join(
         f" {escape(pool.plan.pool.name)}: {escape(keep_alive_text(pool.keep_alive))}."
         for pool in plan.prefixes
@@ -133,25 +143,25 @@ def _prefixes_section(plan: Plan) -> str:
 
 
 def _why_not_cheaper(plan: Plan) -> str:
-    text = _bullets_of(screen.why(plan))
+    text = _bullets_of(screen.why_nothing_cheaper(plan))
     if not plan.alternatives:
         return f"{text}<p>No other fleet was compared.</p>"
-    drawn = "".join(chart(figure, wide=True) for figure in figures.alternative_figures(plan))
-    compared = table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
+    drawn = "".join(chart_html(figure, wide=True) for figure in figures.alternative_figures(plan))
+    compared = table_html(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
     return f"{text}<div class=below>{compared}</div>{drawn}"
 
 
 def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
-    neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
-    ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
-    refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
+    neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
+    ruled_out = [(refuted.label, fact_sentence(refuted.because)) for refuted in certificate.refuted]
+    refuted = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
-        bullets(words.proof_lines(plan))
+        list_html(words.proof_lines(plan))
         + (f"<h4>Neighbours{_of_paper(plan)}</h4>{neighbours}" if certificate.neighbours else "")
         + f"<h4>Over these fleets</h4>{_fleets_searched(certificate.universe)}"
         + (
-            _folded_block(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted)
+            _folded_block(f"{count_text(len(ruled_out), 'kind')} of fleet ruled out", refuted)
             if ruled_out
             else ""
         )
@@ -160,8 +170,8 @@ def _proof_section(plan: Plan) -> str:
 
 def _fleets_searched(lines: Sequence[str]) -> str:
     if len(lines) <= LONGEST_OPEN_LIST:
-        return bullets(lines, "Not stated.")
-    listed = f"<div class=columns>{bullets(lines)}</div>"
+        return list_html(lines, "Not stated.")
+    listed = f"<div class=columns>{list_html(lines)}</div>"
     return _folded_block(f"{len(lines)} kinds of pool or pair of pools", listed)
 
 
@@ -175,15 +185,17 @@ def _sources_section(plan: Plan) -> str:
     notes = [
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
         *(
-            f"Left out: {counted(left_out, 'row')}, {reason}."
+            f"Left out: {count_text(left_out, 'row')}, {reason}."
             for reason, left_out in trace.dropped.items()
             if left_out
         ),
     ]
-    assumed = bullets(sentences(plan.certificate.assumptions), "Nothing beyond the simulator's rules.")
+    assumed = list_html(
+        fact_sentences_of(plan.certificate.assumptions), "Nothing beyond the simulator's rules."
+    )
     return (
-        table(*rows.source_rows(plan), caption="How every figure was obtained")
-        + (f"<div class=below>{bullets(notes)}</div>" if notes else "")
+        table_html(*rows.source_rows(plan), caption="How every figure was obtained")
+        + (f"<div class=below>{list_html(notes)}</div>" if notes else "")
         + f"<h3>What is taken for granted</h3>{assumed}"
     )
 

@@ -13,30 +13,37 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, spread_of
-from planner.reports.fact_sentences import drawn_text, percent, prices_text, router_text, sentence, times_text
-from planner.reports.screen import basis
+from planner.reports.fact_sentences import (
+    drawn_text,
+    fact_sentence,
+    percent_text,
+    prices_text,
+    router_text,
+    times_text,
+)
+from planner.reports.screen import input_bases
 from planner.reports.words import (
     HOURS_PER_YEAR,
     Rows,
     alternative_notes,
-    describe,
+    describe_fleet,
     guarantee_text,
     limit_text,
     seconds_text,
     unpriced_text,
-    usd,
+    usd_text,
     value_text,
 )
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.slo_verdict import Line, Verdict, WindowResult, measured_mask
+from planner.simulator.slo_verdict import LineVerdict, Verdict, WindowResult, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS, verdict_word
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import (
     HOURS_PER_MONTH,
-    counted,
+    count_text,
     percentile_name,
     show_amount,
     show_clock,
@@ -55,7 +62,7 @@ def simulated_routers(plan: Plan) -> list[RouterRow]:
             router=router_text(under),
             simulated=" and ".join(dict.fromkeys(under.simulated))
             + (f" (the router {', '.join(under.differs)})" if under.differs else ""),
-            slo=sentence(under),
+            slo=fact_sentence(under),
             kept=under.keeps,
         )
         for under in plan.certificate.routers
@@ -150,7 +157,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 )
             )
     if slo.attainment_frac is not None:
-        needed, values = percent(slo.attainment_frac), percent(verdict.attainment_frac)
+        needed, values = percent_text(slo.attainment_frac), percent_text(verdict.attainment_frac)
         rows.append(
             (
                 f"{needed} of requests keep all limits at once",
@@ -163,14 +170,16 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             )
         )
         if (worst := verdict.attainment_worst) is not None:
-            values = percent(worst.kept_frac)
+            values = percent_text(worst.kept_frac)
             text = _worst_text(verdict, worst)
             rows.append((text, "", "", values, "", values, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
-        least, needed = promised.least, percent(promised.guarantee.share_frac)
+        least, needed = promised.least, percent_text(promised.guarantee.share_frac)
         # Without windows no tenant's work waited for as long as a window of the guarantee lasts.
         least_text = (
-            f"{percent(least.share_frac)} ({least.tenant})" if promised.windows else "nobody waited so long"
+            f"{percent_text(least.share_frac)} ({least.tenant})"
+            if promised.windows
+            else "nobody waited so long"
         )
         rows.append(
             (
@@ -188,7 +197,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
 
 def _worst_text(verdict: Verdict, worst: WindowResult) -> str:
     """For instance "in the worst of 24 windows, from 14:00 to 15:00"."""
-    windows = counted(verdict.windows, "window")
+    windows = count_text(verdict.windows, "window")
     return f"in the worst of {windows}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
 
 
@@ -200,9 +209,9 @@ def _margin_text(value_s: float, limit_s: float) -> str:
     return f"{100 * abs(below_frac):.0f}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
 
-def _share_text(line: Line | WindowResult) -> str:
+def _share_text(line: LineVerdict | WindowResult) -> str:
     """The share of the judged values within the limit."""
-    return percent(line.kept_frac) if line.judged else "–"
+    return percent_text(line.kept_frac) if line.judged else "–"
 
 
 def signed_verdict(holds: bool, judged: int) -> str:
@@ -239,11 +248,11 @@ def cost_rows(plan: Plan) -> Rows:
     price = paid.usd_per_h
     how = "the GPUs' prices, all of them all the time"
     if paid.nodes:
-        idle = counted(paid.idle_gpus, "GPU") if paid.idle_gpus else "no GPU"
+        idle = count_text(paid.idle_gpus, "GPU") if paid.idle_gpus else "no GPU"
         how = f"whole nodes all the time, with {idle} that no worker uses"
     if paid.owned_gpus:
         owned_cost = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
-        how += f"; {counted(paid.owned_gpus, 'GPU')} owned, for {owned_cost}, {paid.rented_gpus} rented"
+        how += f"; {count_text(paid.owned_gpus, 'GPU')} owned, for {owned_cost}, {paid.rented_gpus} rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
     # Where requests wait for answers, the fleet is paid beyond the trace's last arrival.
@@ -251,9 +260,9 @@ def cost_rows(plan: Plan) -> Rows:
         paid_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(paid_s)} to the last token, over the tokens of this traffic"
     values: list[tuple[str, ...]] = [
-        ("Price per hour", usd(price), how),
+        ("Price per hour", usd_text(price), how),
         *(
-            [("By the GPU, per hour", usd(paid.by_gpu_usd_per_h), "those in use; not sold so here")]
+            [("By the GPU, per hour", usd_text(paid.by_gpu_usd_per_h), "those in use; not sold so here")]
             if paid.idle_gpus
             else []
         ),
@@ -269,7 +278,7 @@ def cost_rows(plan: Plan) -> Rows:
         ),
     ]
     if power is not None:
-        at_rest = f"{percent(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
+        at_rest = f"{percent_text(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
         values += [
             ("Power, expected", _kw_text(power.mean_w), at_rest),
@@ -290,8 +299,8 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
         return []
     how = "of the price; at provisioned power"
     if (expected := paid.expected_electricity_usd_per_h) is not None:
-        how += f", {usd(expected)} at the power that is expected"
-    return [("Electricity per hour", usd(paid.electricity_usd_per_h), how)]
+        how += f", {usd_text(expected)} at the power that is expected"
+    return [("Electricity per hour", usd_text(paid.electricity_usd_per_h), how)]
 
 
 def _kw_text(watts: float) -> str:
@@ -443,7 +452,7 @@ def alternative_rows(plan: Plan) -> Rows:
     unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")
     head = ("Alternative", "Fleet", unit, against, "Note")
     rows: list[tuple[str, ...]] = [
-        ("This plan", describe(plan.fleet), show_amount(plan.value, certificate.unit), "", "")
+        ("This plan", describe_fleet(plan.fleet), show_amount(plan.value, certificate.unit), "", "")
     ]
     if (paper := certificate.find_answer("on-paper")) is not None:
         # The certificate's value is that of the fleet on paper, with which all alternatives are compared.
@@ -452,7 +461,7 @@ def alternative_rows(plan: Plan) -> Rows:
     rows += [
         (
             alternative.label,
-            "none" if alternative.fleet is None else describe(alternative.fleet),
+            "none" if alternative.fleet is None else describe_fleet(alternative.fleet),
             show_amount(alternative.objective, certificate.unit) if alternative.is_priced else "–",
             _difference_text(alternative, certificate.value),
             unpriced_text(alternative, certificate.unit) or "; ".join(alternative_notes(alternative, plan)),
@@ -473,7 +482,7 @@ def neighbour_rows(plan: Plan) -> Rows:
     """Every fleet with one worker fewer than the one on paper, and why it fails."""
     head = ("One worker fewer of", "Type", "Holds", "Why")
     return head, [
-        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", sentence(n))
+        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", fact_sentence(n))
         for n in plan.certificate.neighbours
     ]
 
@@ -485,7 +494,7 @@ def source_rows(plan: Plan) -> Rows:
     # Requests of sessions wait for answers, so their rate depends on the fleet.
     rate = "" if trace.after.size else f" over {show_s(trace.duration_s)}, {trace.rate_rps:.3g} requests/s"
     traffic = (
-        f"{plan.traffic_note}: {counted(len(trace), 'request')}{rate}; prompts of "
+        f"{plan.traffic_note}: {count_text(len(trace), 'request')}{rate}; prompts of "
         f"{trace.input_tokens.mean():,.0f} tokens and answers of {trace.output_tokens.mean():,.0f} on "
         f"average, {plan.max_model_len:,} tokens the longest request"
     )
@@ -495,7 +504,7 @@ def source_rows(plan: Plan) -> Rows:
     )
     memory = f"the catalog's GPU memory less weights and activations, in blocks of {KV_BLOCK_TOKENS}"
     values: list[tuple[str, ...]] = [
-        ("Traffic", basis(plan)["traffic"], traffic),
+        ("Traffic", input_bases(plan)["traffic"], traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),
         *(_step_times_row(pool) for pool in plan.fleet.running_pools),
         ("KV tokens of a worker", "computed", memory),
@@ -528,7 +537,7 @@ def _step_times_row(pool: Pool) -> tuple[str, ...]:
         how = "fitted to measurements"
     error = "no measured error"
     if latency.mape_frac is not None:
-        error = f"held-out error {percent(latency.mape_frac)}"
+        error = f"held-out error {percent_text(latency.mape_frac)}"
     if (spread := latency.spread) is not None:
         prefill, decode = (times_text(part.low, part.high) for part in (spread.prefill, spread.decode))
         error += f"; 90 % of what was measured: prefill {prefill}, decode {decode} ({spread.source})"

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from planner.reports import charts
-from planner.reports.drawing import Figure
-from planner.reports.page import bullets, headline, page, section, table
-from planner.reports.page import charts as charts_html
-from planner.reports.words import Rows, listed, usd
+from planner.reports.drawing import CaptionedChart
+from planner.reports.page import charts_html as charts_html
+from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.words import Rows, list_text, usd_text
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
-from planner.units import HOURS_PER_MONTH, counted, show_percent
+from planner.units import HOURS_PER_MONTH, count_text, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
 # The schedules that a schedule is compared with.
@@ -50,7 +50,7 @@ class ScheduleAnswer:
     others: Mapping[str, Schedule | None]
     required_gap_frac: float
     simulated: SimulatedSchedule | None = None
-    not_simulated: str = "it was not asked for"
+    not_simulated: str = "it was not requested"
 
     @property
     def is_optimal(self) -> bool:
@@ -80,12 +80,12 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
         "on_demand_gpus": dict(zip(gpus, values.on_demand_gpus.tolist(), strict=True)),
         "workers": [
             {
-                "llm": capacity.llm,
-                "worker": capacity.name,
+                "llm": worker_type.llm,
+                "worker": worker_type.name,
                 "firm": values.workers[c].tolist(),
                 "spot": values.spot_workers[c].tolist(),
             }
-            for c, capacity in enumerate(market.capacities)
+            for c, worker_type in enumerate(market.worker_types)
         ],
         "compared": {name: other and other.cost_usd_per_h for name, other in answer.others.items()},
         "simulated": None if answer.simulated is None else _simulated_json(answer, answer.simulated),
@@ -120,8 +120,8 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
         ],
         "why_missed": values.why_left,
         "workers": [
-            {"llm": capacity.llm, "worker": capacity.name, "firm": values.schedule.workers[c].tolist()}
-            for c, capacity in enumerate(market.capacities)
+            {"llm": worker_type.llm, "worker": worker_type.name, "firm": values.schedule.workers[c].tolist()}
+            for c, worker_type in enumerate(market.worker_types)
         ],
     }
 
@@ -139,23 +139,23 @@ def to_csv(answer: ScheduleAnswer) -> str:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("window", "llm", "worker", "firm", "spot"))
     for t in range(to_run.workers.shape[1]):
-        for c, capacity in enumerate(answer.market.capacities):
+        for c, worker_type in enumerate(answer.market.worker_types):
             firm, spot = to_run.workers[c, t], to_run.spot_workers[c, t]
             if firm or spot:
-                rows.writerow((t, capacity.llm, capacity.name, firm, spot))
+                rows.writerow((t, worker_type.llm, worker_type.name, firm, spot))
     return text.getvalue()
 
 
-def figures(answer: ScheduleAnswer) -> list[Figure]:
+def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
     market, demand, values, window_s = answer.market, answer.demand, answer.schedule, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
     demand_chart = charts.windows_chart(rates, window_s, "requests/s")
-    all_figures = [Figure("demand", demand_chart, "Demand of each LLM.")]
+    all_figures = [CaptionedChart("demand", demand_chart, "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
         spot = sum(
-            capacity.gpu_counts.get(offer.gpu, 0) * values.spot_workers[c]
-            for c, capacity in enumerate(market.capacities)
+            worker_type.gpu_counts.get(offer.gpu, 0) * values.spot_workers[c]
+            for c, worker_type in enumerate(market.worker_types)
         )
         in_every_window = np.ones(values.workers.shape[1], np.int64)
         ways = {
@@ -166,20 +166,24 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         if used_ways := {way: counts for way, counts in ways.items() if counts.any()}:
             chart = charts.stacked_chart(used_ways, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
             all_figures.append(
-                Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used_ways))}, stacked.")
+                CaptionedChart(
+                    f"gpus-{g}", chart, f"{offer.gpu}: GPUs {list_text(list(used_ways))}, stacked."
+                )
             )
     for m, llm in enumerate(demand.llms):
         workers = {
-            f"{capacity.name}{suffix}": counts[c]
+            f"{worker_type.name}{suffix}": counts[c]
             for suffix, counts in (("", values.workers), (SPOT_SUFFIX, values.spot_workers))
-            for c, capacity in enumerate(market.capacities)
-            if capacity.llm == llm and counts[c].any()
+            for c, worker_type in enumerate(market.worker_types)
+            if worker_type.llm == llm and counts[c].any()
         }
         if workers:
             chart = charts.stacked_chart(
                 workers, window_s, f"{llm} [workers]", _names_by_colour(list(workers))
             )
-            all_figures.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
+            all_figures.append(
+                CaptionedChart(f"workers-{m}", chart, f"{llm}: workers of each type, stacked.")
+            )
     schedules = {
         "schedule": values,
         **{name: other for name, other in answer.others.items() if other is not None},
@@ -193,7 +197,7 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         OTHERS[name] for name in schedules if name in OTHERS
     )
     all_figures.append(
-        Figure("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}.")
+        CaptionedChart("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}.")
     )
     bars = [charts.Bar("no schedule costs less", values.bound_usd_per_h, at_least=True)]
     bars.insert(0, charts.Bar("this schedule", values.cost_usd_per_h, is_plan=True))
@@ -203,7 +207,7 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         if name in OTHERS
     ]
     all_figures.append(
-        Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows.")
+        CaptionedChart("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows.")
     )
     return all_figures
 
@@ -220,10 +224,12 @@ def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
     return tuple(name or f"none {k}" for k, name in enumerate(names))
 
 
-def sentence(answer: ScheduleAnswer) -> str:
+def cost_sentence(answer: ScheduleAnswer) -> str:
     """The cost of the schedule per hour and per month, as one sentence."""
     usd_per_h = answer.schedule.cost_usd_per_h
-    return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
+    return (
+        f"{usd_text(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
+    )
 
 
 def proof_line(answer: ScheduleAnswer) -> str:
@@ -240,7 +246,7 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
             lines.append(f"{OTHERS[name]}, exceeds a limit")
         else:
             saved_frac = 1 - usd_per_h / other.cost_usd_per_h if other.cost_usd_per_h else 0.0
-            price = f"{usd(other.cost_usd_per_h)}/h"
+            price = f"{usd_text(other.cost_usd_per_h)}/h"
             lines.append(f"{OTHERS[name]}: {price}; the schedule saves {show_percent(saved_frac)}")
     return lines
 
@@ -254,14 +260,14 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
         return [*lines, why]
     for each in values.kept:
         missed, windows = len(each.missed), each.windows
-        line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {counted(windows, 'window')}"
+        line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {count_text(windows, 'window')}"
         if each.missed_before > missed:
             line += f", {windows - each.missed_before} before the repair"
         lines.append(
-            line + (f"; {counted(each.unfinished, 'request')} never served" if each.unfinished else "")
+            line + (f"; {count_text(each.unfinished, 'request')} never served" if each.unfinished else "")
         )
     if values.added:
-        before = usd(values.cost_before_usd_per_h)
+        before = usd_text(values.cost_before_usd_per_h)
         lines.append(f"The repair adds {values.added} workers x windows; without it {before}/h are paid.")
     if values.missed:
         lines.append(f"Windows that are missed still: {values.why_left}.")
@@ -270,14 +276,14 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
         "on demand": values.on_demand_usd_per_h,
         "spot": values.spot_usd_per_h,
     }
-    text = ", ".join(f"{usd(part)} {name}" for name, part in parts.items() if part)
+    text = ", ".join(f"{usd_text(part)} {name}" for name, part in parts.items() if part)
     lines.append(
-        f"Paid on the simulated hours: {usd(values.cost_usd_per_h)}/h ({text}); by rates alone "
-        f"{usd(by_rates_usd_per_h)}/h."
+        f"Paid on the simulated hours: {usd_text(values.cost_usd_per_h)}/h ({text}); by rates alone "
+        f"{usd_text(by_rates_usd_per_h)}/h."
     )
     limit = answer.market.cost_usd_per_h
     if limit is not None and values.cost_usd_per_h > limit:
-        lines.append(f"That is more than limits: cost, {usd(limit)}/h.")
+        lines.append(f"That is more than limits: cost, {usd_text(limit)}/h.")
     return lines
 
 
@@ -304,10 +310,10 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
         return f"{least}" if least == most else f"{least} to {most}"
 
     rows: list[tuple[str, ...]] = []
-    for c, capacity in enumerate(answer.market.capacities):
+    for c, worker_type in enumerate(answer.market.worker_types):
         firm, spot = values.workers[c], values.spot_workers[c]
         if firm.any() or spot.any():
-            rows.append((capacity.llm, capacity.name, least_and_most(firm), least_and_most(spot)))
+            rows.append((worker_type.llm, worker_type.name, least_and_most(firm), least_and_most(spot)))
     return ("LLM", "worker", "reserved or on demand", "on spot"), rows
 
 
@@ -315,10 +321,10 @@ def _html(answer: ScheduleAnswer) -> str:
     values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [
-        ("Cost", usd(values.cost_usd_per_h) + "/h", "on average over all windows"),
-        ("At least", usd(values.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
+        ("Cost", usd_text(values.cost_usd_per_h) + "/h", "on average over all windows"),
+        ("At least", usd_text(values.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
         *(
-            (name.capitalize(), usd(other.cost_usd_per_h) + "/h", OTHERS[name])
+            (name.capitalize(), usd_text(other.cost_usd_per_h) + "/h", OTHERS[name])
             for name, other in answer.others.items()
             if other
         ),
@@ -327,18 +333,20 @@ def _html(answer: ScheduleAnswer) -> str:
     body = "\n".join(
         [
             f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
-            f"<h1>{escape(sentence(answer))}</h1><p class=lead>{escape(proof_line(answer))}</p></header>",
-            headline(cells),
-            section("Simulated", bullets(simulated_lines(answer))),
-            section("Against others", bullets(compared_lines(answer))),
-            section("Over time", charts_html(figures(answer))),
-            section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
-            section(
+            f"<h1>{escape(cost_sentence(answer))}</h1><p "
+            f"class=lead>{escape(proof_line(answer))}</p></header>",
+            figures_html(cells),
+            section_html("Simulated", list_html(simulated_lines(answer))),
+            section_html("Against others", list_html(compared_lines(answer))),
+            section_html("Over time", charts_html(schedule_figures(answer))),
+            section_html("GPUs", table_html(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
+            section_html(
                 "Workers",
-                table(*worker_rows(answer), caption="Workers", numeric=(2, 3)) + f"<p class=note>{FIRM}</p>",
+                table_html(*worker_rows(answer), caption="Workers", numeric=(2, 3))
+                + f"<p class=note>{FIRM}</p>",
             ),
         ]
     )
-    return page(
+    return page_html(
         "Schedule of workers", body, "Written by fleetplan. schedule.csv and schedule.json hold the same."
     )

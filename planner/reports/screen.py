@@ -37,28 +37,28 @@ from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import (
     SAME_USD,
     decided_text,
+    fact_sentence,
     misses_text,
     more_text,
-    percent,
+    percent_text,
     router_text,
-    sentence,
 )
 from planner.reports.words import (
     TERMS,
     alternative_note,
-    describe,
+    describe_fleet,
     idle_gpus_text,
     is_free,
     level0_line,
-    listed,
+    list_text,
     unpriced_text,
-    usd,
+    usd_text,
 )
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
-from planner.units import HOURS_PER_MONTH, counted, in_unit, percentile_name
+from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name
 
 # What may grow (`robustness_facts.Strain`), as a noun, and as a change in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
@@ -116,7 +116,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class KeyFigure:
     """A figure that a buyer asks for: its name, its value, a note."""
 
     name: str
@@ -124,7 +124,7 @@ class Glance:
     note: str
 
 
-def verdict(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
+def verdict_text(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
@@ -145,7 +145,7 @@ def won_text(plan: Plan) -> str:
     if won is None:
         return ""
     # The warning RooflineWon names all these GPUs, so the headline may count them.
-    kinds = listed(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
+    kinds = list_text(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
     return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
 
@@ -159,13 +159,15 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     keeping = [row.target for row in rows if row.keeps]
     missed = [row.target for row in rows if not row.keeps]
     if not missed and not plan.certificate.for_targets:
-        return f"For {listed(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
+        return (
+            f"For {list_text(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
+        )
     if plan.certificate.deploy is not None:  # There is one row: the target that slo.yaml names.
-        return f"NOT kept on {listed(missed)}, for which it was planned."
-    for_whom = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
+        return f"NOT kept on {list_text(missed)}, for which it was planned."
+    for_whom = f"For {list_text(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
         return f"{for_whom}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
-    return f"{for_whom}; NOT kept on {listed(missed)}{f': {remedy}' if remedy else ''}."
+    return f"{for_whom}; NOT kept on {list_text(missed)}{f': {remedy}' if remedy else ''}."
 
 
 def misses_targets(plan: Plan) -> bool:
@@ -182,9 +184,12 @@ def misses_targets(plan: Plan) -> bool:
 def for_targets_text(values: ForTargets) -> str:
     """For instance "on kubernetes and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
     if values.usd_per_h is None:
-        return f"none found on {listed(values.targets)}"
+        return f"none found on {list_text(values.targets)}"
     doubt = "" if values.status in ("certified", "on paper") else f", {values.status}"
-    return f"on {listed(values.targets)} {usd(values.usd_per_h)}/h, {workers_text(values.workers)}{doubt}"
+    return (
+        f"on {list_text(values.targets)} {usd_text(values.usd_per_h)}/h, "
+        f"{workers_text(values.workers)}{doubt}"
+    )
 
 
 def not_for_production(plan: Plan) -> str:
@@ -200,7 +205,7 @@ def not_for_production(plan: Plan) -> str:
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
     """For instance 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per month)'."""
     verb = "Use" if fleet.gpus == paid.owned_gpus else "Buy"
-    cost = f"{usd(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
+    cost = f"{usd_text(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
     return f"{verb} {bought_text(fleet, paid)}{whose}: {cost}"
 
 
@@ -228,7 +233,7 @@ def growth_frac_of(plan: Plan) -> float:
 def grown_text(plan: Plan) -> str:
     """What follows "scenarios": " with 300 % more traffic", empty where no growth was asked for."""
     growth_frac = growth_frac_of(plan)
-    return f" with {percent(growth_frac)} more traffic" if growth_frac else ""
+    return f" with {percent_text(growth_frac)} more traffic" if growth_frac else ""
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
@@ -255,7 +260,7 @@ def holds_text(room: Headroom, *, after_loss: bool = False) -> str:
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:
     """For instance '3 nodes of 8 × h100-80g', whole nodes where these are sold; GPUs by their number."""
-    parts = [f"{counted(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
+    parts = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
     single_gpus: dict[str, int] = {}
     for pool in fleet.running_pools:
         if node_of(pool.type.gpu) is None:
@@ -264,7 +269,7 @@ def bought_text(fleet: Fleet, paid: Bill) -> str:
     for gpu, gpus in single_gpus.items():
         name = gpu.removesuffix(OWNED) if market_of(gpu) == OWNED else gpu
         parts.append(f"{gpus} × {name}" + (" that you own" if market_of(gpu) == OWNED else ""))
-    return listed(parts)
+    return list_text(parts)
 
 
 def month_text(usd_per_h: float) -> str:
@@ -275,7 +280,7 @@ def month_text(usd_per_h: float) -> str:
 # -- the three answers -------------------------------------------------------------------------------------
 
 
-def cards(plan: Plan) -> list[Card]:
+def answer_cards(plan: Plan) -> list[Card]:
     """A card for each of the three answers, or one card if the plan was made on paper alone."""
     if not plan.certificate.answers:
         room = headroom_of(plan)
@@ -296,18 +301,18 @@ def losses_text(plan: Plan) -> str:
     if not spot:
         is_spot_offered = any(market_of(price.gpu) == SPOT for price in plan.prices)
         return NO_SPOT_BOUGHT if is_spot_offered else ""
-    return "production stands losses of spot workers already: " + "; ".join(map(sentence, spot))
+    return "production stands losses of spot workers already: " + "; ".join(map(fact_sentence, spot))
 
 
 def paper_card(fleet: Fleet, paid: Bill) -> Card:
     """The card of a fleet that keeps the SLO on the traffic as it is written."""
     return Card(
         name=NAMES["on-paper"],
-        price=f"{usd(paid.usd_per_h)}/h",
+        price=f"{usd_text(paid.usd_per_h)}/h",
         difference="",
         month=f"{month_text(paid.usd_per_h)} per month",
-        fleet=describe(fleet),
-        kept="kept on the traffic as it is written; no scenario was asked",
+        fleet=describe_fleet(fleet),
+        kept="kept on the traffic as it is written; no scenarios were requested",
         holds="",
         breaks="",
         is_plan=True,
@@ -328,8 +333,8 @@ def _card(plan: Plan, answer: Answered) -> Card:
     fleet = workers_text(answer.workers)
     # Two answers may have the same GPUs and another scheduling budget, and then hold to other loads.
     if not has_plans_fleet and fleet == workers_text(_planned_workers(plan)):
-        budgets = listed([f"{each.max_num_batched_tokens:,}" for each in answer.workers])
-        planned = listed([f"{each.max_num_batched_tokens:,}" for each in _planned_workers(plan)])
+        budgets = list_text([f"{each.max_num_batched_tokens:,}" for each in answer.workers])
+        planned = list_text([f"{each.max_num_batched_tokens:,}" for each in _planned_workers(plan)])
         fleet += f" with {budgets} tokens per step, of the plan {planned}"
     difference = against_text(answer_usd_per_h, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
@@ -338,7 +343,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         difference += "; spare: 1 worker plans for it"
     return Card(
         name=name,
-        price="" if answer_usd_per_h is None else f"{usd(answer_usd_per_h)}/h",
+        price="" if answer_usd_per_h is None else f"{usd_text(answer_usd_per_h)}/h",
         difference="the plan" if is_plan else difference,
         month="" if answer_usd_per_h is None else f"{month_text(answer_usd_per_h)} per month",
         fleet=fleet,
@@ -378,7 +383,7 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     if abs(more) < SAME_USD:
         return SAME_COST
     share = f" ({100 * more / planned_usd_per_h:+.0f} %)" if planned_usd_per_h else ""
-    return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
+    return f"{usd_text(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
 def limit_label(limit: Limit) -> str:
@@ -396,7 +401,7 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
     """What is missed: the limits, or, where every one of them holds, what else the SLO may fail by."""
     if limits:
         return f"{_any_of(limits)} is missed"
-    others = [f"attainment {percent(frac)}"] if (frac := plan.slo.attainment_frac) is not None else []
+    others = [f"attainment {percent_text(frac)}"] if (frac := plan.slo.attainment_frac) is not None else []
     others += ["a tenant's guarantee"] if plan.slo.guarantees else []
     return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
 
@@ -415,15 +420,15 @@ def _lost_worker_text(lost: Lost) -> str:
     return f"1 {role} worker of {lost.workers}" + (f" in {lost.pool}" if number else "")
 
 
-# -- at a glance -------------------------------------------------------------------------------------------
+# -- key figures --------------------------------------------------------------------------------------------
 
 
-def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
+def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFigure]:
     """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
-        of_fleet = "" if agents.agents is None else f"{counted(agents.agents, 'agent')} on the fleet, "
+        of_fleet = "" if agents.agents is None else f"{count_text(agents.agents, 'agent')} on the fleet, "
         per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
     if idle := idle_gpus_text(plan.bill):
         per_million += f"; {idle}"
@@ -432,21 +437,21 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
         joules = f"{plan.power.thousand_tokens_j:,.0f} J per 1,000 output tokens"
         per_million += f", {plan.power.mean_w / 1e3:,.1f} kW expected: {joules}"
     return [
-        *_gpu_count_glance(plan),
-        Glance("Cost per month", month_text(paid), per_million),
-        *_one_gpu_type_glance(plan),
-        *_contexts_glance(plan),
-        *_prefix_cache_glance(plan),
-        *_commitment_glance(plan),
+        *_gpu_count_figures(plan),
+        KeyFigure("Cost per month", month_text(paid), per_million),
+        *_one_gpu_type_figures(plan),
+        *_contexts_figures(plan),
+        *_prefix_cache_figures(plan),
+        *_commitment_figures(plan),
         breaks_first(plan),
-        _more_traffic_glance(plan, questions),
-        measured_glance([basis(plan)]),
-        *_router_glance(plan),
-        Glance("Status", plan.status, STATUS_WORDS[plan.status]),
+        _more_traffic_figure(plan, questions),
+        measured_inputs_figure([input_bases(plan)]),
+        *_router_figures(plan),
+        KeyFigure("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
 
 
-def _one_gpu_type_glance(plan: Plan) -> list[Glance]:
+def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
     """What the question costs with each of its GPU types alone; empty where that was not planned."""
     unit, texts = plan.certificate.unit, list[tuple[str, str]]()
     for each in plan.alternatives:
@@ -458,10 +463,10 @@ def _one_gpu_type_glance(plan: Plan) -> list[Glance]:
         return []
     (value, note), *others = texts
     notes = [note, *(f"{text} ({more})" if more else text for text, more in others)]
-    return [Glance("One GPU type", value, "; ".join(filter(None, notes)))]
+    return [KeyFigure("One GPU type", value, "; ".join(filter(None, notes)))]
 
 
-def _contexts_glance(plan: Plan) -> list[Glance]:
+def _contexts_figures(plan: Plan) -> list[KeyFigure]:
     """How many agents' contexts the KV caches hold at once; empty for traffic without agents."""
     if plan.agent_figures is None:
         return []
@@ -475,15 +480,15 @@ def _contexts_glance(plan: Plan) -> list[Glance]:
         f"{kv_tokens / tokens:,.0f} of {tokens:,.0f} tokens, {which}"
         for tokens, which in ((contexts.mean(), "the mean of requests"), (contexts.max(), "the longest"))
     ]
-    return [Glance("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]
+    return [KeyFigure("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]
 
 
-def _prefix_cache_glance(plan: Plan) -> list[Glance]:
+def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
     """The share of prompt tokens that the simulation found in prefix caches; empty without caches."""
     if (hit_frac := plan.simulation.token_hit_frac) is None:
         return []
     note = "the engines must have them on; policies: {prefix_cache: false} plans without"
-    return [Glance("Prefix caches", f"{percent(hit_frac)} of prompt tokens hit", note)]
+    return [KeyFigure("Prefix caches", f"{percent_text(hit_frac)} of prompt tokens hit", note)]
 
 
 def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
@@ -494,7 +499,7 @@ def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
     return counts
 
 
-def _gpu_count_glance(plan: Plan) -> list[Glance]:
+def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
     """The GPUs that the traffic as written takes, those added for scenarios, and what certainty about step
     times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
     production takes no more GPUs.
@@ -508,14 +513,14 @@ def _gpu_count_glance(plan: Plan) -> list[Glance]:
     if more_gpus <= 0:
         return []
     growth = growth_frac_of(plan)
-    reserve = f"{percent(growth)} more traffic, other traffic" if growth else "other traffic"
+    reserve = f"{percent_text(growth)} more traffic, other traffic" if growth else "other traffic"
     reserve += " of this kind and step times that may be longer"
     if by_type[0].keys() == by_type[1].keys():
-        value = f"{paper_gpus} + {counted(more_gpus, 'GPU')}"
+        value = f"{paper_gpus} + {count_text(more_gpus, 'GPU')}"
         parts = f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve}"
     else:  # The difference of two numbers of unlike GPUs would say nothing.
         paper_text, value = (
-            listed([f"{count} × {gpu}" for gpu, count in counts.items()]) for counts in by_type
+            list_text([f"{count} × {gpu}" for gpu, count in counts.items()]) for counts in by_type
         )
         parts = f"{paper_text} for the traffic as written; these instead for {reserve}"
     paper_usd_per_h, planned_usd_per_h = paper.paid_usd_per_h, planned.paid_usd_per_h
@@ -524,18 +529,22 @@ def _gpu_count_glance(plan: Plan) -> list[Glance]:
     else:
         more_usd_per_h = planned_usd_per_h - paper_usd_per_h
     if more_usd_per_h < SAME_USD:
-        return [Glance("Why this many", value, f"{parts}; on the bill both are the same")]
+        return [KeyFigure("Why this many", value, f"{parts}; on the bill both are the same")]
     if growth:  # The fleet on paper has no room for growth, so the difference is not what certainty saves.
-        return [Glance("Why this many", value, f"{parts}: {usd(more_usd_per_h)}/h")]
+        return [KeyFigure("Why this many", value, f"{parts}: {usd_text(more_usd_per_h)}/h")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
         for pool in plan.fleet.running_pools
     )
     remedy = "" if is_own else " (`plan profile` on your GPUs measures the steps)"
-    return [Glance("Why this many", value, f"{parts}; certainty saves up to {usd(more_usd_per_h)}/h{remedy}")]
+    return [
+        KeyFigure(
+            "Why this many", value, f"{parts}; certainty saves up to {usd_text(more_usd_per_h)}/h{remedy}"
+        )
+    ]
 
 
-def _router_glance(plan: Plan) -> list[Glance]:
+def _router_figures(plan: Plan) -> list[KeyFigure]:
     """How many targets keep the SLO, grouped by their routers."""
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
@@ -548,24 +557,24 @@ def _router_glance(plan: Plan) -> list[Glance]:
     note = "; ".join(f"{', '.join(targets)} ({text})" for text, targets in targets_by_text.items())
     if any(row.needs_priority for row in rows):
         note = f"if every request brings its priority: {note}"
-    return [Glance("Routers", f"kept on {kept_count} of {counted(len(rows), 'target')}", note)]
+    return [KeyFigure("Routers", f"kept on {kept_count} of {count_text(len(rows), 'target')}", note)]
 
 
-def _commitment_glance(plan: Plan) -> list[Glance]:
+def _commitment_figures(plan: Plan) -> list[KeyFigure]:
     """The fleet's price under each commitment, and from which share of use on it is cheaper."""
     offered = [each for each in plan.certificate.commitments if each.term != "on-demand"]
     if not offered:
         return []
-    value = listed([f"{usd(each.usd_per_h)}/h for {TERMS[each.term]}" for each in offered])
+    value = list_text([f"{usd_text(each.usd_per_h)}/h for {TERMS[each.term]}" for each in offered])
     conditions = [
-        f"{TERMS[each.term]} if needed more than {percent(each.needed_frac)} of the time"
+        f"{TERMS[each.term]} if needed more than {percent_text(each.needed_frac)} of the time"
         for each in offered
         if each.needed_frac is not None and each.needed_frac < 1
     ]
     note = (
         f"cheaper than on demand: {', '.join(conditions)}" if conditions else "never cheaper than on demand"
     )
-    return [Glance("Committed", value, note)]
+    return [KeyFigure("Committed", value, note)]
 
 
 STATUS_WORDS = {
@@ -588,33 +597,33 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
     return [HeadroomFact("traffic", room.traffic_frac, ()), HeadroomFact("steps", room.steps_frac, ())]
 
 
-def breaks_first(plan: Plan) -> Glance:
+def breaks_first(plan: Plan) -> KeyFigure:
     """The loss of a worker that the plan does not stand, if there is one; else the strain (more traffic,
     longer steps or prompts) of which it stands the smallest increase."""
     robustness, headroom = plan.certificate.robustness, holds_of(plan)
     if not headroom:
         if not_for_production(plan):
-            return Glance("Breaks first", "not simulated", "this plan is not for production")
-        return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
+            return KeyFigure("Breaks first", "not simulated", "this plan is not for production")
+        return KeyFigure("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(headroom, key=lambda each: each.frac)
     stands_all = first.frac >= HEADROOM_MOST_FRAC
     limit = _missed_text(plan, first.missed)
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
-    twice = f"{listed([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
+    twice = f"{list_text([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
     losses = () if robustness is None else robustness.losses
     missed_loss = next((each for each in losses if not each.holds), None)
     if missed_loss is not None:
         missed = _lost_text(plan, missed_loss)
         value = f"{_lost_worker_text(missed_loss)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
-        return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
+        return KeyFigure("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
     spare = "; any one worker may be lost on the traffic as written" if losses else ""
     if stands_all:
-        return Glance("Breaks first", "nothing simulated", f"as written it holds to {twice}{spare}")
-    return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
+        return KeyFigure("Breaks first", "nothing simulated", f"as written it holds to {twice}{spare}")
+    return KeyFigure("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
-def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
+def _more_traffic_figure(plan: Plan, questions: NextQuestions) -> KeyFigure:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
     does not, the command that prices a fleet which does.
     """
@@ -622,10 +631,10 @@ def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
         kept_text = "is kept in enough scenarios" if plan.certificate.answers else "holds"
-        return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
+        return KeyFigure(name, "none found", f"{rate} is the most that {kept_text} within the limits")
     more = None if robustness is None else robustness.more_traffic
     if more is None:
-        return Glance(name, "not simulated, as it takes long", _priced_by(plan, questions))
+        return KeyFigure(name, "not simulated, as it takes long", _priced_by(plan, questions))
     kept_text = (
         f"kept in {more.kept} of {more.scenario_count} scenarios with so much more"
         if more.scenario_count
@@ -635,27 +644,27 @@ def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
         # Without scenarios nothing is said of the cost: bursts of denser traffic fall elsewhere, so a
         # smaller fleet may carry it.
         if not kept_text:
-            return Glance(name, "carried", "by this fleet, on the traffic as it is written")
-        return Glance(name, NOTHING_EXTRA[plan.certificate.objective], f"this fleet is {kept_text}")
+            return KeyFigure(name, "carried", "by this fleet, on the traffic as it is written")
+        return KeyFigure(name, NOTHING_EXTRA[plan.certificate.objective], f"this fleet is {kept_text}")
     # "Another plan", not "more GPUs": the same GPUs may do, with other settings of their engines.
     kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
     refused = _refusal_text(kept_frac, more.asked_frac)
     why = f"this one is {kept_text}, {refused}" if kept_text else "as written this one misses the SLO with it"
-    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, questions)}")
+    return KeyFigure(name, "takes another plan", f"{why}; {_priced_by(plan, questions)}")
 
 
 def _refusal_text(kept_frac: float, asked_frac: float | None) -> str:
     """Why a fleet that keeps the SLO in this share of scenarios did not pass their test."""
     if asked_frac is None or kept_frac < asked_frac:
         return "too few"
-    return f"too near {percent(asked_frac)} to pass their test"
+    return f"too near {percent_text(asked_frac)} to pass their test"
 
 
 def more_traffic_name(growth_frac: float) -> str:
     """The name of the row of more traffic. Its percentage is against the traffic as written and includes the
     growth of the scenarios, as `safety: growth` would: "380 % more traffic" with 300 % growth.
     """
-    return f"{percent(more_than_written_frac(growth_frac))} more traffic"
+    return f"{percent_text(more_than_written_frac(growth_frac))} more traffic"
 
 
 def more_than_written_frac(growth_frac: float) -> float:
@@ -671,14 +680,14 @@ def _priced_by(plan: Plan, questions: NextQuestions) -> str:
     return questions.what_if.format(change=f"safety.growth={100 * growth_frac:.6g} %")
 
 
-def basis(plan: Plan) -> dict[str, Basis]:
+def input_bases(plan: Plan) -> dict[str, Basis]:
     """The basis of each input: measured, given, listed, estimated or unchecked."""
     values: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
     kinds: dict[Basis, list[str]] = {}
     for pool in plan.fleet.running_pools:
         kinds.setdefault(_basis_of_steps(pool), []).append(pool.name)
     for steps, names in kinds.items():
-        values["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
+        values["step times" + (f" of {list_text(names)}" if len(kinds) > 1 else "")] = steps
     values["KV memory"] = "estimated"  # By planner/models/memory.py, in every plan.
     bought = {pool.type.gpu.name for pool in plan.fleet.running_pools}
     is_listed = any(price.date for price in plan.prices if price.gpu in bought)
@@ -705,7 +714,7 @@ def basis_text(fleet: Fleet) -> str:
         is_of_all = len(names) == len(basis_by_pool)
         # Measured steps are mentioned only if all are: what was not measured is what a reader must know.
         if names and (basis != "measured" or is_of_all):
-            pools = "" if is_of_all else f" of {listed(names)}"
+            pools = "" if is_of_all else f" of {list_text(names)}"
             parts.append(f"Step times{pools} {text}.")
     return " ".join(parts)
 
@@ -717,7 +726,7 @@ BASIS_WORDS: dict[Basis, str] = {
 }
 
 
-def measured_glance(bases: Sequence[Mapping[str, str]]) -> Glance:
+def measured_inputs_figure(bases: Sequence[Mapping[str, str]]) -> KeyFigure:
     """How many of the inputs of all plans were measured, and which have which basis."""
     inputs = [item for basis_by_input in bases for item in basis_by_input.items()]
     measured = sum(kind == "measured" for _, kind in inputs)
@@ -725,11 +734,13 @@ def measured_glance(bases: Sequence[Mapping[str, str]]) -> Glance:
     for name, kind in inputs:
         inputs_by_basis.setdefault(kind, {})[name] = None
     note = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in inputs_by_basis.items())
-    return Glance("Measured", f"{measured} of {len(inputs)} inputs", note)
+    return KeyFigure("Measured", f"{measured} of {len(inputs)} inputs", note)
 
 
 def why_title(plan: Plan) -> str:
-    """What `why` answers, by what was minimised; of throughput, which is maximised, why there is no more."""
+    """What `why_nothing_cheaper` answers, by what was minimised; of throughput, which is maximised, why there
+    is no more.
+    """
     if plan.throughput is not None:
         return "Why not more"
     if _is_plan_free(plan):
@@ -744,14 +755,14 @@ def _is_plan_free(plan: Plan) -> bool:
     return plan.certificate.objective == "cost" and plan.bill.usd_per_h < SAME_USD
 
 
-def why(plan: Plan) -> list[str]:
+def why_nothing_cheaper(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
     certificate, robustness = plan.certificate, plan.certificate.robustness
     text = []
     fewer = None if robustness is None else _largest_smaller_fleet(plan, robustness)
     tested = None if certificate.scenarios_drawn is None else certificate.scenarios_drawn.fewer
     if tested is not None:
-        workers = f"{counted(sum(tested.counts), 'worker')}{_counts_text(plan, tested.counts)}"
+        workers = f"{count_text(sum(tested.counts), 'worker')}{_counts_text(plan, tested.counts)}"
         kept_text = f"{tested.kept_in.kept} of {tested.kept_in.scenario_count} scenarios{grown_text(plan)}"
         refused = _refusal_text(tested.kept_in.kept_frac, tested.asked_frac)
         text.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
@@ -760,7 +771,7 @@ def why(plan: Plan) -> list[str]:
         if robustness.scenario_count:
             scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
             how_often = f"in {fewer.kept} of {scenarios}"
-        workers = f"{counted(fewer.workers, 'worker')}{_counts_text(plan, fewer.counts)}"
+        workers = f"{count_text(fewer.workers, 'worker')}{_counts_text(plan, fewer.counts)}"
         text.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
     if (
@@ -776,8 +787,10 @@ def why(plan: Plan) -> list[str]:
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         cheaper = certificate.scenarios_drawn.cheaper
         is_smaller = _is_plan_free(plan)
-        text.append(misses_text(cheaper, "are smaller") if is_smaller else sentence(cheaper))
-    text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
+        text.append(misses_text(cheaper, "are smaller") if is_smaller else fact_sentence(cheaper))
+    text += [
+        fact_sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)
+    ]
     at_rate = "" if plan.throughput is None else f" for {plan.throughput.rate_rps:g} requests/s"
     return [*text, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]
 
@@ -838,7 +851,7 @@ class Breaks:
     kind: Literal["slo", "loss", "price"]
 
 
-def breaks(plan: Plan) -> list[Breaks]:
+def find_breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the smallest increase first."""
     robustness = plan.certificate.robustness
     if robustness is None:

@@ -15,7 +15,7 @@ from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
 from planner.reports.charts import HEIGHT, SHARES, WIDTH, distribution_chart
 from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_queued
-from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
+from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, CaptionedChart
 from planner.reports.encoding import (
     data_of_columns,
     data_of_rows,
@@ -35,17 +35,17 @@ POINTS = 120  # Points along a time axis.
 REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS = 20, 6, POINTS // 2
 # On the axis of shares: the top of the chart, above 1, and the height of the text that stands there.
 TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
-# Names of the figures below, apart from `latencies`, whose names are those of the metrics.
+# Names of the figures below, apart from `latency_figures`, whose names are those of the metrics.
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
-def figures(plan: Plan) -> list[Figure]:
+def screen_figures(plan: Plan) -> list[CaptionedChart]:
     """The charts in reading order; a chart without data is left out."""
-    values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
-    return [*(figure for figure in values if figure is not None), *latencies(plan)]
+    values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks_figure(plan)]
+    return [*(figure for figure in values if figure is not None), *latency_figures(plan)]
 
 
-def attainment(plan: Plan) -> Figure | None:
+def attainment(plan: Plan) -> CaptionedChart | None:
     """Share within each limit against the number of workers, with a band over the scenarios."""
     import altair as alt
 
@@ -104,7 +104,7 @@ def attainment(plan: Plan) -> Figure | None:
         color=VERMILLION, strokeDash=[5, 3]
     )
     drawn = alt.layer(line, band, *required_shares, plan_at.encode(x=alt.X("x:Q")), *kept_labels)
-    return Figure(
+    return CaptionedChart(
         "attainment",
         drawn.properties(width=WIDTH, height=HEIGHT),
         _attainment_caption(robustness.at_workers, plan),
@@ -130,7 +130,7 @@ def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
     )
 
 
-def demand(plan: Plan) -> Figure:
+def demand(plan: Plan) -> CaptionedChart:
     """Requests that arrive over time, under the rate to which the plan holds."""
     import altair as alt
 
@@ -167,7 +167,7 @@ def demand(plan: Plan) -> Figure:
         layers += _level_line(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
         caption += "; dashed: the average to which it may grow, the same requests in less time"
     caption += "."
-    return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
+    return CaptionedChart("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 
 
 def _level_line(y: float, text: str, colour: str) -> list[Any]:
@@ -178,7 +178,7 @@ def _level_line(y: float, text: str, colour: str) -> list[Any]:
     return [rule, *text_layers(data_of_columns(x=[0.0], y=[y], text=[text]), align="left", dx=4, dy=-7)]
 
 
-def kv_use(plan: Plan) -> Figure | None:
+def kv_use(plan: Plan) -> CaptionedChart | None:
     """How full the KV cache of each pool is over time; None unless all steps were recorded."""
     simulation = plan.simulation
     # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
@@ -193,18 +193,18 @@ def kv_use(plan: Plan) -> Figure | None:
     drawn = _lines(
         {name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%"
     )
-    return Figure(
+    return CaptionedChart(
         "kv", drawn, "KV use: share of each pool's KV cache that holds tokens; at 100 % requests wait."
     )
 
 
-def waiting(plan: Plan) -> Figure:
+def waiting(plan: Plan) -> CaptionedChart:
     """Over time: the requests in an engine's batch, and those that wait for a place in one."""
     at_s, unit, factor = _times_and_unit(plan)
     running, queued = running_and_queued(plan.simulation, at_s)
     series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
     drawn = _lines(series, unit, "requests", ",~f")
-    return Figure("waiting", drawn, "Queue: requests in a batch, and requests that wait for one.")
+    return CaptionedChart("waiting", drawn, "Queue: requests in a batch, and requests that wait for one.")
 
 
 def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
@@ -235,14 +235,14 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_for
     )
 
 
-def breaks(plan: Plan) -> Figure | None:
+def breaks_figure(plan: Plan) -> CaptionedChart | None:
     """A bar for each thing that may grow: how much of it the plan stands."""
-    values = screen.breaks(plan)
+    values = screen.find_breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
         "traffic as it is written."
     )
-    return Figure("breaks", breaks_chart(values), caption) if values else None
+    return CaptionedChart("breaks", breaks_chart(values), caption) if values else None
 
 
 def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
@@ -264,7 +264,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
         x=alt.X(
             "value:Q",
             axis=alt.Axis(title="more than planned", format="%", tickCount=6),
-            # `screen.breaks` gives shares of at most 1.
+            # `screen.find_breaks` gives shares of at most 1.
             scale=alt.Scale(domain=[0, 1.0], nice=False),
         ),
     )
@@ -288,22 +288,24 @@ def _price_text(each: screen.Breaks) -> str:
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 
-def latencies(plan: Plan) -> list[Figure]:
+def latency_figures(plan: Plan) -> list[CaptionedChart]:
     """The distribution of each metric of the SLO, against its limits."""
     values = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
         shown = " and ".join(f"{screen.limit_label(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
         text = f"; if {shown} is kept, the curve passes above the circle"
-        values.append(latency(plan.simulation, metric, limits, text))
+        values.append(latency_figure(plan.simulation, metric, limits, text))
     return [figure for figure in values if figure is not None]
 
 
-def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str) -> Figure | None:
+def latency_figure(
+    simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str
+) -> CaptionedChart | None:
     """The distribution of a latency, `text` in its caption; None where there are too few values to draw."""
     curve = cumulative_curve(simulation, metric, [limit.limit_s for limit in limits])
     if len(curve.value_s) < 2:
         return None
     thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""
     caption = f"Distribution of the {METRICS[metric].name}{text}{thinned}."
-    return Figure(metric, distribution_chart(curve, metric, limits), caption)
+    return CaptionedChart(metric, distribution_chart(curve, metric, limits), caption)

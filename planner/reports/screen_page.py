@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from planner.reports import screen, screen_charts, words
-from planner.reports.fact_sentences import capitalised
-from planner.reports.page import chart, headline, unbroken
+from planner.reports.fact_sentences import capitalise_first
+from planner.reports.page import chart_html, figures_html, unbroken_html
 from planner.search.evidence.plan import Plan
 
 # The names of the parts of `FleetRobustness`, for the note on those that were left out.
@@ -20,28 +20,28 @@ PARTS_TEXT = {
 }
 
 
-def fragment(plan: Plan) -> str:
+def first_screen_html(plan: Plan) -> str:
     """The first screen: verdict, figures, the answers as cards, charts. Styled by reports/parts.css.
 
-    Here and below, `unbroken` and `headline` escape what they are given.
+    Here and below, `unbroken_html` and `figures_html` escape what they are given.
     """
     slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
     parts = [
-        verdict_heading(screen.verdict(plan)),
+        verdict_heading(screen.verdict_text(plan)),
         slo_note,
-        glance_html(screen.glance(plan)),
-        cards_html(screen.cards(plan)),
-        charts(plan),
+        key_figures_html(screen.key_figures(plan)),
+        cards_html(screen.answer_cards(plan)),
+        charts_section(plan),
     ]
     return "\n".join(parts)
 
 
 def verdict_heading(text: str, tag: str = "h1") -> str:
-    return f"<{tag} class=verdict>{unbroken(text)}</{tag}>"
+    return f"<{tag} class=verdict>{unbroken_html(text)}</{tag}>"
 
 
-def glance_html(values: Sequence[screen.Glance]) -> str:
-    return headline([(each.name, each.value, each.note) for each in values])
+def key_figures_html(values: Sequence[screen.KeyFigure]) -> str:
+    return figures_html([(each.name, each.value, each.note) for each in values])
 
 
 def cards_html(values: Sequence[screen.Card]) -> str:
@@ -50,29 +50,31 @@ def cards_html(values: Sequence[screen.Card]) -> str:
 
 def _card(card: screen.Card) -> str:
     lines = [card.fleet, card.kept, card.holds, card.breaks]
-    text = "".join(f"<p>{unbroken(capitalised(line))}.</p>" for line in lines if line)
+    text = "".join(f"<p>{unbroken_html(capitalise_first(line))}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""
+    difference = f" <span>{unbroken_html(card.difference)}</span>" if card.difference else ""
     return (
-        f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}"
-        + (f" <span>{unbroken(card.difference)}</span>" if card.difference else "")
-        + f"</h2><p class=price>{unbroken(card.price)}{month}</p>{text}</li>"
+        f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}{difference}</h2>"
+        f"<p class=price>{unbroken_html(card.price)}{month}</p>{text}</li>"
     )
 
 
-def charts(plan: Plan) -> str:
+def charts_section(plan: Plan) -> str:
     """The charts in the order in which they are read, and what there was no time for."""
-    drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
+    drawn = "".join(chart_html(figure) for figure in screen_charts.screen_figures(plan))
     robustness = plan.certificate.robustness
     if robustness is None:
-        text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
+        # Plans on paper have none, as they are not to be deployed, nor have plans of older versions.
+        remedy = "" if screen.not_for_production(plan) else ": plan again"
+        text = f"What fewer workers and more traffic would do was not simulated with this plan{remedy}."
     elif robustness.left_out:
         missing = ", ".join(PARTS_TEXT[part] for part in robustness.left_out)
         why, remedy = (
-            ("the time was over", "a longer --time-limit")
+            ("the time was over", "give a longer --time-limit")
             if robustness.is_out_of_time
-            else ("it takes too many requests", "a part of the traffic (traffic: window)")
+            else ("it takes too many requests", "plan a part of the traffic (traffic: window)")
         )
-        text = f"Not simulated, as {why}: {missing}. What leaves room for it is {remedy}."
+        text = f"Not simulated, as {why}: {missing}. To have it, {remedy}."
     else:
         text = ""
     note = f"<p class=note>{escape(text)}</p>" if text else ""

@@ -10,13 +10,13 @@ from html import escape
 from planner.documents.certificate import facts_document, plain_values
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, screen, shared_screen
-from planner.reports.fact_sentences import SAME_FRAC, percent, relative_cost_text, sentences
+from planner.reports.fact_sentences import SAME_FRAC, fact_sentences_of, percent_text, relative_cost_text
 from planner.reports.output import Document
-from planner.reports.page import bullets, page, section, table
-from planner.reports.words import Rows, describe, listed, price_text, slo_sentence
+from planner.reports.page import list_html, page_html, section_html, table_html
+from planner.reports.words import Rows, describe_fleet, list_text, price_text, slo_sentence
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import counted, in_unit, show_amount
+from planner.units import count_text, in_unit, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (
@@ -34,12 +34,12 @@ def render(
     folders: dict[str, dict[str, str | bytes]] = {
         name: {
             **output.render(of_llm, command=command, pages=pages),
-            **(output.pictures(figures.all_figures(of_llm)) if png and pages else {}),
+            **(output.chart_pictures(figures.all_figures(of_llm)) if png and pages else {}),
         }
         for name, of_llm in plan.plans.items()
     }
     return {
-        "plan.yaml": _header(plan) + to_yaml(summary(plan)),
+        "plan.yaml": _header(plan) + to_yaml(plan_document(plan)),
         "certificate.json": output.as_json(_certificate(plan)),
         **({"report.html": render_report(plan)} if pages else {}),
         **{f"{name}/{path}": content for name, files in folders.items() for path, content in files.items()},
@@ -53,7 +53,7 @@ def outdated(plan: SharedPlan) -> list[str]:
     return [*patterns, "requests.csv", "manifests/README.md"]
 
 
-def summary(plan: SharedPlan) -> Document:
+def plan_document(plan: SharedPlan) -> Document:
     """The content of plan.yaml, which `plan --json` prints."""
     document: Document = {
         "status": plan.status,
@@ -61,7 +61,7 @@ def summary(plan: SharedPlan) -> Document:
             name: {
                 "plan": f"{name}/plan.yaml",
                 "llm": of_llm.fleet.llm.name,
-                "fleet": describe(of_llm.fleet),
+                "fleet": describe_fleet(of_llm.fleet),
                 "cost_usd_per_h": of_llm.fleet.price_usd_per_h,
                 "power_w": of_llm.fleet.power_w,
                 "gpus": of_llm.fleet.gpus,
@@ -87,12 +87,12 @@ def summary(plan: SharedPlan) -> Document:
         },
         "answers": _answers(plan),
         "limits": _limits_document(plan),
-        "binding": sentences(plan.binding),
-        "in_production": sentences(plan.in_production),
-        "warnings": sentences(plan.warnings),
+        "binding": fact_sentences_of(plan.binding),
+        "in_production": fact_sentences_of(plan.in_production),
+        "warnings": fact_sentences_of(plan.warnings),
         "placement": output.placement_document(plan.placement),
     }
-    plain_document: Document = output.plain(document)
+    plain_document: Document = output.plain_value(document)
     return plain_document
 
 
@@ -133,7 +133,7 @@ def _header(plan: SharedPlan) -> str:
     total = _totals(plan)
     name = next(iter(plan.plans))
     return (
-        f"# {plan.status}: {counted(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
+        f"# {plan.status}: {count_text(len(plan.plans), 'LLM')}, {total['gpus']} GPUs, "
         f"{plan.bill.usd_per_h:.2f} USD/h.\n"
         "# Each has a plan of its own, which every command takes:\n"
         f"#   plan manifests {name}/plan.yaml --target kubernetes -o deploy/\n"
@@ -163,10 +163,10 @@ def _certificate(plan: SharedPlan) -> Document:
         },
         "answers": _answers(plan),
         "limits": _limits_document(plan),
-        "binding": sentences(plan.binding),
-        "in_production": sentences(plan.in_production),
-        "assumptions": sentences(plan.assumptions),
-        "warnings": sentences(plan.warnings),
+        "binding": fact_sentences_of(plan.binding),
+        "in_production": fact_sentences_of(plan.in_production),
+        "assumptions": fact_sentences_of(plan.assumptions),
+        "warnings": fact_sentences_of(plan.warnings),
         "facts": facts_document(
             binding=plan.binding,
             in_production=plan.in_production,
@@ -198,16 +198,16 @@ def proof_lines(plan: SharedPlan) -> list[str]:
         f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value}.",
         f"With one worker type per pool for every LLM, {level0}.",
         f"Lower bound over all fleets of these worker types, under any policies: {bound}, a gap "
-        f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
-        f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
-        f"{plan.seed}.",
+        f"of {percent_text(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
+        f"{count_text(plan.simulations, 'simulation')}, {count_text(plan.rounds, 'round')} of the master, "
+        f"seed {plan.seed}.",
     ]
 
 
-def answer(plan: SharedPlan) -> str:
+def answer_sentence(plan: SharedPlan) -> str:
     """All fleets in one sentence."""
-    gpus = counted(_totals(plan)["gpus"], "GPU")
-    return f"{listed(list(plan.plans))} on {gpus}: {price_text(plan.bill)}."
+    gpus = count_text(_totals(plan)["gpus"], "GPU")
+    return f"{list_text(list(plan.plans))} on {gpus}: {price_text(plan.bill)}."
 
 
 def fleet_rows(plan: SharedPlan) -> Rows:
@@ -223,7 +223,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
         rows.append(
             (
                 f"{name} ({of_llm.fleet.llm.name})",
-                describe(of_llm.fleet),
+                describe_fleet(of_llm.fleet),
                 str(of_llm.fleet.gpus),
                 show_amount(of_llm.value, plan.unit),
                 show_amount(plan.alone[name], plan.unit),
@@ -257,7 +257,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
     for total in plan.answers if len(plan.plans) > 1 else ():
         lacks = (
-            f"no fleet of {listed(total.lacks)} beside the others within the limits" if total.lacks else ""
+            f"no fleet of {list_text(total.lacks)} beside the others within the limits" if total.lacks else ""
         )
         money = ["-" if total.value is None else show_amount(total.value, plan.unit)]
         if is_by_node:
@@ -285,7 +285,7 @@ def binding_lines(plan: SharedPlan) -> list[str]:
     """
     is_asked = bool(plan.in_production) or any(map(screen.not_for_production, plan.plans.values()))
     where = "on paper: " if is_asked else ""
-    return [f"{where}{text}" for text in sentences(plan.binding)]
+    return [f"{where}{text}" for text in fact_sentences_of(plan.binding)]
 
 
 def node_rows(plan: SharedPlan) -> Rows:
@@ -305,30 +305,34 @@ def render_report(plan: SharedPlan) -> str:
     nodes = node_rows(plan)
     answers = []
     if plan.in_production:
-        answer_table = table(*answer_rows(plan), caption="The three answers", numeric=(3,))
-        notes = f"{bullets(sentences(plan.in_production))}<p class=note>{escape(OF_EACH_SLO)}</p>"
-        answers = [section("On paper, in production, with a loss", answer_table + notes)]
+        answer_table = table_html(*answer_rows(plan), caption="The three answers", numeric=(3,))
+        notes = f"{list_html(fact_sentences_of(plan.in_production))}<p class=note>{escape(OF_EACH_SLO)}</p>"
+        answers = [section_html("On paper, in production, with a loss", answer_table + notes)]
     body = [
-        f"<header><p class=eyebrow>Fleet plan · {counted(len(plan.plans), 'LLM')} on one stock"
+        f"<header><p class=eyebrow>Fleet plan · {count_text(len(plan.plans), 'LLM')} on one stock"
         f" · seed {plan.seed}</p>",
-        shared_screen.fragment(plan),
+        shared_screen.first_screen_html(plan),
         "</header>",
-        *([section("Mind", bullets(sentences(plan.warnings)))] if plan.warnings else []),
-        section("Fleets", table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
+        *([section_html("Mind", list_html(fact_sentences_of(plan.warnings)))] if plan.warnings else []),
+        section_html(
+            "Fleets", table_html(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))
+        ),
         *answers,
-        section("The SLO of each, with its report", f"<ul>{links}</ul>"),
-        section(
+        section_html("The SLO of each, with its report", f"<ul>{links}</ul>"),
+        section_html(
             "Shared limits",
-            table(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
-            + f"<div class=below>{bullets(binding_lines(plan))}</div>",
+            table_html(*limit_rows(plan), caption="Shared limits", numeric=(1, 2))
+            + f"<div class=below>{list_html(binding_lines(plan))}</div>",
         ),
-        section(
+        section_html(
             "What was found, and what bounds it",
-            bullets(proof_lines(plan)) + "<h3>Assuming</h3>" + bullets(sentences(plan.assumptions)),
+            list_html(proof_lines(plan))
+            + "<h3>Assuming</h3>"
+            + list_html(fact_sentences_of(plan.assumptions)),
         ),
-        *([section("Nodes", table(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
+        *([section_html("Nodes", table_html(*nodes, caption="Nodes", numeric=(1,)))] if nodes[1] else []),
     ]
-    return page(
+    return page_html(
         "Fleet plan for several LLMs",
         "\n".join(body),
         f"Written by fleetplan, seed {plan.seed}. Each LLM's folder has its plan.yaml, certificate.json, "

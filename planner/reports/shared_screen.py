@@ -10,23 +10,23 @@ from html import escape
 from planner.documents.facts import Headroom
 from planner.reports import charts, screen, screen_charts
 from planner.reports.answer_sentences import kept_text
-from planner.reports.drawing import Figure
+from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import SAME_FRAC
-from planner.reports.page import chart
-from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_frac_of, more_traffic_name
-from planner.reports.screen_page import cards_html, glance_html, verdict_heading
-from planner.reports.words import describe, idle_gpus_text, listed, usd
+from planner.reports.page import chart_html
+from planner.reports.screen import STATUS_WORDS, Breaks, Card, KeyFigure, growth_frac_of, more_traffic_name
+from planner.reports.screen_page import cards_html, key_figures_html, verdict_heading
+from planner.reports.words import describe_fleet, idle_gpus_text, list_text, usd_text
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
-from planner.units import counted, in_unit
+from planner.units import count_text, in_unit
 
 
-def verdict(plan: SharedPlan) -> str:
+def verdict_text(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
     doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
-    sentences = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
+    sentences = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {list_text(list(plan.plans))}')}."]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
-        sentences.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
+        sentences.append(f"In its simulation {list_text(missed)} does NOT keep its SLO.")
     targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
     sentences += [_of_llm(name, text) for name, text in targets.items() if text]
     if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
@@ -73,35 +73,35 @@ def _basis_text(plan: SharedPlan) -> str:
     return " ".join(_of_llm(name, text) for name, text in texts_by_llm.items())
 
 
-def glance(plan: SharedPlan) -> list[Glance]:
+def key_figures(plan: SharedPlan) -> list[KeyFigure]:
     """The figures that a buyer asks for first, over all LLMs."""
     bill_usd_per_h = plan.bill.usd_per_h
-    gpus = f"{counted(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
+    gpus = f"{count_text(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
     if idle := idle_gpus_text(plan.bill):
         gpus += f"; {idle}"
     return [
-        Glance("Cost per month", screen.month_text(bill_usd_per_h), gpus),
+        KeyFigure("Cost per month", screen.month_text(bill_usd_per_h), gpus),
         _breaks_first(plan),
         _more_traffic(plan),
         _measured_inputs(plan),
-        Glance("Status", plan.status, STATUS_WORDS[plan.status]),
+        KeyFigure("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
 
 
-def _breaks_first(plan: SharedPlan) -> Glance:
+def _breaks_first(plan: SharedPlan) -> KeyFigure:
     """What breaks first, for the LLM that breaks with the smallest increase."""
     name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_share_that_breaks(item[1]))
     first = screen.breaks_first(llm_plan)
-    return Glance(first.name, f"of {name}: {first.value}", first.note)
+    return KeyFigure(first.name, f"of {name}: {first.value}", first.note)
 
 
 def _smallest_share_that_breaks(plan: Plan) -> float:
     """Over more traffic, longer steps and prompts, and over losses that break it at once (share 0)."""
-    values = [strain.frac for strain in screen.breaks(plan) if strain.kind == "slo" or not strain.frac]
+    values = [strain.frac for strain in screen.find_breaks(plan) if strain.kind == "slo" or not strain.frac]
     return min(values, default=math.inf)
 
 
-def _more_traffic(plan: SharedPlan) -> Glance:
+def _more_traffic(plan: SharedPlan) -> KeyFigure:
     """Whether every LLM's fleet carries MORE_FRAC more of its traffic, as its own plan has simulated."""
     more_traffic_by_llm = {
         llm: None if llm_plan.certificate.robustness is None else llm_plan.certificate.robustness.more_traffic
@@ -113,29 +113,33 @@ def _more_traffic(plan: SharedPlan) -> Glance:
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
     if unknown := [llm for llm, each in more_traffic_by_llm.items() if each is None]:
-        return Glance(row, "not simulated, as it takes long", f"of {listed(unknown)}; {by_plan}")
+        return KeyFigure(row, "not simulated, as it takes long", f"of {list_text(unknown)}; {by_plan}")
     if too_small := [
         llm for llm, each in more_traffic_by_llm.items() if each is not None and not each.is_carried
     ]:
-        return Glance(row, "takes other fleets", f"those of {listed(too_small)} are too small; {by_plan}")
+        return KeyFigure(
+            row, "takes other fleets", f"those of {list_text(too_small)} are too small; {by_plan}"
+        )
     objective = next(iter(plan.plans.values())).certificate.objective
     are_tested = all(each is not None and each.scenario_count for each in more_traffic_by_llm.values())
     # Without scenarios nothing is said of the cost, as on the screen of one LLM.
-    return Glance(row, screen.NOTHING_EXTRA[objective] if are_tested else "carried", "these fleets carry it")
+    return KeyFigure(
+        row, screen.NOTHING_EXTRA[objective] if are_tested else "carried", "these fleets carry it"
+    )
 
 
-def _measured_inputs(plan: SharedPlan) -> Glance:
+def _measured_inputs(plan: SharedPlan) -> KeyFigure:
     """How many inputs of all LLMs' plans were measured, and the basis of each."""
-    return screen.measured_glance([screen.basis(llm_plan) for llm_plan in plan.plans.values()])
+    return screen.measured_inputs_figure([screen.input_bases(llm_plan) for llm_plan in plan.plans.values()])
 
 
-def cards(plan: SharedPlan) -> list[Card]:
+def answer_cards(plan: SharedPlan) -> list[Card]:
     """A card per answer, summed over all LLMs; the plan alone if some LLM is planned on paper alone."""
     paid = plan.bill
     if plan.answers:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
     bought = screen.bought_text(plan.workers, paid)
-    price, month = f"{usd(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
+    price, month = f"{usd_text(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
     return [
         Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True, has_plans_fleet=True)
     ]
@@ -145,7 +149,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
     """The card of one of the three answers, with the bill over all LLMs."""
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
-        why = f"no fleet of {listed(total.lacks)} beside the others was found within the limits"
+        why = f"no fleet of {list_text(total.lacks)} beside the others was found within the limits"
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [
@@ -159,7 +163,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         difference += "; spare: 1 worker in each entry of llms plans for it"
     return Card(
         name,
-        f"{usd(answer_usd_per_h)}/h",
+        f"{usd_text(answer_usd_per_h)}/h",
         difference,
         f"{screen.month_text(answer_usd_per_h)} per month",
         "",
@@ -189,28 +193,28 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
             kept_text_of_llm = "its SLO is missed in the simulation"
         holds = "" if room is None else screen.holds_text(room)
         price = in_unit(value, plan.unit)
-        fleet = f"{describe(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
+        fleet = f"{describe_fleet(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
         values.append(Card(name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False))
     return values
 
 
-def breaks(plan: SharedPlan) -> list[Breaks]:
+def find_breaks(plan: SharedPlan) -> list[Breaks]:
     """What breaks any LLM's plan, the nearest first; without prices, which concern one fleet alone."""
     values = [
         Breaks(f"{name}, {each.label}", each.frac, each.text, each.kind)
         for name, llm_plan in plan.plans.items()
-        for each in screen.breaks(llm_plan)
+        for each in screen.find_breaks(llm_plan)
         if each.kind != "price"
     ]
     return sorted(values, key=lambda each: each.frac)
 
 
-def figures(plan: SharedPlan) -> list[Figure]:
+def screen_figures(plan: SharedPlan) -> list[CaptionedChart]:
     """The charts: what each LLM gets, and what breaks each plan."""
     return [figure for figure in (comparison(plan), _breaks_figure(plan)) if figure is not None]
 
 
-def comparison(plan: SharedPlan) -> Figure:
+def comparison(plan: SharedPlan) -> CaptionedChart:
     """Bars: what each LLM gets, and what it would get with all of the fleet for itself."""
     bars = []
     for name, llm_plan in plan.plans.items():
@@ -219,28 +223,32 @@ def comparison(plan: SharedPlan) -> Figure:
             bars.append(charts.Bar(f"{name}, on paper", plan.paper[name]))
         bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
     caption = f"{plan.unit} of each LLM, and what it would take with all of the fleet for itself."
-    return Figure("llms", charts.bars_chart(bars, plan.unit), caption)
+    return CaptionedChart("llms", charts.bars_chart(bars, plan.unit), caption)
 
 
-def _breaks_figure(plan: SharedPlan) -> Figure | None:
-    values = breaks(plan)
+def _breaks_figure(plan: SharedPlan) -> CaptionedChart | None:
+    values = find_breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each every LLM holds, one at a time, on the "
         "traffic as it is written."
     )
-    return Figure("breaks", screen_charts.breaks_chart(values), caption) if values else None
+    return CaptionedChart("breaks", screen_charts.breaks_chart(values), caption) if values else None
 
 
-def texts(plan: SharedPlan, tag: str = "h1") -> str:
+def screen_parts_html(plan: SharedPlan, tag: str = "h1") -> str:
     """Verdict, figures at a glance and cards as HTML."""
-    parts = [verdict_heading(verdict(plan), tag), glance_html(glance(plan)), cards_html(cards(plan))]
+    parts = [
+        verdict_heading(verdict_text(plan), tag),
+        key_figures_html(key_figures(plan)),
+        cards_html(answer_cards(plan)),
+    ]
     return "\n".join([*parts, cards_html(llm_cards(plan))])
 
 
-def fragment(plan: SharedPlan) -> str:
+def first_screen_html(plan: SharedPlan) -> str:
     """The whole first screen as HTML, for the report."""
-    drawn = "".join(chart(figure) for figure in figures(plan))
-    return f"{texts(plan)}<div class=charts>{drawn}</div>{_left_out(plan)}"
+    drawn = "".join(chart_html(figure) for figure in screen_figures(plan))
+    return f"{screen_parts_html(plan)}<div class=charts>{drawn}</div>{_left_out(plan)}"
 
 
 def _left_out(plan: SharedPlan) -> str:
@@ -258,6 +266,6 @@ def _left_out(plan: SharedPlan) -> str:
         ]
         if names:
             notes.append(
-                f"<p class=note>{escape(f'Not all was simulated around {listed(names)}, {why}.')}</p>"
+                f"<p class=note>{escape(f'Not all was simulated around {list_text(names)}, {why}.')}</p>"
             )
     return "".join(notes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.reports import output
-from planner.simulator import Simulation, Verdict, judge, simulate
+from planner.simulator import Simulation, Verdict, judge_slo, simulate
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.traffic.trace import Trace
@@ -29,7 +29,7 @@ class SimulatedOutcome:
         return values | {"power": power, "pools": output.use_rows(self.uses)}
 
 
-def outcome(
+def simulate_recorded(
     fleet: Fleet,
     requests: Trace,
     slo: Slo | None = None,
@@ -56,7 +56,7 @@ def outcome(
         closed_loop=closed_loop,
         every_s=every_s,
     )
-    verdict = judge(simulation, slo) if slo is not None else None
+    verdict = judge_slo(simulation, slo) if slo is not None else None
     return SimulatedOutcome(
         simulation, verdict, expected_power(fleet, simulation), pool_uses(fleet, simulation)
     )

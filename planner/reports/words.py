@@ -23,19 +23,19 @@ from planner.policies import BATCHING, ROUTING
 from planner.reports.fact_sentences import (
     SAME_USD,
     backlog_text,
-    capitalised,
+    capitalise_first,
+    fact_sentence,
+    fact_sentences_of,
     left_out_words,
-    percent,
+    percent_text,
     relative_cost_text,
-    sentence,
-    sentences,
 )
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Line
-from planner.units import HOURS_PER_MONTH, counted, in_unit, show_s, show_span
+from planner.simulator.slo_verdict import LineVerdict
+from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_s, show_span
 
 # Facts about the best fleet on paper, also beside a plan for production.
 OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
@@ -49,16 +49,16 @@ MOST_NAMED = 6  # One sentence names no more worker types, and counts the others
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
 
-def answer(plan: Plan) -> str:
+def answer_sentence(plan: Plan) -> str:
     """The plan in one sentence."""
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
-    return f"{carried}{describe(plan.fleet)}: {price_text(plan.bill)}."
+    return f"{carried}{describe_fleet(plan.fleet)}: {price_text(plan.bill)}."
 
 
 def price_text(paid: Bill) -> str:
     """The price of a fleet per hour and per month, with notes on its bill."""
     month = paid.usd_per_h * HOURS_PER_MONTH
-    price = f"{usd(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
+    price = f"{usd_text(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
     return "; ".join([price, *bill_lines(paid)])
 
 
@@ -72,36 +72,39 @@ def commitment_rows(plan: Plan) -> Rows:
         # On demand has no such share. With 1 or more the term never costs less.
         pays = ""
         if needed_frac is not None and needed_frac < 1:
-            pays = f"if needed more than {percent(needed_frac)} of the time"
+            pays = f"if needed more than {percent_text(needed_frac)} of the time"
         note = "; ".join(each.sources)
         if each.at_planned:
             note += f"; as planned: {', '.join(each.at_planned)}"
         month = f"{each.usd_per_h * HOURS_PER_MONTH:,.0f} USD"
-        rows.append((TERMS[each.term], usd(each.usd_per_h), month, pays, note))
+        rows.append((TERMS[each.term], usd_text(each.usd_per_h), month, pays, note))
     return ("Term", "Per hour", "Per month", "Cheaper than on demand", "Prices"), rows
 
 
 def bill_lines(paid: Bill) -> list[str]:
     """Notes on a bill: owned GPUs, idle GPUs of whole nodes, electricity; empty for rented GPUs alone."""
-    lines = [f"{counted(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
+    lines = (
+        [f"{count_text(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
+    )
     if paid.idle_gpus:
-        nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
-        idle = f"{counted(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
+        nodes = list_text([f"{count_text(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
+        idle = f"{count_text(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
         lines.append(
-            f"that is for {nodes}, {idle}; by the GPU it would be {usd(paid.by_gpu_usd_per_h)} per hour"
+            f"that is for {nodes}, {idle}; by the GPU it would be {usd_text(paid.by_gpu_usd_per_h)} per hour"
         )
     if paid.electricity_usd_per_h:
         lines.append(
-            f"{usd(paid.electricity_usd_per_h)} per hour of what is paid is electricity at provisioned power"
+            f"{usd_text(paid.electricity_usd_per_h)} per hour of what is paid is electricity at "
+            "provisioned power"
         )
     return lines
 
 
 def slo_sentence(plan: Plan) -> str:
     """Whether the simulated fleet keeps the SLO, in a sentence."""
-    limits = listed([limit_text(limit) for limit in plan.slo.limits])
+    limits = list_text([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
-        limits += f", and {percent(plan.slo.attainment_frac)} of requests keep all of that at once"
+        limits += f", and {percent_text(plan.slo.attainment_frac)} of requests keep all of that at once"
     for each in plan.slo.guarantees:
         limits += f", and {guarantee_text(each)}"
     if plan.slo.every_s is not None:
@@ -114,10 +117,12 @@ def slo_sentence(plan: Plan) -> str:
 def guarantee_text(guarantee: ServiceGuarantee) -> str:
     """'each tenant gets 90 % of its fair share of service while its work waits'."""
     who = "each tenant" if guarantee.tenant is None else f"tenant {guarantee.tenant}"
-    return f"{who} gets {percent(guarantee.share_frac)} of its fair share of service while its work waits"
+    return (
+        f"{who} gets {percent_text(guarantee.share_frac)} of its fair share of service while its work waits"
+    )
 
 
-def flags(**requested: bool | None) -> list[str]:
+def option_flags(**requested: bool | None) -> list[str]:
     """Options of a command line without a value: `explain=True` gives "--explain"; None and False nothing."""
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
@@ -140,9 +145,9 @@ def command_line(
     return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
 
 
-def describe(fleet: Fleet) -> str:
+def describe_fleet(fleet: Fleet) -> str:
     """For instance '4 prefill workers of 2 × h100-80g and 3 decode workers of 8 × a100-80g'."""
-    return listed(
+    return list_text(
         [pool_text(pool.role, pool.count, pool.type.gpus, pool.type.gpu.name) for pool in fleet.running_pools]
     )
 
@@ -150,13 +155,15 @@ def describe(fleet: Fleet) -> str:
 def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
     """For instance '4 prefill workers of 2 × h100-80g'; `gpus` are those of one worker."""
     kind = "worker" if role == "mixed" else f"{role} worker"
-    return f"{counted(count, kind)} of {gpus} × {gpu}"
+    return f"{count_text(count, kind)} of {gpus} × {gpu}"
 
 
 def limit_text(limit: Limit) -> str:
     """For instance "of class chat 90 % of requests get their first token within 2 s"."""
     of_class = "" if limit.selector is None else f"of class {limit.selector.name} "
-    return f"{of_class}{percent(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
+    return (
+        f"{of_class}{percent_text(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
+    )
 
 
 NOT_EXHAUSTED = "NOT exhausted"
@@ -210,8 +217,10 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
 def measured_line(plan: Plan) -> str:
     """Sentences on the backlog test, on rejected requests, and on the measured window."""
     verdict = plan.verdict
-    backlog = capitalised(backlog_text(verdict.patient_frac, verdict.patience_s)) + "."
-    rejected = f" {counted(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
+    backlog = capitalise_first(backlog_text(verdict.patient_frac, verdict.patience_s)) + "."
+    rejected = (
+        f" {count_text(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
+    )
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
     return backlog + rejected + window
@@ -252,7 +261,7 @@ def too_small_text(certificate: Certificate) -> str:
     return f" (without those whose KV cache is too small for the longest request: {', '.join(named)}{more})"
 
 
-def value_text(line: Line) -> str:
+def value_text(line: LineVerdict) -> str:
     """A line's simulated percentile. It is NaN if the simulation kept no records of this metric."""
     if not line.judged:
         return "not judged"
@@ -307,7 +316,7 @@ def proof_lines(plan: Plan) -> list[str]:
     lines = [
         f"Status: {plan.status}. On paper: {value}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
-        *(f"{capitalised(text)}." for text in sentences(certificate.assumed)),
+        *(f"{capitalise_first(text)}." for text in fact_sentences_of(certificate.assumed)),
         "Fleets of several types per pool: "
         + (
             "every cheaper one was simulated and fails."
@@ -319,14 +328,14 @@ def proof_lines(plan: Plan) -> list[str]:
         lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
-            f"{whose.capitalize()} saves {percent(certificate.level0_gap_frac)} against the best of one type "
-            "per pool."
+            f"{whose.capitalize()} saves {percent_text(certificate.level0_gap_frac)} against the best of "
+            "one type per pool."
         )
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
-        f"{percent(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
+        f"{percent_text(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
         f"{'On paper, without those of scenarios: ' if certificate.answers else ''}"
-        f"{counted(certificate.simulations, 'simulation')}, {counted(certificate.cuts, 'cut')}, "
+        f"{count_text(certificate.simulations, 'simulation')}, {count_text(certificate.cuts, 'cut')}, "
         f"seed {certificate.seed}.",
     ]
     return lines
@@ -338,7 +347,7 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
     least = f", at least {in_unit(alternative.objective, unit)}" if is_bounded else ""
-    notes = "; ".join(sentences(alternative.notes))
+    notes = "; ".join(fact_sentences_of(alternative.notes))
     return f"not priced{least}" + (f": {notes}" if notes else "")
 
 
@@ -346,7 +355,7 @@ def binding_lines(plan: Plan) -> list[str]:
     """What binds, a line each; of a plan for production it says which lines are of the fleet on paper."""
     certificate = plan.certificate
     return [
-        ("on paper: " if certificate.answers and isinstance(fact, OF_PAPER) else "") + sentence(fact)
+        ("on paper: " if certificate.answers and isinstance(fact, OF_PAPER) else "") + fact_sentence(fact)
         for fact in certificate.binding
     ]
 
@@ -356,9 +365,11 @@ def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
     tell it apart, as no table of fleets shows these.
     """
     fleet = alternative.fleet
-    is_alike = fleet is not None and fleet != plan.fleet and describe(fleet) == describe(plan.fleet)
+    is_alike = (
+        fleet is not None and fleet != plan.fleet and describe_fleet(fleet) == describe_fleet(plan.fleet)
+    )
     alike = ["the plan's workers with other settings"] if is_alike else []
-    return [*alike, *sentences(alternative.notes)]
+    return [*alike, *fact_sentences_of(alternative.notes)]
 
 
 def alternative_note(alternative: Alternative, plan: Plan) -> str:
@@ -368,7 +379,7 @@ def alternative_note(alternative: Alternative, plan: Plan) -> str:
     return "; ".join([*difference, *alternative_notes(alternative, plan)])
 
 
-def listed(parts: Sequence[str]) -> str:
+def list_text(parts: Sequence[str]) -> str:
     """The parts in a sentence: "a, b and c"."""
     if len(parts) < 2:
         return "".join(parts)
@@ -390,7 +401,7 @@ def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
         return ""
     gpus = [each.gpu for each in bill.nodes if each.idle_gpus]
     singly = sold_singly_text(gpus, is_of_fleet_file=is_of_fleet_file)
-    return f"{counted(bill.idle_gpus, 'GPU')} of whole nodes paid and idle; {singly}"
+    return f"{count_text(bill.idle_gpus, 'GPU')} of whole nodes paid and idle; {singly}"
 
 
 def spot_up_text(fleet: Fleet) -> str:
@@ -400,6 +411,6 @@ def spot_up_text(fleet: Fleet) -> str:
     return "spot workers are all up here; a plan keeps its SLO without those that may be down"
 
 
-def usd(dollars: float) -> str:
+def usd_text(dollars: float) -> str:
     """An amount of money to the cent."""
     return f"{dollars:,.2f} USD"

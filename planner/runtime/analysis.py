@@ -207,7 +207,7 @@ def as_deployed(setup: ValidationSetup, logs: Mapping[str, EngineLog]) -> Valida
     deployed = as_logged(planned)
     if deployed.title == planned.title:
         return setup
-    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {deployed.title}."
+    note = f"The plan was made for {planned.title}; deployed here, and predicted, is {deployed.title}."
     plan = setup.plan and (setup.plan[0].with_engines(as_logged), setup.plan[1])
     fleet = setup.fleet.with_engines(as_logged)
     return replace(setup, fleet=fleet, plan=plan, notes=(*setup.notes, note))

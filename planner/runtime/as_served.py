@@ -103,7 +103,7 @@ def client_clock_notes(
     if lengths.output_tokens != lengths.requested_output_tokens:
         sentences.append(
             f"Answers had {lengths.output_tokens:,} tokens, and {lengths.requested_output_tokens:,} "
-            "were asked for; the prediction is for the answers that came."
+            "were requested; the prediction is for the answers that came."
         )
     if (error := lengths.prompt_error_frac) is not None and error[1] > 0:
         sentences.append(

@@ -286,7 +286,7 @@ class _Stream:
                 return
             self._take(event)
             if self.tokens > self.most_tokens + SPARE_TOKENS:
-                self.result.trouble = f"more tokens came than the {self.most_tokens} that were asked for"
+                self.result.trouble = f"more tokens came than the {self.most_tokens} requested"
                 break
         self._finish()
 

@@ -67,28 +67,31 @@ class ClientGoneError(Exception):
 def read_request(
     request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
 ) -> RoutedRequest:
-    """Read `raw`, the body of `request`. Raises an HTTP error (`refusal`) if no engine can serve the request.
+    """Read `raw`, the body of `request`. Raises an HTTP error (`refusal_response`) if no engine can serve the
+    request.
 
     `longest_tokens` is the length of the longest request that the engines take.
     """
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
-        raise refusal(400, "the body is not JSON") from None
+        raise refusal_response(400, "the body is not JSON") from None
     if not isinstance(body, dict):
-        raise refusal(400, "the body is not a JSON object")
+        raise refusal_response(400, "the body is not a JSON object")
     if body.get("model", fleet.llm.name) != fleet.llm.name:
-        raise refusal(404, "no such model here; GET /v1/models lists the one there is")
+        raise refusal_response(404, "no such model here; GET /v1/models lists the one there is")
     if "kv_transfer_params" in body:
-        raise refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
+        raise refusal_response(
+            400, "kv_transfer_params are the router's to set: they name hosts to fetch from"
+        )
     prompt = body.get("prompt" if request.path == COMPLETIONS_PATH else "messages")
     inputs = _input_tokens(prompt)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     most_output_tokens = DEFAULT_OUTPUT_TOKENS if limit is None else limit
     if type(most_output_tokens) is not int or not 1 <= most_output_tokens <= MOST_OUTPUT_TOKENS:
-        raise refusal(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
+        raise refusal_response(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
     if not live.fits(inputs + most_output_tokens):
-        raise refusal(
+        raise refusal_response(
             400, f"{inputs + most_output_tokens} tokens of prompt and output fit into no worker's KV cache"
         )
     client_id = request.headers.get("X-Request-Id", "")
@@ -126,12 +129,12 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
     unpack bodies, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
-        raise refusal(413, "")  # The router's guard adds the message, with the limit.
+        raise refusal_response(413, "")  # The router's guard adds the message, with the limit.
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
     if packing == "identity":
         return await request.read()
     if packing not in ("gzip", "deflate"):
-        raise refusal(415, "Content-Encoding must be gzip, deflate or identity")
+        raise refusal_response(415, "Content-Encoding must be gzip, deflate or identity")
     inflater, body, packed_bytes = zlib.decompressobj(GZIP_OR_ZLIB), bytearray(), 0
     try:
         async for chunk in request.content.iter_any():
@@ -139,15 +142,15 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
             while chunk:
                 body += inflater.decompress(chunk, UNPACK_BYTES)
                 if max(len(body), packed_bytes) > most_bytes:
-                    raise refusal(413, "")
+                    raise refusal_response(413, "")
                 if inflater.unused_data:
-                    raise refusal(400, f"the body goes on after its {packing} has ended")
+                    raise refusal_response(400, f"the body goes on after its {packing} has ended")
                 if chunk := inflater.unconsumed_tail:
                     await asyncio.sleep(0)  # Other requests are served between two pieces.
     except zlib.error:
-        raise refusal(400, f"the body is not {packing}") from None
+        raise refusal_response(400, f"the body is not {packing}") from None
     if not inflater.eof:
-        raise refusal(400, f"the body ends before its {packing} does")
+        raise refusal_response(400, f"the body ends before its {packing} does")
     return bytes(body)
 
 
@@ -157,7 +160,9 @@ def _input_tokens(prompt: object) -> int:
         return len(prompt)
     if words := words_of(prompt):
         return -(-len(words) // CHARACTERS_PER_TOKEN)
-    raise refusal(400, "expected one prompt, as text or as a list of token ids (or messages in a chat)")
+    raise refusal_response(
+        400, "expected one prompt, as text or as a list of token ids (or messages in a chat)"
+    )
 
 
 def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
@@ -166,7 +171,7 @@ def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
     if tenant is None:
         return ""
     if not isinstance(tenant, str) or len(tenant) > TENANT_CHARACTERS:
-        raise refusal(400, f"user must be text of at most {TENANT_CHARACTERS} characters")
+        raise refusal_response(400, f"user must be text of at most {TENANT_CHARACTERS} characters")
     return tenant
 
 
@@ -253,7 +258,7 @@ def _noticing_client_loss() -> Iterator[None]:
         raise ClientGoneError from None
 
 
-def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
+def refusal_response(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
     """An HTTP error with a body in the form of OpenAI's API."""
     kinds: dict[int, type[web.HTTPException]] = {
         400: web.HTTPBadRequest,

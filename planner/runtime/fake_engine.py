@@ -46,7 +46,7 @@ DONE = None  # Stands in a request's queue of tokens for the end of its answer.
 
 
 @dataclass(eq=False, slots=True)
-class _Request:
+class _EngineRequest:
     """A request in the engine; times are those of the engine's clock [s]."""
 
     name: str
@@ -96,15 +96,15 @@ class FakeEngine:
         self.seats, self.budget = max_num_seqs, max_num_batched_tokens
         self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
         self.blocks = self.free_blocks
-        self.waiting: deque[_Request] = deque()
-        self.running: list[_Request] = []
+        self.waiting: deque[_EngineRequest] = deque()
+        self.running: list[_EngineRequest] = []
         self.has_work = asyncio.Event()
         self.now_s = 0.0
         self.prompt_tokens = self.output_tokens = 0
         # vLLM also counts the block that it keeps empty as a placeholder.
         self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
-    def add(self, request: _Request) -> None:
+    def add(self, request: _EngineRequest) -> None:
         if self.log:
             self.log.queued(request.name, request.prompt_tokens, time.monotonic())
         if self.by_priority:
@@ -113,7 +113,7 @@ class FakeEngine:
             self.waiting.append(request)
         self.has_work.set()
 
-    def drop(self, request: _Request) -> None:
+    def drop(self, request: _EngineRequest) -> None:
         """Remove a request whose client has closed the connection."""
         if request in self.waiting:
             self.waiting.remove(request)
@@ -136,7 +136,7 @@ class FakeEngine:
             await asyncio.sleep(max(self.now_s - time.monotonic(), 0.0))
             self._finish(chunks, start_s)
 
-    def _schedule(self) -> list[tuple[_Request, int]]:
+    def _schedule(self) -> list[tuple[_EngineRequest, int]]:
         """The requests of the next step, each with how many tokens of it are computed."""
         budget = self.budget
         chunks = []
@@ -164,7 +164,7 @@ class FakeEngine:
             budget -= new
         return chunks
 
-    def _take_cached_tokens(self, request: _Request) -> int:
+    def _take_cached_tokens(self, request: _EngineRequest) -> int:
         """The number of cached tokens of the prompt, without its last token, which is always computed.
 
         Blocks that no longer fit are evicted first.
@@ -179,7 +179,7 @@ class FakeEngine:
         self.hit_tokens += hit_tokens
         return hit_tokens
 
-    def _note_token_time(self, request: _Request) -> None:
+    def _note_token_time(self, request: _EngineRequest) -> None:
         """Note the time of a token that the request has just received, for the engine's metrics."""
         if request.generated == 1:
             request.first_s = self.now_s
@@ -196,13 +196,13 @@ class FakeEngine:
         gaps = request.output_tokens - 1
         self.metrics.observe("tpot", (self.now_s - request.first_s) / gaps if gaps else 0.0)
 
-    def _cache_prompt(self, request: _Request) -> None:
+    def _cache_prompt(self, request: _EngineRequest) -> None:
         """Cache the blocks of a prompt; its first block becomes the most recently used."""
         for name in reversed(request.names):
             self.cached[name] = None
             self.cached.move_to_end(name)
 
-    def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
+    def _step_s(self, chunks: list[tuple[_EngineRequest, int]]) -> float:
         """The seconds of a step by the fit.
 
         A decode is a chunk of one token, the last of its prompt or a later one, but never the first of all:
@@ -216,7 +216,7 @@ class FakeEngine:
         attended, cached = sum(r.computed + 1 for r in decodes), sum(r.computed for r, _ in prefills)
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
-    def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
+    def _finish(self, chunks: list[tuple[_EngineRequest, int]], start_s: float) -> None:
         """Give a token to each request whose prompt is computed after this step, and end those that now have
         all their tokens.
         """
@@ -263,18 +263,18 @@ class _AnswerFormat:
         name = f"chat.completion{kind}" if self.is_chat else "text_completion"
         return {"id": "cmpl-0", "object": name, "created": int(time.time()), "model": self.model}
 
-    def _usage(self, request: _Request, tokens: int) -> dict[str, int]:
+    def _usage(self, request: _EngineRequest, tokens: int) -> dict[str, int]:
         prompt = request.prompt_tokens
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
-    def whole(self, request: _Request, ids: list[int]) -> dict[str, Any]:
+    def whole(self, request: _EngineRequest, ids: list[int]) -> dict[str, Any]:
         """An answer that is no stream, with all token ids."""
         text = " ".join(map(str, ids))
         content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length", "logprobs": None, "token_ids": ids, **content}
         return {**self._head(""), "choices": [choice], "usage": self._usage(request, len(ids))}
 
-    def event(self, request: _Request, token: int) -> bytes:
+    def event(self, request: _EngineRequest, token: int) -> bytes:
         """The next event of the stream, with one token, in the dialect that the request came in."""
         self.written += 1
         # Our own replay wants neither text nor usage, and this way is quicker.
@@ -289,7 +289,7 @@ class _AnswerFormat:
             event["usage"] = self._usage(request, self.written)
         return _event_bytes(event)
 
-    def last(self, request: _Request) -> bytes:
+    def last(self, request: _EngineRequest) -> bytes:
         """The end of the stream, after an event with the usage if the request asked for it."""
         done = b"data: [DONE]\n\n"
         if not self.has_usage:
@@ -337,7 +337,7 @@ class Server:
         prompt = body["messages"] if is_chat else body["prompt"]
         words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
         output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
-        request = _Request(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_transferred)
+        request = _EngineRequest(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_transferred)
         request.priority = int(body.get("priority", 0))
         if self.engine.prefix_cache:
             request.names = blocks_of(prompt)
@@ -359,7 +359,7 @@ class Server:
         return web.json_response(answer)
 
     async def _stream(
-        self, http: web.Request, request: _Request, writing: _AnswerFormat
+        self, http: web.Request, request: _EngineRequest, writing: _AnswerFormat
     ) -> web.StreamResponse:
         """Send each token of an answer as an event as soon as it is there."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -1,7 +1,7 @@
 """Runs `vllm serve` with three additions.
 
-The engine ends with its parent process, its core writes a step log (step_log.py), and a header of every
-answer has the name that the parent gave to this start of the engine.
+The process ends with its parent (vLLM itself ends the core then), the engine core writes a step log
+(step_log.py), and a header of every answer has the name that the parent gave to this start of the engine.
 
     FLEETPLAN_STEP_LOG=steps.jsonl python -m planner.runtime.launch serve --model ...
 
@@ -24,8 +24,10 @@ from typing import Any
 STEP_LOG = "FLEETPLAN_STEP_LOG"  # The file of the step log; without the variable none is written.
 # The largest size of the step log; a full log loses its oldest half. Without the variable there is no limit.
 STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"
-STEP_CPU = "FLEETPLAN_STEP_CPU"  # Set if the thread of the engine core computes the steps itself (on a CPU).
-API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients; engines never get this variable.
+# Set if the thread of the engine core computes the steps itself (on a CPU); the log then has its CPU times
+# too.
+STEP_CPU = "FLEETPLAN_STEP_CPU"
+API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients, which are kept from engines.
 PARENT = "FLEETPLAN_PARENT"  # The process id of the parent.
 IDENTITY = "FLEETPLAN_IDENTITY"  # The name of this start of the engine.
 IDENTITY_HEADER = "X-Fleetplan-Engine"  # Answers of an engine have its IDENTITY in this header.
@@ -45,7 +47,7 @@ def end_with_parent() -> None:
 Message = MutableMapping[str, Any]
 
 
-class Signed:
+class WithIdentity:
     """ASGI middleware for `vllm serve --middleware`: adds IDENTITY_HEADER to each answer.
 
     vLLM binds its port with SO_REUSEPORT, so another vLLM may listen on the same port, and only the header
@@ -62,12 +64,12 @@ class Signed:
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        async def signed(message: Message) -> None:
+        async def send_with_identity(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), self.header]}
             await send(message)
 
-        await self.app(scope, receive, signed)
+        await self.app(scope, receive, send_with_identity)
 
 
 if __name__ in ("__main__", "__mp_main__"):

@@ -329,9 +329,9 @@ class LiveFleet:
     def _add_seats(self, size: int) -> None:
         """Lengthen the arrays of requests to `size` seats."""
         first = len(self.state.requests)
-        state = self.state._replace(requests=_lengthened(self.state.requests, size))
+        state = self.state._replace(requests=_lengthen_rows(self.state.requests, size))
         if state.caches is not None:
-            prompts = _lengthened(state.caches.prompts, size)
+            prompts = _lengthen_rows(state.caches.prompts, size)
             prompts["worker"][first:] = layout.NONE
             state = state._replace(caches=state.caches._replace(prompts=prompts))
         self.state = state
@@ -385,7 +385,7 @@ class LiveFleet:
         distance = prompts["start"][seats] - new_start
         old_places = np.arange(self.path_end) + np.repeat(distance, depth)
         size = max(len(caches.path), 2 * (self.path_end + needed))
-        path, used = (_lengthened(row[old_places], size) for row in (caches.path, caches.used))
+        path, used = (_lengthen_rows(row[old_places], size) for row in (caches.path, caches.used))
         prompts["start"][seats] = new_start
         self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
@@ -424,15 +424,15 @@ class LiveFleet:
         first, caches = len(self.nodes), self.caches
         prefixes = caches.prefixes
         if self.has_window:
-            prefixes = _lengthened(prefixes, size)
+            prefixes = _lengthen_rows(prefixes, size)
             prefixes[first:] = _new_prefix()
         caches = caches._replace(
-            holders=_lengthened(caches.holders, size),
-            pinned=_lengthened(caches.pinned, size) if len(caches.pinned) else caches.pinned,
+            holders=_lengthen_rows(caches.holders, size),
+            pinned=_lengthen_rows(caches.pinned, size) if len(caches.pinned) else caches.pinned,
             prefixes=prefixes,
         )
         self.state = self.state._replace(caches=caches)
-        self.users, self.touched = _lengthened(self.users, size), _lengthened(self.touched, size)
+        self.users, self.touched = _lengthen_rows(self.users, size), _lengthen_rows(self.touched, size)
         self.users[first:] = -1
         self.nodes.grow(size)
 
@@ -510,7 +510,7 @@ def _new_prefix() -> npt.NDArray[np.void]:
     return prefix
 
 
-def _lengthened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+def _lengthen_rows(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     """A copy of `array` with `size` rows; the new ones are zero."""
     longer = np.zeros((size, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array

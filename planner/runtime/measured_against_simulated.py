@@ -33,7 +33,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
-from planner.simulator import Simulation, Verdict, judge, simulate
+from planner.simulator import Simulation, Verdict, judge_slo, simulate
 from planner.simulator.slo_verdict import gaps_s, measured_mask, percentile_s
 from planner.slo_metrics import METRICS
 from planner.traffic.sessions import session_numbers
@@ -87,7 +87,7 @@ CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class ComparedRun:
     """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
 
     `gap_weight` counts equal gaps, which a simulation records once. `session` is the number of each request's
@@ -172,8 +172,8 @@ class MeasuredComparison:
     sides.
     """
 
-    predicted: Run
-    measured: Run
+    predicted: ComparedRun
+    measured: ComparedRun
     chosen: npt.NDArray[np.bool_]
     rows: tuple[PercentileRow, ...]
     predicted_verdict: Verdict
@@ -275,7 +275,9 @@ def compare_with_simulation(
     return compare_parts(parts, slo, tolerances)
 
 
-def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> MeasuredComparison:
+def compare_parts(
+    parts: Sequence[tuple[ComparedRun, ...]], slo: Slo, tolerances: Tolerances
+) -> MeasuredComparison:
     """Join the (predicted, measured) parts one after the other, and compare them as one run."""
     predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
     finished = STATUS_OF["finished"]
@@ -298,7 +300,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     # A measured run is not judged by windows, nor by guarantees of service to tenants: engines do not say
     # when they began to serve a request.
     judged_slo = replace(slo, every_s=None, guarantees=())
-    verdicts = [judge(side.requests, judged_slo) for side in (predicted, observed)]
+    verdicts = [judge_slo(side.requests, judged_slo) for side in (predicted, observed)]
     return MeasuredComparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
@@ -314,7 +316,9 @@ def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[Sent]:
     ]
 
 
-def compare_part(measurement: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
+def compare_part(
+    measurement: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo
+) -> tuple[ComparedRun, ComparedRun]:
     """The predicted and the measured run of one part, with the requests that have an outcome.
 
     Requests without an outcome were in flight when the part was interrupted. They are simulated too, as load,
@@ -336,7 +340,7 @@ def compare_part(measurement: Measurement, part: ReplayPart, fleet: Fleet, slo: 
     )
     session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
     weights = np.ones(len(gaps))
-    return Run(predicted, *gaps_s(simulation), session), Run(observed, gaps, weights, session)
+    return ComparedRun(predicted, *gaps_s(simulation), session), ComparedRun(observed, gaps, weights, session)
 
 
 def _simulated_trace(
@@ -500,7 +504,7 @@ def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
     )
 
 
-def _join_parts(runs: Sequence[Run]) -> Run:
+def _join_parts(runs: Sequence[ComparedRun]) -> ComparedRun:
     """Join the parts of a run in time, each at the last arrival of the part before."""
     if len(runs) == 1:
         return runs[0]
@@ -528,7 +532,7 @@ def _join_parts(runs: Sequence[Run]) -> Run:
         runs=last.runs[:0],  # Steps of single parts cannot be joined, and nothing here reads them.
         nominal_end_s=np.inf,  # The arrivals of parts are shifted, so that no nominal end fits them.
     )
-    return Run(
+    return ComparedRun(
         requests,
         np.concatenate([run.gap_s for run in runs]),
         np.concatenate([run.gap_weight for run in runs]),

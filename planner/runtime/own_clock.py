@@ -26,9 +26,9 @@ from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, Sent
 from planner.runtime.measured_against_simulated import (
+    ComparedRun,
     MeasuredComparison,
     Measurement,
-    Run,
     Tolerances,
     compare_part,
     compare_parts,
@@ -140,7 +140,7 @@ def _instant_prefills(requests: Mapping[str, EngineRequest]) -> dict[str, Engine
     }
 
 
-def _with_metrics(run: Run, metrics: tuple[Metric, ...]) -> Run:
+def _with_metrics(run: ComparedRun, metrics: tuple[Metric, ...]) -> ComparedRun:
     """The run with these metrics alone: the others become NaN, or no gaps."""
     if len(metrics) == len(METRICS):
         return run
@@ -149,7 +149,7 @@ def _with_metrics(run: Run, metrics: tuple[Metric, ...]) -> Run:
         f"{name}_s": nothing for name in ("ttft", "tpot", "e2e") if name not in metrics
     }
     has_gaps = "tbt" in metrics
-    return Run(
+    return ComparedRun(
         requests=replace(run.requests, cached_tokens=None, **columns),
         gap_s=run.gap_s if has_gaps else run.gap_s[:0],
         gap_weight=run.gap_weight if has_gaps else run.gap_weight[:0],

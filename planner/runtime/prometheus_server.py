@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from planner.errors import InputError
-from planner.importers.prometheus_range import Series, parse_answer
+from planner.importers.prometheus_range import PrometheusSeries, parse_answer
 from planner.runtime.addresses import split_address
 
 TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
@@ -25,14 +25,14 @@ class PrometheusError(InputError):
 
 def query_range(
     url: str, names: Collection[str], *, start_s: float, end_s: float, step_s: float, match: str = ""
-) -> tuple[Series, ...]:
+) -> tuple[PrometheusSeries, ...]:
     """The series of `names` between two Unix times [s], a sample every `step_s`.
 
     `match` narrows them, as in PromQL: 'namespace="prod", pod=~"vllm-.*"'. Raises PrometheusError where there
     is no answer in JSON, InputError for an answer that is too large or not of Prometheus' form.
     """
     base = _base_url(url)
-    series: list[Series] = []
+    series: list[PrometheusSeries] = []
     for name in names:
         selector = f"{name}{{{match}}}" if match else name
         at_s = start_s

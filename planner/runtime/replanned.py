@@ -16,7 +16,7 @@ from functools import cache
 
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.simulator import judge
+from planner.simulator import judge_slo
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace, judged_span_s
 
@@ -58,7 +58,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
         simulation = simulate_if_kept(
             fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s(judged_span_s(trace))
         )
-        return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
+        return simulation is not None and judge_slo(simulation, slo, with_percentiles=False).holds
 
     return Replanned(
         holds(before), holds(after), find_fewest_workers(before, holds), find_fewest_workers(after, holds)

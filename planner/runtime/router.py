@@ -43,7 +43,7 @@ from planner.runtime.exchange import (
     RoutedRequest,
     read_body,
     read_request,
-    refusal,
+    refusal_response,
 )
 from planner.runtime.launch import IDENTITY_HEADER
 from planner.runtime.live_routing import LiveFleet
@@ -311,7 +311,7 @@ class LiveRouter:
                     if reply.writes_since_s and now_s - reply.writes_since_s > self.settings.client_s:
                         reply.abort()
                     elif reply.heard_s and now_s - reply.heard_s > self.settings.silence_s:
-                        reply.overdue = f"has said nothing for {self.settings.silence_s:g} s"
+                        reply.overdue = f"sent nothing for {self.settings.silence_s:g} s"
                         _end_block(timeout, now_s)
                     elif not reply.heard_s and now_s - reply.sent_s > reply.limit_s:
                         reply.overdue = f"has not begun to answer within {reply.limit_s:g} s"
@@ -325,17 +325,19 @@ class LiveRouter:
         """
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
-                raise refusal(401, "the API key is missing or wrong")
+                raise refusal_response(401, "the API key is missing or wrong")
             if self.is_draining and request.path in PATHS:
-                raise refusal(503, "this server is about to stop", retry_after_s=5)
+                raise refusal_response(503, "this server is about to stop", retry_after_s=5)
             answer: web.StreamResponse = await handler(request)
             return answer
         except web.HTTPException as refused:
             if refused.status == 413:
-                refused = refusal(413, f"the body is larger than {self.settings.max_body_bytes} bytes")
+                refused = refusal_response(
+                    413, f"the body is larger than {self.settings.max_body_bytes} bytes"
+                )
             elif refused.content_type != "application/json":
                 allowed = refused.headers.get("Allow")
-                refused = refusal(refused.status, refused.reason)
+                refused = refusal_response(refused.status, refused.reason)
                 if allowed:
                     refused.headers["Allow"] = allowed
             self.outcomes[f"refused_{refused.status}"] += 1
@@ -353,7 +355,9 @@ class LiveRouter:
     async def _answer_request(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion, and count its outcome."""
         if self.in_flight >= self.settings.max_in_flight:
-            raise refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
+            raise refusal_response(
+                429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1
+            )
         self.in_flight += 1
         outcome = "client_gone"
         try:
@@ -377,7 +381,7 @@ class LiveRouter:
             async with asyncio.timeout(self.settings.body_s):
                 return await read_body(request, self.settings.max_body_bytes)
         except TimeoutError:
-            raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
+            raise refusal_response(408, f"the body did not come within {self.settings.body_s:g} s") from None
 
     async def _try_workers(self, reply: Reply) -> str:
         """Serve the request and return its outcome.
@@ -412,7 +416,7 @@ class LiveRouter:
                             f"request {routed_request.id}: {reply.strikes} workers died of it; not "
                             "tried again"
                         )
-                        raise refusal(422, why) from None
+                        raise refusal_response(422, why) from None
                     status = 502
                     if isinstance(error, WorkerRefusedError):
                         status = 429 if error.status == 429 else 502
@@ -423,7 +427,7 @@ class LiveRouter:
             self.live.release_seat(reply.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
         why = f"request {routed_request.id}: {tries} tries failed on {names}"
-        raise refusal(status, why, retry_after_s=1 if status == 429 else None)
+        raise refusal_response(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, reply: Reply, failed: set[int]) -> None:
         """One try: the whole request on a mixed worker, or its prefill and then its decode on two workers."""
@@ -547,7 +551,7 @@ class LiveRouter:
             if self.live.is_held_back(reply.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
-                raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
+                raise refusal_response(503, "no worker that could take the request is up", retry_after_s=5)
             silent.clear()
             await self._wait_for_change()
 

@@ -143,9 +143,11 @@ def _watched_commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands
     )
     options = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
-    def command(place: workers.WorkerPlace, port: int) -> workers.Command:
+    def command(place: workers.WorkerPlace, port: int) -> workers.EngineCommand:
         base_command = base_commands(place, port)
-        return workers.Command([*base_command.argv, *options, *watched.arguments], base_command.environment)
+        return workers.EngineCommand(
+            [*base_command.argv, *options, *watched.arguments], base_command.environment
+        )
 
     return command
 

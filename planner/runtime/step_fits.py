@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from planner.calibrate.measured_runs import Calibrated, calibrate
+from planner.calibrate.measured_runs import Calibrated, calibrate_host
 from planner.fleet import Fleet, WorkerType
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import DECODES, ON_WALL, PREFILLS, StepLatency
@@ -104,11 +104,11 @@ def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorre
         early, late = _with_median_times(frame[~is_late]), _with_median_times(frame[is_late])
         worker = types[pool_steps.pool]
         uncorrected = _with_host(worker)
-        by_early = replace(worker, latency=calibrate(uncorrected, steps=[early]).latency, form=None)
+        by_early = replace(worker, latency=calibrate_host(uncorrected, steps=[early]).latency, form=None)
         before_frac, after_frac = (
             float(np.mean(np.abs(_predicted_s(each, late) / late.y - 1))) for each in (worker, by_early)
         )
-        by_all = calibrate(uncorrected, steps=[_with_median_times(frame)])
+        by_all = calibrate_host(uncorrected, steps=[_with_median_times(frame)])
         pool_corrections.append(FitCorrection(pool_steps.pool, by_all, before_frac, after_frac))
     return pool_corrections
 
@@ -128,7 +128,7 @@ def fits_by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple
     fits = {}
     for key, group in groups.items():
         tables = [_with_median_times(pool_steps.table.steps) for pool_steps in group]
-        fits[key] = calibrate(_with_host(types[group[0].pool]), steps=tables).latency
+        fits[key] = calibrate_host(_with_host(types[group[0].pool]), steps=tables).latency
     return fits
 
 
@@ -159,7 +159,7 @@ def fleet_as_run(measurement: Measurement, fleet: Fleet) -> Fleet | None:
     fits = {}
     for pool_steps in compare_steps(measurement, fleet, on_wall=True):
         if len(pool_steps.table.y) >= LEAST_STEPS:
-            fit = calibrate(_with_host(types[pool_steps.pool]), steps=[pool_steps.table]).latency
+            fit = calibrate_host(_with_host(types[pool_steps.pool]), steps=[pool_steps.table]).latency
             fits[pool_steps.pool] = replace(fit, basis=fit.basis + ON_WALL)
     return _with_fits(fleet, fits)
 

@@ -45,7 +45,7 @@ LOWEST_PRIORITY = 19  # The lowest priority of a process on Linux.
 
 
 @dataclass(slots=True)
-class _Request:
+class _LoggedRequest:
     """A request that has not ended; `scheduled_s` is -1 before it is scheduled."""
 
     prompt_tokens: int
@@ -65,7 +65,7 @@ class StepLog:
         self.head = b""  # The first line, which each new file begins with.
         self.written_bytes = 0
         self.file: IO[bytes] | None = None
-        self.requests: dict[str, _Request] = {}
+        self.requests: dict[str, _LoggedRequest] = {}
         self.last_end_s = 0.0
         self.has_waited = True  # Whether the engine has had no work since the last step.
         atexit.register(self.close)
@@ -77,7 +77,7 @@ class StepLog:
 
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
         """Note that a request has come."""
-        self.requests[name] = _Request(prompt_tokens, now_s)
+        self.requests[name] = _LoggedRequest(prompt_tokens, now_s)
 
     def scheduled(self, name: str, now_s: float, cached_tokens: int = 0) -> None:
         """Note that a request was scheduled; only the first time counts."""

@@ -117,7 +117,7 @@ class StreamCheck:
         if event.get("usage"):
             self.tokens = max(self.tokens, _usage_tokens(event))
         if self.tokens > self.most_tokens:
-            raise WorkerError(f"{self.worker}: more tokens came than the {self.most_tokens} asked for")
+            raise WorkerError(f"{self.worker}: more tokens came than the {self.most_tokens} requested")
 
     def _invalid_event(self) -> WorkerError:
         return WorkerError(f"{self.worker}: the stream brought what is no event of an answer")
@@ -144,7 +144,7 @@ def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, A
         raise WorkerError(f"{worker}: what came is no answer")
     tokens = _usage_tokens(document)
     if tokens > most_tokens:
-        raise WorkerError(f"{worker}: more tokens came than the {most_tokens} asked for")
+        raise WorkerError(f"{worker}: more tokens came than the {most_tokens} requested")
     return document, tokens
 
 

@@ -32,7 +32,7 @@ from planner.errors import InputError, PlannerError
 from planner.files import checked_files
 from planner.fleet import Fleet, Policies
 from planner.policies import QUEUE
-from planner.reports.output import pictures
+from planner.reports.output import chart_pictures
 from planner.runtime import remote_validation
 from planner.runtime.analysis import Validation, ValidationSetup, analyse_run
 from planner.runtime.budget import is_spent
@@ -56,7 +56,7 @@ from planner.runtime.workers import (
 from planner.simulator import simulate
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
-from planner.units import counted
+from planner.units import count_text
 
 # Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
 WARM_UPS = 4
@@ -109,7 +109,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     if not chosen.any():
         raise InputError("the slice would serve no request; give a longer trace")
     single = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
-    workers = counted(fleet.workers, "worker")
+    workers = count_text(fleet.workers, "worker")
     sentence = f"slice: {single.workers} of {workers}, {int(chosen.sum())} of {len(trace)} requests{note}"
     return single, trace.select(chosen), sentence
 
@@ -176,7 +176,7 @@ def _validate(
     progress("comparing")
     validation = analyse_run(setup, out, tolerances)
     checked_files.write_files(
-        out, {**render_files(validation), **(pictures(all_figures(validation)) if png else {})}
+        out, {**render_files(validation), **(chart_pictures(all_figures(validation)) if png else {})}
     )
     return validation
 
@@ -234,7 +234,7 @@ async def _measure_engines(
             await router.warm_up()  # Computes the pinned prompts.
             if router.warm_prompts and None in router.warmed_identities:
                 raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
-            counters_before = await scrape(client, group)
+            counters_before = await scrape_counters(client, group)
             load_before = os.getloadavg()[0]
             ranks = sum(len(place.devices) for place in places)
             try:
@@ -261,7 +261,9 @@ async def _measure_engines(
                 }
                 # A second signal must not prevent the record; it then lacks the counters.
                 with suppress(asyncio.CancelledError):
-                    record["engines"] = traffic_counters(counters_before, await scrape(client, group))
+                    record["engines"] = traffic_counters(
+                        counters_before, await scrape_counters(client, group)
+                    )
                 journal.write({"record": record})
 
 
@@ -347,7 +349,7 @@ def _pinned_prompts(setup: ValidationSetup) -> tuple[WarmPrompt, ...]:
     )
 
 
-async def scrape(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str, dict[str, float]]:
+async def scrape_counters(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str, dict[str, float]]:
     """The counters of each engine that answers, by worker."""
     return {
         worker.place.name: await _engine_counters(client, worker) for worker in group.workers if worker.is_up

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Fleet
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.runtime.analysis import Validation
 from planner.runtime.live_replay import lateness_s
 from planner.runtime.measured_against_simulated import MeasuredComparison, PercentileRow, outside_s
@@ -243,7 +243,7 @@ def reader_notes(validation: Validation) -> list[str]:
         if engine.get("kv_tokens", math.inf) < planned[pool_of_worker(engine["worker"])]
     }
     sentences += [
-        f"{worker} holds {tokens:,} KV tokens, where the plan counts on {planned[pool_of_worker(worker)]:,}: "
+        f"{worker} holds {tokens:,} KV tokens, where the plan assumes {planned[pool_of_worker(worker)]:,}: "
         "it takes fewer requests at once than was predicted."
         for worker, tokens in smaller_kv_tokens.items()
     ]
@@ -269,14 +269,15 @@ def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
     if replanned.kept_before != replanned.kept_after:
         by_own_fits = f"by its own fits it {'keeps' if replanned.kept_before else 'misses'} it"
     fewest = [
-        f"more than {MOST_TIMES} times the plan's" if smallest is None else describe(smallest)
+        f"more than {MOST_TIMES} times the plan's" if smallest is None else describe_fleet(smallest)
         for smallest in (replanned.fewest_after, replanned.fewest_before)
     ]
     fewest_text = (
         "the fewest workers that keep it" if replanned.is_exact else "workers of which no pool can spare one"
     )
     return (
-        f"With the corrected fits the plan ({describe(fleet)}) {keeps_word} the SLO on its whole traffic "
+        f"With the corrected fits the plan ({describe_fleet(fleet)}) {keeps_word} the SLO on its whole "
+        "traffic "
         f"in the simulation, {by_own_fits}; {fewest_text}: {fewest[0]}, by its own fits {fewest[1]}."
     )
 

@@ -20,13 +20,13 @@ from planner.domain import Metric
 from planner.files.checked_files import to_yaml
 from planner.reports import charts
 from planner.reports.curves import POINTS as CURVE_POINTS
-from planner.reports.drawing import BLUE, GUIDE, VERMILLION, Figure
+from planner.reports.drawing import BLUE, GUIDE, VERMILLION, CaptionedChart
 from planner.reports.encoding import data_of_rows
 from planner.reports.output import requests_csv
-from planner.reports.page import charts as drawn
-from planner.reports.page import headline, page, section, table
+from planner.reports.page import charts_html as drawn
+from planner.reports.page import figures_html, page_html, section_html, table_html
 from planner.runtime.analysis import Validation
-from planner.runtime.measured_against_simulated import MeasuredComparison, Run
+from planner.runtime.measured_against_simulated import ComparedRun, MeasuredComparison
 from planner.runtime.step_fits import with_corrections
 from planner.runtime.validation_document import (
     STATUSES,
@@ -80,23 +80,23 @@ def _page_html(validation: Validation) -> str:
         *(f"<p class=lead>{escape(text)}</p>" for text in lead),
         "</header>",
         _headline_html(values),
-        section(
+        section_html(
             "Predicted and measured",
             _table_html(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
         ),
-        section("Distributions", drawn(_distribution_charts(validation))),
-        section("The SLO", _slo_html(validation)),
-        section("Request by request", _requests_html(validation, values)),
-        section("Step by step", _steps_html(validation)),
-        *([section("The endpoint", _endpoint_html(validation, values))] if values["endpoint"] else []),
-        section("Engines", _engines_html(values, planned_kv_tokens)),
+        section_html("Distributions", drawn(_distribution_charts(validation))),
+        section_html("The SLO", _slo_html(validation)),
+        section_html("Request by request", _requests_html(validation, values)),
+        section_html("Step by step", _steps_html(validation)),
+        *([section_html("The endpoint", _endpoint_html(validation, values))] if values["endpoint"] else []),
+        section_html("Engines", _engines_html(values, planned_kv_tokens)),
     ]
     footer = (
         f"Measured on {values['machine'].get('device', 'a machine that was not noted')}; requests.csv holds "
         "every request as measured, validation.json everything on this page, corrected.yaml the fleet with "
         "corrected step times, catalog/ these step times for plan --catalog."
     )
-    return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
+    return page_html(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
 
 
 def _page_title(comparison: MeasuredComparison) -> str:
@@ -112,7 +112,7 @@ def _table_html(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Itera
     # A line may lack some keys, such as a correction.
     head = list(dict.fromkeys(key for line in lines for key in line))
     cells = [[str(line.get(key, "-")) for key in head] for line in lines]
-    return table(head, cells, caption=caption, numeric=numeric)
+    return table_html(head, cells, caption=caption, numeric=numeric)
 
 
 def _headline_html(values: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def _headline_html(values: Mapping[str, Any]) -> str:
                 f"predicted {_share_text(hits['predicted_frac'])}",
             )
         )
-    return headline(rows)
+    return figures_html(rows)
 
 
 def _share_text(frac: float | None) -> str:
@@ -165,12 +165,12 @@ def _errors_note(values: Mapping[str, Any]) -> str:
     )
 
 
-def all_figures(validation: Validation) -> list[Figure]:
+def all_figures(validation: Validation) -> list[CaptionedChart]:
     """All charts of the page, for pictures."""
     return [*_distribution_charts(validation), *_scatter_charts(validation), *_step_charts(validation)]
 
 
-def _distribution_charts(validation: Validation) -> list[Figure]:
+def _distribution_charts(validation: Validation) -> list[CaptionedChart]:
     """A chart per metric with the measured and the predicted distribution, if both have values."""
     comparison = validation.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
@@ -180,11 +180,13 @@ def _distribution_charts(validation: Validation) -> list[Figure]:
         if all(len(curve[0]) for curve in curves.values()):
             name = METRICS[metric].name
             caption = f"Distribution of the {name}, as measured and as predicted."
-            pictured.append(Figure(metric, _curves_chart(curves, name), caption))
+            pictured.append(CaptionedChart(metric, _curves_chart(curves, name), caption))
     return pictured
 
 
-def _cumulative_curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
+def _cumulative_curve(
+    run: ComparedRun, metric: Metric, comparison: MeasuredComparison
+) -> tuple[Floats, Floats]:
     """The values of a run, rising [s], with the share up to each, thinned to CURVE_POINTS."""
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
@@ -225,7 +227,7 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     )
 
 
-def _scatter_charts(validation: Validation) -> list[Figure]:
+def _scatter_charts(validation: Validation) -> list[CaptionedChart]:
     """Charts of predicted against measured TTFT and E2E, a point for each request."""
     pictured = []
     metrics: tuple[Metric, ...] = ("ttft", "e2e")
@@ -235,7 +237,7 @@ def _scatter_charts(validation: Validation) -> list[Figure]:
             name = METRICS[metric].name
             caption = f"The {name} of each request: on the line, prediction and measurement are equal."
             pictured.append(
-                Figure(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)
+                CaptionedChart(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)
             )
     return pictured
 
@@ -342,10 +344,10 @@ def _steps_html(validation: Validation) -> str:
     return f"{drawn(_step_charts(validation))}<div class=below>{errors}</div>{note}"
 
 
-def _step_charts(validation: Validation) -> list[Figure]:
+def _step_charts(validation: Validation) -> list[CaptionedChart]:
     """A chart for each pool of predicted against measured step times."""
     return [
-        Figure(
+        CaptionedChart(
             f"steps-{k}",
             _scatter_chart(steps.table.y, steps.predicted_s, f"step of {steps.pool}"),
             f"Each engine step of {steps.pool}: on the line, prediction and measurement are equal.",
@@ -375,7 +377,7 @@ def _endpoint_html(validation: Validation, values: Mapping[str, Any]) -> str:
         }
         for row in engine_rows(validation)
     ]
-    note = "<p class=note>No metrics of the engines were asked for (--prometheus).</p>"
+    note = "<p class=note>No metrics of the engines were requested (--prometheus).</p>"
     if (times := validation.engine_times) is not None:
         note = (
             f"<p class=note>The engines counted {times.requests:,} requests, whoever sent them, "

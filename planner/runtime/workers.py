@@ -85,7 +85,7 @@ class WorkerPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class EngineCommand:
     """A process to start; `environment` comes on top of ours."""
 
     argv: Sequence[str]
@@ -93,7 +93,7 @@ class Command:
 
 
 # Called with the place and a port; says how to start an engine there.
-Commands = Callable[[WorkerPlace, int], Command]
+Commands = Callable[[WorkerPlace, int], EngineCommand]
 
 
 def place_workers(
@@ -417,7 +417,7 @@ def vllm_commands(
             "manifests for vllm or kubernetes, and name the workers by --workers"
         )
 
-    def command(place: WorkerPlace, port: int) -> Command:
+    def command(place: WorkerPlace, port: int) -> EngineCommand:
         settings = engine_command.engine_flags(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
         arguments: list[str] = [
@@ -427,7 +427,7 @@ def vllm_commands(
             str(port),
             "--disable-uvicorn-access-log",
             "--middleware",
-            "planner.runtime.launch.Signed",
+            "planner.runtime.launch.WithIdentity",
         ]
         if is_dummy:
             arguments += ["--load-format", "dummy", "--skip-tokenizer-init"]
@@ -452,7 +452,7 @@ def vllm_commands(
             *engine_command.to_args(settings),
             *arguments,
         ]
-        return Command(argv, environment)
+        return EngineCommand(argv, environment)
 
     return command
 
@@ -489,7 +489,7 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
     `by_priority` is what `--scheduling-policy priority` is to vLLM.
     """
 
-    def command(place: WorkerPlace, port: int) -> Command:
+    def command(place: WorkerPlace, port: int) -> EngineCommand:
         kind = place.pool.type
         settings: dict[str, Any] = {
             "kv_tokens": kind.kv_tokens,
@@ -507,7 +507,7 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
             str(port),
             json.dumps(settings),
         ]
-        return Command(argv, {})
+        return EngineCommand(argv, {})
 
     return command
 

@@ -6,6 +6,6 @@ the requests, and slo_verdict.py judges that against an SLO. replay.py joins the
 
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 
-__all__ = ["Simulation", "Verdict", "judge", "simulate"]
+__all__ = ["Simulation", "Verdict", "judge_slo", "simulate"]

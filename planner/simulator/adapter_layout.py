@@ -14,7 +14,7 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.lora import Lora
 from planner.simulator.layout import NONE, empty_field
 from planner.traffic.trace import IntArray, Trace
-from planner.units import counted
+from planner.units import count_text
 
 # Fields of LoraCost (planner/models/lora.py): what adapters add to a step, and what it takes to load one.
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
@@ -74,8 +74,8 @@ def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = Fals
     if lora is None:
         if trace.adapters:
             raise InputError(
-                f"{trace.name}: column adapter names {counted(len(trace.adapters), 'adapter')}, and no "
-                "lora is asked for; add lora: {max_loras: ..., max_rank: ..., adapters: ...}, or drop the "
+                f"{trace.name}: column adapter names {count_text(len(trace.adapters), 'adapter')}, and no "
+                "lora is configured; add lora: {max_loras: ..., max_rank: ..., adapters: ...}, or drop the "
                 "column"
             )
         return

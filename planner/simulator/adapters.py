@@ -18,7 +18,7 @@ from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, fill_slots
 from planner.simulator.layout import NONE, READY, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has
 from planner.simulator.queue_orders import leave_queue, next_waiting
-from planner.simulator.queues import append, pop, put
+from planner.simulator.queues import append_to_list, insert_in_heap, pop_first
 
 
 @where_has("adapters", lambda state: False)
@@ -99,7 +99,7 @@ def next_with_slot(state, w):
         if not _may_any_follow(state, w):
             return NONE
         leave_queue(state, w, r)
-        append(state.requests, state.adapters.aside[0], ZERO, r)
+        append_to_list(state.requests, state.adapters.aside[0], ZERO, r)
 
 
 @where_has("adapters", lambda state, w: None)
@@ -107,8 +107,8 @@ def put_back(state, w):
     """Put requests that were set aside back into the queue, each where it was."""
     worker, aside = state.workers[w], state.adapters.aside[0]
     while aside.head[0] != NONE:
-        r = pop(state.requests, aside, ZERO)
-        worker.first_waiting = put(state.requests, worker.first_waiting, r, state.requests[r].key)
+        r = pop_first(state.requests, aside, ZERO)
+        worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, state.requests[r].key)
 
 
 @where_has("adapters", lambda state, w: state.workers[w].head[READY])
@@ -116,8 +116,8 @@ def next_ready(state, w):
     """The first request with a slot of those whose KV is on worker w; those before it are set aside."""
     worker = state.workers[w]
     while worker.head[READY] != NONE and not _has_slot(state, w, worker.head[READY]):
-        r = pop(state.requests, worker, READY)
-        append(state.requests, state.adapters.aside[0], ZERO, r)
+        r = pop_first(state.requests, worker, READY)
+        append_to_list(state.requests, state.adapters.aside[0], ZERO, r)
     return worker.head[READY]
 
 

@@ -104,7 +104,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.offload_layout import LOADING
 from planner.simulator.queue_orders import leave_queue, may_reorder, note_admission
-from planner.simulator.queues import append, pop
+from planner.simulator.queues import append_to_list, pop_first
 from planner.simulator.slots import (
     LONGEST,
     add_chunk,
@@ -162,7 +162,7 @@ def _form_step(state, l, time_s):
     note_ended_loads(state, lane.worker, time_s)
     if kind.is_async:
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
-            enqueue_request(state, lane.worker, pop(state.requests, worker, UNKNOWN))
+            enqueue_request(state, lane.worker, pop_first(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather_decodes(state, l)
     if kind.batching == VLLM_V1:
@@ -345,7 +345,7 @@ def seat_ready(state, l):
     """Let sequences whose KV has arrived join the decodes while seats are free."""
     worker = state.workers[state.lanes[l].worker]
     while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
-        seat_request(state, l, pop(state.requests, worker, READY))
+        seat_request(state, l, pop_first(state.requests, worker, READY))
 
 
 @kernel_jit
@@ -383,7 +383,7 @@ def _form_vllm_step(state, l, time_s):
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
     while worker.head[RESTING] != NONE:
-        join_lane(state, l, pop(state.requests, worker, RESTING))
+        join_lane(state, l, pop_first(state.requests, worker, RESTING))
     if _forms_prompt_step(state, l, time_s):
         return False
     longest = UNBOUNDED
@@ -440,7 +440,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
             may_admit = may_admit and kind.batching != SARATHI  # The token budget is used up.
             if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
-                append(state.requests, worker, PARTIAL, r)
+                append_to_list(state.requests, worker, PARTIAL, r)
     if not may_admit:
         return
     budget = kind.token_budget - lane.decodes * lane.is_decoding * lane.width - spent
@@ -467,7 +467,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
         budget -= n
         if _take_chunk(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
-            append(state.requests, worker, PARTIAL, r)
+            append_to_list(state.requests, worker, PARTIAL, r)
     # Requests without a slot for their adapter, and those that were passed over, wait where they were.
     put_back(state, w)
     put_aside_back(state, w)
@@ -518,7 +518,7 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
             if need > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
                 is_next, budget = False, ZERO
         if not is_next:
-            append(state.requests, memory, LOADING, r)
+            append_to_list(state.requests, memory, LOADING, r)
             continue
         # Where the whole prompt was loaded, its last token is computed again to make the first one.
         request.computed_tokens = min(request.computed_tokens, request.length_tokens - 1)
@@ -526,7 +526,7 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
         n = min(request.length_tokens - request.computed_tokens, longest, budget)
         budget -= n
         if _take_chunk(state, l, r, n, step_blocks, time_s):
-            append(state.requests, worker, PARTIAL, r)
+            append_to_list(state.requests, worker, PARTIAL, r)
     return budget
 
 
@@ -553,7 +553,7 @@ def _seat_handed_over(state, l, budget):
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO
-        pop(state.requests, worker, READY)
+        pop_first(state.requests, worker, READY)
         seat_request(state, l, r)
         if is_short:
             preempt_decode(state, l, lane.decodes - 1)
@@ -875,7 +875,7 @@ def run_length(state, l, time_s, goes_on):
 
 
 @small_jit
-def slowness(state, w):
+def step_time_factor(state, w):
     """The factor on the step times of worker w. On prefill workers a predictor of output lengths may run."""
     worker = state.workers[w]
     return worker.slow_factor * state.policy[PREDICTOR] if worker.role == PREFILL else worker.slow_factor
@@ -889,7 +889,7 @@ def _launch_step_alone(state, l, time_s, goes_on):
     worker = state.workers[w]
     kind = state.types[worker.type]
     stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane, adapters_s(state, l))
-    slow = slowness(state, w)
+    slow = step_time_factor(state, w)
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
     lane.run_start_s = time_s

@@ -34,7 +34,7 @@ from planner.simulator.event_heap import next_arrival, next_time_s, schedule_eve
 from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
-from planner.simulator.queues import append, pop
+from planner.simulator.queues import append_to_list, pop_first
 from planner.simulator.routing import choose_worker
 from planner.simulator.slots import (
     add_chunk,
@@ -62,7 +62,7 @@ def _wake_rank(state, l, time_s):
 @kernel_jit
 def _enqueue_request(state, l, list_number, r, time_s):
     """Put request r at the end of a list of rank l; a rank without an event begins its next batch."""
-    append(state.requests, state.ranks[l], list_number, r)
+    append_to_list(state.requests, state.ranks[l], list_number, r)
     _wake_rank(state, l, time_s)
 
 
@@ -70,7 +70,7 @@ def _enqueue_request(state, l, list_number, r, time_s):
 def _move_to_batch(state, l, list_number):
     """Move the first request of a list of rank l into the batch that this rank forms."""
     rank = state.ranks[l]
-    append(state.requests, rank, RUNNING, pop(state.requests, rank, list_number))
+    append_to_list(state.requests, rank, RUNNING, pop_first(state.requests, rank, list_number))
 
 
 @kernel_jit
@@ -241,7 +241,7 @@ def _place_next_token(state, w, r, time_s):
             return
         request.decode_worker = v
         assign_request(state, v, r, 1.0)
-        append(state.requests, state.workers[v], INBOUND, r)
+        append_to_list(state.requests, state.workers[v], INBOUND, r)
         _use_room(state, v, time_s)
 
 
@@ -256,7 +256,7 @@ def _use_room(state, w, time_s):
         blocks = _reserved_blocks(state, w, r)
         if worker.used_blocks + blocks > state.types[worker.type].kv_blocks:
             return
-        pop(state.requests, worker, INBOUND)
+        pop_first(state.requests, worker, INBOUND)
         worker.used_blocks += blocks
         worker.running += 1
         end_s = transfer_end_s(state, r, blocks_of(state.requests[r].input_tokens), time_s)

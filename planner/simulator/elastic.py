@@ -177,8 +177,8 @@ class Stock:
 
     def __init__(self, gpus: Mapping[str, int]):
         self.free = dict(gpus)
-        self.draining: list[_Run] = []  # The run of each draining worker, one entry for each worker.
-        self.waiting: list[_Run] = []  # Runs that want more GPUs than are free.
+        self.draining: list[_ElasticRun] = []  # The run of each draining worker, one entry for each worker.
+        self.waiting: list[_ElasticRun] = []  # Runs that want more GPUs than are free.
 
     def claims(self, pool: Pool) -> dict[str, int]:
         """The GPUs that one worker of a pool takes of each stock: of its GPU's, and of that without the
@@ -249,7 +249,7 @@ def simulate_elastic(
     runs = room_for_runs(trace) if record else 0
     while True:
         state = elastic_fleet.first_state(runs=runs)
-        run = _Run(state, elastic_fleet, Stock({}))
+        run = _ElasticRun(state, elastic_fleet, Stock({}))
         run_to_the_end([run], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
         if not record or needed <= runs:
@@ -276,7 +276,7 @@ def simulate_in_windows(
     state.window[:] = edges_s[0], edges_s[-1]
     in_windows = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     in_windows[:] = state.limits[:, None]
-    run = _Run(state._replace(edges_s=edges_s, in_windows=in_windows), elastic_fleet, Stock({}))
+    run = _ElasticRun(state._replace(edges_s=edges_s, in_windows=in_windows), elastic_fleet, Stock({}))
     run_to_the_end([run])
     return run.result()
 
@@ -372,12 +372,12 @@ def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) 
     shared = Stock(stock)
     for elastic in fleets:
         elastic.check()
-    runs = [_Run(elastic.first_state(), elastic, shared) for elastic in fleets]
+    runs = [_ElasticRun(elastic.first_state(), elastic, shared) for elastic in fleets]
     run_to_the_end(runs)
     return [run.result() for run in runs]
 
 
-def run_to_the_end(runs: Sequence[_Run], *, stop_early: bool = False) -> None:
+def run_to_the_end(runs: Sequence[_ElasticRun], *, stop_early: bool = False) -> None:
     """Advance several runs together, each time the one whose next pause is first.
 
     So GPUs that one run gives back are there for the others from that moment on.
@@ -395,8 +395,10 @@ def run_to_the_end(runs: Sequence[_Run], *, stop_early: bool = False) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
-    """A worker's number, which one worker has after the other, and the life of the present one."""
+class _WorkerSlot:
+    """The place of a worker in a pool, which one worker after the other takes; the fields are of the present
+    one, which has the number `lives`.
+    """
 
     number: int
     pool: int
@@ -413,7 +415,7 @@ class _Slot:
 
 class _Event(NamedTuple):
     """What is to happen at `time_s`. Events are sorted by time, then kind, then the `order` in which they
-    were added. An event about a worker is about one `life` of its slot (`_Slot`).
+    were added. An event about a worker is about one `life` of its slot (`_WorkerSlot`).
     """
 
     time_s: float
@@ -423,7 +425,7 @@ class _Event(NamedTuple):
     life: int
 
 
-class _Run:
+class _ElasticRun:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
     def __init__(self, state: State, elastic_fleet: ElasticFleet, stock: Stock) -> None:
@@ -435,11 +437,11 @@ class _Run:
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
         # The controller, if it names the times of its decisions.
         self.timed = controller if isinstance(controller, TimedController) else None
-        self.slots: list[_Slot] = []
+        self.slots: list[_WorkerSlot] = []
         pool_of_worker: list[int] = []
         for p, pool in enumerate(fleet.pools):
             for _ in range(pool.count):
-                self.slots.append(_Slot(len(self.slots), p, len(pool_of_worker), pool.type.dp))
+                self.slots.append(_WorkerSlot(len(self.slots), p, len(pool_of_worker), pool.type.dp))
                 pool_of_worker += [p] * pool.type.dp
         self.of_pool = [[slot for slot in self.slots if slot.pool == p] for p in range(len(pools))]
         self.state = state._replace(disturbances=np.zeros(0, layout.DISTURBANCE))
@@ -543,8 +545,8 @@ class _Run:
             next_s = 0.0 if time_s < 0 else self.timed.next_s(time_s)
             if time_s >= 0 and next_s <= time_s:
                 raise InputError(
-                    f"{type(self.controller).__name__}: asked at {time_s:g} s, it named {next_s:g} s as the "
-                    "next time, must be later"
+                    f"{type(self.controller).__name__}: its decision at {time_s:g} s names {next_s:g} s as "
+                    "the time of the next one, must be later"
                 )
             self.add_decision(next_s)
             return
@@ -623,7 +625,7 @@ class _Run:
 
     # Lives of workers.
 
-    def draw_interruption(self, slot: _Slot) -> None:
+    def draw_interruption(self, slot: _WorkerSlot) -> None:
         """Draw when the spot market takes this worker, by its number and life."""
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
@@ -632,7 +634,7 @@ class _Run:
                 slot.ready_s + float(rng.exponential(HOUR_S / per_h)), _IS_INTERRUPTED, slot.number
             )
 
-    def start_worker(self, slot: _Slot) -> None:
+    def start_worker(self, slot: _WorkerSlot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
         warm_starts = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
@@ -642,7 +644,7 @@ class _Run:
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
         self.add_event(slot.ready_s, _IS_READY, slot.number)
 
-    def give_up_worker(self, slot: _Slot) -> None:
+    def give_up_worker(self, slot: _WorkerSlot) -> None:
         """Give up a worker for the controller: one that starts is gone, one that is ready drains."""
         if slot.phase == _STARTING:
             slot.given_up_s = slot.ready_s = self.now_s
@@ -650,7 +652,7 @@ class _Run:
         else:
             self.drain_worker(slot, self.pools[slot.pool].drain_limit_s)
 
-    def drain_worker(self, slot: _Slot, limit_s: float) -> None:
+    def drain_worker(self, slot: _WorkerSlot, limit_s: float) -> None:
         """Let a worker take no more requests; it is stopped after `limit_s` if it is not empty by then."""
         if slot.phase == _READY:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
@@ -664,7 +666,7 @@ class _Run:
         else:
             self.add_event(self.now_s + limit_s, _IS_STOPPED, slot.number)
 
-    def is_empty(self, slot: _Slot) -> bool:
+    def is_empty(self, slot: _WorkerSlot) -> bool:
         """Whether no rank of the worker has a request or KV blocks."""
         workers = self.state.workers[slot.first : slot.first + slot.ranks]
         return not any(worker["assigned"] or worker["running"] or worker["used_blocks"] for worker in workers)
@@ -676,7 +678,7 @@ class _Run:
                 workers = self.state.workers[slot.first : slot.first + slot.ranks]
                 self.remove_worker(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
-    def last_work_s(self, slot: _Slot) -> float:
+    def last_work_s(self, slot: _WorkerSlot) -> float:
         """When a worker that is given up has served its last request, after all requests of the run are."""
         requests = self.state.requests
         # A request that is not handed off is decoded where it is prefilled.
@@ -688,12 +690,12 @@ class _Run:
             last_s = float(np.fmax.reduce(times_s[is_own], initial=last_s))
         return last_s
 
-    def remove_worker(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
+    def remove_worker(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:
         """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
         self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
         self.end_life(slot, gone_s, was_stopped)
 
-    def end_life(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
+    def end_life(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:
         """Note the life of a worker, which is over, give its GPUs back and free its number."""
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
         if slot.phase == _DRAINING:
@@ -703,7 +705,7 @@ class _Run:
         slot.phase = _OFF
         slot.lives += 1
 
-    def span(self, slot: _Slot, given_up_s: float, gone_s: float, was_stopped: bool = False) -> Span:
+    def span(self, slot: _WorkerSlot, given_up_s: float, gone_s: float, was_stopped: bool = False) -> Span:
         """The present life of a slot as a Span; an interruption is not also a stop."""
         return Span(
             slot.number,
@@ -835,7 +837,7 @@ class _Run:
         )
 
 
-def _order_of_giving_up(slot: _Slot) -> tuple[bool, float, int]:
+def _order_of_giving_up(slot: _WorkerSlot) -> tuple[bool, float, int]:
     """A key to sort workers that start, the latest first, before those that are ready, the latest first."""
     since_s = slot.ready_s if slot.phase == _READY else slot.requested_s
     return slot.phase == _READY, -since_s, -slot.number

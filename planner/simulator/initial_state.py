@@ -28,7 +28,7 @@ from planner.simulator.simulation import Floats, Ints
 from planner.simulator.worker_rows import rank_rows, routing_order, type_rows, worker_and_lane_rows
 from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace, measured_window
-from planner.units import counted
+from planner.units import count_text
 
 FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
@@ -82,7 +82,8 @@ def check_images(llm: Llm, trace: Trace) -> None:
         return
     count = int((trace.image_tokens > 0).sum())
     raise InputError(
-        f"{trace.name}: image_tokens: {counted(count, 'request')} with tokens of images, and {llm.name} has "
+        f"{trace.name}: image_tokens: {count_text(count, 'request')} with tokens of images, and "
+        f"{llm.name} has "
         "no encoder that makes them; choose an LLM with one, or add these tokens to input_tokens and drop "
         "the column"
     )

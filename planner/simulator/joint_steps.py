@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.batching import run_length, slowness, start_step
+from planner.simulator.batching import run_length, start_step, step_time_factor
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import ZERO
@@ -69,7 +69,7 @@ def start_ranks(state, w, time_s):
 @kernel_jit
 def _run_together(state, w, steps, first_s, growth_s, time_s):
     """Start the same run on all ranks of the worker whose first rank is w."""
-    slow = slowness(state, w)
+    slow = step_time_factor(state, w)
     if slow != 1.0:
         first_s, growth_s = first_s * slow, growth_s * slow
     for v in range(w, w + state.dp_ranks[w].count):

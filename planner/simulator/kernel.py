@@ -101,7 +101,7 @@ from planner.simulator.offload import (
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
-from planner.simulator.queues import append, meld, pop, put, without_root
+from planner.simulator.queues import append_to_list, insert_in_heap, meld_heaps, pop_first, remove_root
 from planner.simulator.ranks import end_if_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
 from planner.simulator.slots import (
@@ -177,7 +177,7 @@ def send_held(state, time_s, cause):
         w = route_by_prefix(state, r, time_s)
         if w == NONE:
             return
-        state.counters[HELD] = without_root(state.requests, r)
+        state.counters[HELD] = remove_root(state.requests, r)
         _send_to_worker(state, r, w, time_s, cause)
 
 
@@ -195,7 +195,7 @@ def _send_to_worker(state, r, w, time_s, cause):
     if prompt_token_s > 0.0:
         worker.read_s = max(worker.read_s, time_s) + prompt_token_s * request.input_tokens
         request.epoch = worker.epoch
-        state.counters[READING] = put(state.requests, state.counters[READING], r, worker.read_s)
+        state.counters[READING] = insert_in_heap(state.requests, state.counters[READING], r, worker.read_s)
     else:
         _enter_engine(state, r, w, time_s, cause)
 
@@ -209,7 +209,7 @@ def _enter_engine(state, r, w, time_s, cause):
     kind = state.types[worker.type]
     if kind.is_async:
         request.known_s = known_s(time_s, cause)
-        append(state.requests, worker, UNKNOWN, r)
+        append_to_list(state.requests, worker, UNKNOWN, r)
     else:
         enqueue_request(state, w, r)
     # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
@@ -225,7 +225,7 @@ def _enter_engine(state, r, w, time_s, cause):
 def _end_reading(state, time_s):
     """Send the next prompt of which an API server has made tokens into its engine, or on to fetch its KV."""
     r = state.counters[READING]
-    state.counters[READING] = without_root(state.requests, r)
+    state.counters[READING] = remove_root(state.requests, r)
     request = state.requests[r]
     v = request.decode_worker  # NONE: it is the prefill worker's server that has read the prompt.
     if v != NONE and state.workers[v].epoch != request.epoch_back:
@@ -268,7 +268,9 @@ def hand_off(state, r, time_s, cause):
     v = choose_worker(state, BACK, r, time_s)
     if v == NONE:
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
-            state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
+            state.counters[LIMBO] = insert_in_heap(
+                state.requests, state.counters[LIMBO], r, request.arrival_s
+            )
             return
         _release_kv(state, request.prefill_worker, r)
         reject_request(state, r)
@@ -281,7 +283,7 @@ def hand_off(state, r, time_s, cause):
         sent_s = time_s + kind.hand_off_s
         worker.read_s = max(worker.read_s, sent_s) + kind.prompt_token_s * request.input_tokens
         asks_s = max(worker.read_s, _kv_readable_s(state, request.prefill_worker, v, worker.read_s))
-        state.counters[READING] = put(state.requests, state.counters[READING], r, asks_s)
+        state.counters[READING] = insert_in_heap(state.requests, state.counters[READING], r, asks_s)
     else:
         _request_kv(state, r, time_s, cause)
 
@@ -310,7 +312,7 @@ def _request_kv(state, r, time_s, cause):
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
     waits_for_end_of_run = state.counters[PREFILLED] > 0 and is_full(state, v)
-    append(state.requests, state.workers[v], INBOUND, r)
+    append_to_list(state.requests, state.workers[v], INBOUND, r)
     if not waits_for_end_of_run:
         receive_handoffs(state, v, time_s, cause)
 
@@ -343,9 +345,9 @@ def route_arrival(state, r, time_s, cause):
     if w != NONE:
         _send_to_worker(state, r, w, time_s, cause)
     elif holds_back(state, FRONT, r):
-        state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
+        state.counters[HELD] = insert_in_heap(state.requests, state.counters[HELD], r, request.arrival_s)
     elif _may_return(state, FRONT, r):
-        state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
+        state.counters[LIMBO] = insert_in_heap(state.requests, state.counters[LIMBO], r, request.arrival_s)
     else:
         reject_request(state, r)
 
@@ -355,7 +357,7 @@ def _end_request(state, w, r, time_s):
     """Finish request r, which has its last token; asynchronous engines free its seat with their next step."""
     worker = state.workers[w]
     if state.types[worker.type].is_async:
-        append(state.requests, worker, LEAVING, r)
+        append_to_list(state.requests, worker, LEAVING, r)
     else:
         depart_now(state, w, r)
     finish_request(state, w, r, time_s)
@@ -430,7 +432,7 @@ def _end_lane(state, l, time_s):
         show_prefix(state, w, r)
         if state.chunks[l, i].is_last == 0:
             if kind.batching != VLLM_V1:  # vLLM v1 put it back when the step was formed.
-                append(state.requests, worker, PARTIAL, r)
+                append_to_list(state.requests, worker, PARTIAL, r)
             continue
         is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
         if not is_seen:  # The decode worker will compute the prompt's last token again.
@@ -520,7 +522,7 @@ def end_hand_off(state, r, time_s):
         return
     _release_kv(state, w, r)
     _note_idle(state, w, time_s)
-    append(state.requests, state.workers[v], READY, r)
+    append_to_list(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
         wake_worker(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
@@ -538,7 +540,7 @@ def _mark_lost(state, r):
         request.computed_tokens = 0
         lose_prefix(state, r)
     start_anew(state, r)
-    state.counters[LOST] = put(state.requests, state.counters[LOST], r, request.arrival_s)
+    state.counters[LOST] = insert_in_heap(state.requests, state.counters[LOST], r, request.arrival_s)
 
 
 @kernel_jit
@@ -558,7 +560,7 @@ def route_lost(state, time_s, cause):
     """Route requests that lost their worker: to a decode worker if their KV is still on a prefill worker."""
     while state.counters[LOST] != NONE:
         r = state.counters[LOST]
-        state.counters[LOST] = without_root(state.requests, r)
+        state.counters[LOST] = remove_root(state.requests, r)
         request = state.requests[r]
         if request.computed_tokens > 0 and not _is_lost(state, r):
             hand_off(state, r, time_s, cause)
@@ -589,7 +591,7 @@ def _take_rank_down(state, w, time_s):
         for i in range(lane.prefills):
             chunk = state.chunks[l, i]
             if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
-                append(state.requests, worker, PARTIAL, chunk.request)
+                append_to_list(state.requests, worker, PARTIAL, chunk.request)
         lane.run_steps, lane.prefills = 0, 0
         set_time(state, l, np.inf)
         while lane.decodes > 0:
@@ -598,15 +600,15 @@ def _take_rank_down(state, w, time_s):
             _mark_lost(state, r)
     worker.formed_s = np.inf
     while worker.head[LEAVING] != NONE:  # These have finished: nothing is routed anew.
-        lose_prefix(state, pop(state.requests, worker, LEAVING))
+        lose_prefix(state, pop_first(state.requests, worker, LEAVING))
     while worker.head[RESTING] != NONE:
-        r = pop(state.requests, worker, RESTING)
+        r = pop_first(state.requests, worker, RESTING)
         _reset_progress(state, r)
         _mark_lost(state, r)
     while worker.head[UNKNOWN] != NONE:
-        _mark_lost(state, pop(state.requests, worker, UNKNOWN))
+        _mark_lost(state, pop_first(state.requests, worker, UNKNOWN))
     while worker.head[PARTIAL] != NONE:
-        r = pop(state.requests, worker, PARTIAL)
+        r = pop_first(state.requests, worker, PARTIAL)
         state.requests[r].preemptions += 1
         state.requests[r].computed_tokens = 0
         _mark_lost(state, r)
@@ -615,11 +617,11 @@ def _take_rank_down(state, w, time_s):
         leave_queue(state, w, r)
         _mark_lost(state, r)
     while worker.head[READY] != NONE:
-        r = pop(state.requests, worker, READY)
+        r = pop_first(state.requests, worker, READY)
         _reset_progress(state, r)
         _mark_lost(state, r)
     while worker.head[INBOUND] != NONE:
-        _mark_lost(state, pop(state.requests, worker, INBOUND))
+        _mark_lost(state, pop_first(state.requests, worker, INBOUND))
     forget_memory(state, w)
     r = pop_loading(state, w)
     while r != NONE:
@@ -628,7 +630,7 @@ def _take_rank_down(state, w, time_s):
     _empty_worker(state, w, time_s)
     for v in range(len(state.workers)):
         _reroute_without_kv(state, v, time_s)
-    state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
+    state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
     state.counters[LIMBO] = NONE
 
 
@@ -674,7 +676,7 @@ def _reroute_without_kv(state, v, time_s):
             _note_idle(state, v, time_s)
             _mark_lost(state, r)
         else:
-            append(state.requests, state.workers[v], INBOUND, r)
+            append_to_list(state.requests, state.workers[v], INBOUND, r)
         r = following
     receive_handoffs(state, v, time_s, len(state.lanes) + 1)
 
@@ -718,7 +720,7 @@ def _apply_disturbance(state, disturbance, time_s, cause):
             state.workers[w].is_up = 1
             state.workers[w].idle_since_s = time_s
         set_pools(state)
-        state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
+        state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
         state.counters[LIMBO] = NONE
 
 
@@ -771,7 +773,7 @@ def simulate_events(fields, closed_loop, stop_early):
                     entered += 1
                 state.counters[ENTERED] = entered
             else:
-                state.counters[FREED] = without_root(state.requests, freed)
+                state.counters[FREED] = remove_root(state.requests, freed)
             route_arrival(state, r, time_s, cause if is_caused else NONE)
         elif time_s == np.inf:
             return  # Nothing will ever happen again: every worker is down.

@@ -56,7 +56,7 @@ from planner.simulator.layout import NONE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave_queue
-from planner.simulator.queues import append, pop, put
+from planner.simulator.queues import append_to_list, insert_in_heap, pop_first
 
 
 @kernel_jit
@@ -166,7 +166,7 @@ def nodes_to_load(state, w, r):
 def pass_over(state, w, r):
     """Set request r, which is next, aside for the step that is being formed."""
     leave_queue(state, w, r)
-    append(state.requests, state.offload.memories[w], ASIDE, r)
+    append_to_list(state.requests, state.offload.memories[w], ASIDE, r)
 
 
 @where_has("offload", lambda state, w: None)
@@ -174,8 +174,8 @@ def put_aside_back(state, w):
     """Put the requests that were passed over back into the queue, each where it was."""
     worker, memory = state.workers[w], state.offload.memories[w]
     while memory.head[ASIDE] != NONE:
-        r = pop(state.requests, memory, ASIDE)
-        worker.first_waiting = put(state.requests, worker.first_waiting, r, state.requests[r].key)
+        r = pop_first(state.requests, memory, ASIDE)
+        worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, state.requests[r].key)
 
 
 @kernel_jit
@@ -205,7 +205,7 @@ def begin_load(state, w, r, nodes, time_s):
     _count_loads(state, w, r, ONE)
     load.stored = first + nodes
     _note_used_nodes(load, first, load.stored)
-    append(state.requests, memory, LOADING, r)
+    append_to_list(state.requests, memory, LOADING, r)
     tokens = min(request.computed_tokens, request.length_tokens - 1) - hit
     if load.loaded_tokens == NONE:
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s
@@ -279,7 +279,7 @@ def store_step(state, l):
     if not memory.is_shared:
         _store_prompts(state, l)
     while memory.head[LEFT] != NONE:
-        _use_most_recently(state, w, pop(state.offload.loads, memory, LEFT))
+        _use_most_recently(state, w, pop_first(state.offload.loads, memory, LEFT))
 
 
 @where_has("offload", lambda state, l: None)
@@ -374,7 +374,7 @@ def _use_most_recently(state, w, r):
 @where_has("offload", lambda state, w, r: None)
 def leave_memory(state, w, r):
     """Let nodes of request r, which has left worker w, count as used after the stores of the next step."""
-    append(state.offload.loads, state.offload.memories[w], LEFT, r)
+    append_to_list(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 
 @where_has("offload", lambda state, r: None)
@@ -414,4 +414,4 @@ def forget_memory(state, w):
 def pop_loading(state, w):
     """Take one of the requests that wait for a load on worker w out of its list; NONE if it is empty."""
     memory = state.offload.memories[w]
-    return NONE if memory.head[LOADING] == NONE else pop(state.requests, memory, LOADING)
+    return NONE if memory.head[LOADING] == NONE else pop_first(state.requests, memory, LOADING)

@@ -37,7 +37,7 @@ from planner.simulator.caches import cached_nodes, note_output
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
-from planner.simulator.queues import without_root
+from planner.simulator.queues import remove_root
 
 TURN_TOKENS = 2.0**22  # More tokens than any prompt has, so that the cached prefix orders within a turn.
 
@@ -123,7 +123,7 @@ def _count_waiting_prompt(state, w, r):
 def _leave_plain_queue(state, w, r):
     """`leave_queue` in fleets without caches, where all queues are heaps."""
     worker = state.workers[w]
-    worker.first_waiting = without_root(state.requests, r)
+    worker.first_waiting = remove_root(state.requests, r)
 
 
 @where_has("caches", _leave_plain_queue)
@@ -133,7 +133,7 @@ def leave_queue(state, w, r):
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
     order = state.types[worker.type].queue_order
     if order <= EDF:
-        worker.first_waiting = without_root(state.requests, r)
+        worker.first_waiting = remove_root(state.requests, r)
         return
     if request.left == NONE:
         worker.first_waiting = request.right

@@ -12,7 +12,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit
 
 
 @kernel_jit
-def meld(requests, a, b):
+def meld_heaps(requests, a, b):
     """Merge two skew heaps and return the root: the smallest key, and of equal ones the smallest index."""
     if a == NONE:
         return b
@@ -34,22 +34,22 @@ def meld(requests, a, b):
 
 
 @kernel_jit
-def put(requests, root, r, key):
+def insert_in_heap(requests, root, r, key):
     """Insert request r with this key into a heap and return its new root."""
     requests[r].key = key
     requests[r].left = NONE
     requests[r].right = NONE
-    return meld(requests, root, r)
+    return meld_heaps(requests, root, r)
 
 
 @small_jit
-def without_root(requests, root):
+def remove_root(requests, root):
     """Remove the root of a heap and return the new one."""
-    return meld(requests, requests[root].left, requests[root].right)
+    return meld_heaps(requests, requests[root].left, requests[root].right)
 
 
 @kernel_jit
-def append(requests, owner, list_number, r):
+def append_to_list(requests, owner, list_number, r):
     """Put request r at the end of list `list_number` of `owner`."""
     requests[r].next = NONE
     if owner.head[list_number] == NONE:
@@ -60,7 +60,7 @@ def append(requests, owner, list_number, r):
 
 
 @small_jit
-def pop(requests, owner, list_number):
+def pop_first(requests, owner, list_number):
     """Take the first request out of list `list_number` of `owner`, which is not empty, and return it."""
     r = owner.head[list_number]
     owner.head[list_number] = requests[r].next
@@ -68,7 +68,7 @@ def pop(requests, owner, list_number):
 
 
 @kernel_jit
-def drop(requests, owner, list_number, r):
+def remove_from_list(requests, owner, list_number, r):
     """Take request r out of list `list_number` of `owner`, in which it is."""
     previous, current = NONE, owner.head[list_number]
     while current != r:

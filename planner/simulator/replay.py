@@ -258,10 +258,10 @@ def simulate_if_kept(
     whole trace or, with `every_s`, in a window of that length, or too many of the last requests wait longer
     than `patience_s` (`Slo.patience_s`).
 
-    A simulation that is returned may still miss a window or the backlog test: `slo_verdict.judge` decides. A
-    limit that is broken over the whole trace is broken in some window too, so it ends the run with `every_s`
-    as well. `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt
-    arrives computed, on the first of the fleet's workers.
+    A simulation that is returned may still miss a window or the backlog test: `slo_verdict.judge_slo`
+    decides. A limit that is broken over the whole trace is broken in some window too, so it ends the run with
+    `every_s` as well. `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every
+    prompt arrives computed, on the first of the fleet's workers.
     """
     if is_long(fleet, trace, limits):
         predicted = requests.predicted_tokens
@@ -330,7 +330,7 @@ def _holds_over_the_whole(state: State, n: int, limits: Sequence[Limit]) -> bool
 
 
 def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
-    """Have the kernel stop once the backlog test (`slo_verdict.judge`) cannot be passed any more.
+    """Have the kernel stop once the backlog test (`slo_verdict.judge_slo`) cannot be passed any more.
 
     It is passed if at least half of the requests of the last tenth wait at most `patience_s`, for the first
     token and in every gap. A request of more than one token that does not decode two patiences after the last
@@ -354,8 +354,8 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
     if engine == OF_SPLITWISE:
         splitwise.simulate(
             state,
-            adds=ROUTING[policies.routing].counts_added,
-            moves=POOLS[policies.pools].code == MIXED_POOL,
+            counts_added=ROUTING[policies.routing].counts_added,
+            moves_machines=POOLS[policies.pools].code == MIXED_POOL,
             closed_loop=closed_loop,
             stop_early=stop_early,
         )

@@ -1,6 +1,6 @@
 """Judges a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test.
 
-The search calls `judge`, and reports show its `Verdict`. planner/slo_metrics.py says what each metric is.
+The search calls `judge_slo`, and reports show its `Verdict`. planner/slo_metrics.py says what each metric is.
 
 A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
 request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +
@@ -51,7 +51,7 @@ class WindowResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LineVerdict:
     """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
 
     `judged` is the number of values that were held against the limit. A line without any holds.
@@ -98,7 +98,7 @@ class Verdict:
     the smallest share keeps all limits. `guarantees` are those to tenants.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[LineVerdict, ...]
     attainment_frac: float
     attainment_holds: bool
     is_steady: bool
@@ -110,7 +110,7 @@ class Verdict:
     guarantees: tuple[GuaranteeLine, ...] = ()
 
     @property
-    def missed(self) -> tuple[Line, ...]:
+    def missed(self) -> tuple[LineVerdict, ...]:
         """The lines of the limits that do not hold."""
         return tuple(line for line in self.lines if not line.holds)
 
@@ -349,7 +349,7 @@ def jain_index(values: Floats) -> float:
     return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
 
 
-def judge(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
+def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
     Unless `with_percentiles`, the lines have NaN for theirs, which is quicker; the verdict is the same. With
@@ -373,11 +373,11 @@ def judge(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) ->
         if with_percentiles:
             value = value_s(simulation, limit.metric, limit.percentile_frac, limit)
         if slo.every_s is None:
-            lines.append(Line(limit, value, kept_frac, holds, counted))
+            lines.append(LineVerdict(limit, value, kept_frac, holds, counted))
             continue
         holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
         worst = worst_window(simulation, k, edges_s) if with_percentiles else None
-        lines.append(Line(limit, value, kept_frac, holds, counted, worst))
+        lines.append(LineVerdict(limit, value, kept_frac, holds, counted, worst))
     needs_attainment = with_percentiles or slo.attainment_frac is not None
     attainment = _attainment(simulation, slo) if needs_attainment else math.nan
     needed_frac = slo.attainment_frac or 0.0

@@ -53,7 +53,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, wh
 from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import charge_output, line_up
-from planner.simulator.queues import append, drop, pop, put
+from planner.simulator.queues import append_to_list, insert_in_heap, pop_first, remove_from_list
 
 LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
 # More tokens than any prompt has. Queues sort by (scheduling batch, tokens) in one number
@@ -239,7 +239,9 @@ def _free_children(state, r, time_s):
         if wait.parents == 0:
             wait.parents = NONE  # It will arrive (layout.py).
             request.arrival_s = max(request.arrival_s, time_s + wait.think_s)
-            state.counters[FREED] = put(state.requests, state.counters[FREED], child, request.arrival_s)
+            state.counters[FREED] = insert_in_heap(
+                state.requests, state.counters[FREED], child, request.arrival_s
+            )
 
 
 @kernel_jit
@@ -369,7 +371,7 @@ def depart_late(state, w):
     """
     worker = state.workers[w]
     while worker.head[LEAVING] != NONE:
-        depart_now(state, w, pop(state.requests, worker, LEAVING))
+        depart_now(state, w, pop_first(state.requests, worker, LEAVING))
 
 
 @where_has("classes", lambda state, r: 0.0)
@@ -412,7 +414,7 @@ def enqueue_request(state, w, r):
             key = request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
         else:
             key = tokens
-    worker.first_waiting = put(state.requests, worker.first_waiting, r, key)
+    worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
 
 
 @kernel_jit
@@ -426,7 +428,7 @@ def enqueue_first(state, w, r):
         line_up(state, w, r, True)
         return
     # Below every other key, and below those of earlier preemptions.
-    worker.first_waiting = put(
+    worker.first_waiting = insert_in_heap(
         state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
     )
 
@@ -591,7 +593,7 @@ def rest_decode(state, l, slot):
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
     state.requests[r].computed_tokens = cached  # `preempt_waiting` reads it there.
-    append(state.requests, worker, RESTING, r)
+    append_to_list(state.requests, worker, RESTING, r)
 
 
 @kernel_jit
@@ -603,7 +605,7 @@ def preempt_waiting(state, w, list_number, r):
     too. Of a prompt, the tokens that were computed are computed again.
     """
     worker = state.workers[w]
-    drop(state.requests, worker, list_number, r)
+    remove_from_list(state.requests, worker, list_number, r)
     request, kind = state.requests[r], state.types[worker.type]
     tokens, cached = np.int64(request.length_tokens), np.int64(request.computed_tokens)
     recomputed = tokens + 1

@@ -80,11 +80,11 @@ from planner.simulator.slots import (
     reject_request,
 )
 from planner.simulator.splitwise_pools import (
-    ADDS,
     ARRIVED,
+    COUNTS_ADDED,
     MARKS,
     MIXED_POOL,
-    MOVES,
+    MOVES_MACHINES,
     NEEDS_LONGER_QUEUES,
     PROMPT_POOL,
     RETRYING,
@@ -679,7 +679,7 @@ def _restart_request(state, r, w, time_s):
     was_sent = _cancel_transfer(state, r)
     if v != w and v != NONE:
         state.machines[v].promised_tokens -= whole_tokens(state, r)
-        if state.marks[ADDS]:
+        if state.marks[COUNTS_ADDED]:
             assign_request(state, v, r, -1.0)
         if was_sent:
             state.machines[v].reserved_tokens -= prompt_tokens(state, r)
@@ -733,7 +733,7 @@ def _place_token_task(state, r, time_s):
     """Find a machine for the tokens of r, whose prompt has one. Without one nothing changes."""
     request, whole = state.requests[r], whole_tokens(state, r)
     source = request.prefill_worker
-    if state.marks[MOVES]:
+    if state.marks[MOVES_MACHINES]:
         target = open_for_tokens(state, r)
         if target == NONE:
             target = least_reserved(state, PROMPT_POOL, whole)
@@ -748,7 +748,7 @@ def _place_token_task(state, r, time_s):
     _cancel_transfer(state, r)
     request.decode_worker = target
     state.machines[target].promised_tokens += whole
-    if state.marks[ADDS]:
+    if state.marks[COUNTS_ADDED]:
         assign_request(state, target, r, 1.0)
     if target == source:
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
@@ -848,11 +848,14 @@ def simulate_events(fields, closed_loop, stop_early):
     return False
 
 
-def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_early: bool) -> None:
+def simulate(
+    state: State, *, counts_added: bool, moves_machines: bool, closed_loop: int, stop_early: bool
+) -> None:
     """Simulate `state`, in place, to its end.
 
-    `adds`: the load of new requests counts. `moves`: machines move between pools. `closed_loop`: how many
-    requests are under way at once, 0 where they arrive by themselves. `stop_early`: stop at a broken limit.
+    `counts_added`: the load of new requests counts. `moves_machines`: machines move between pools.
+    `closed_loop`: how many requests are under way at once, 0 where they arrive by themselves. `stop_early`:
+    stop at a broken limit.
     """
     count, seats = len(state.workers), state.slots.shape[1]
     roles = state.workers["role"]
@@ -865,7 +868,7 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
         pools[pool, : len(members)] = members
         state.counters[SIZE + pool] = len(members)
     marks = np.zeros(MARKS, dtype=np.int64)
-    marks[ADDS], marks[MOVES] = adds, moves
+    marks[COUNTS_ADDED], marks[MOVES_MACHINES] = counts_added, moves_machines
     machine_state = state._replace(
         machines=machines,
         tasks=np.zeros(len(state.requests), dtype=TASK),

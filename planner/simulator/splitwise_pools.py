@@ -21,8 +21,8 @@ PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
     RETRYING,  # Transfers that wait for room.
     NEEDS_LONGER_QUEUES,  # 1: a queue is about to overflow.
     ARRIVED,  # Tasks that have come to machines so far.
-    ADDS,  # 1: the loads of new requests count.
-    MOVES,  # 1: machines change pools.
+    COUNTS_ADDED,  # 1: the loads of new requests count.
+    MOVES_MACHINES,  # 1: machines change pools.
 ) = range(5)
 MARKS = 5
 
@@ -198,7 +198,7 @@ def route_request(state, r, time_s):
     """
     request = state.requests[r]
     prompt, whole = prompt_tokens(state, r), whole_tokens(state, r)
-    if state.marks[MOVES]:
+    if state.marks[MOVES_MACHINES]:
         _repurpose_machines(state, time_s)
         source, target = _route_moving(state, r, time_s)
     else:
@@ -214,7 +214,7 @@ def route_request(state, r, time_s):
     if request.output_tokens - request.generated_tokens == 1:  # No token is left for a decode machine.
         target = source
     request.prefill_worker, request.decode_worker = source, target
-    if state.marks[ADDS]:
+    if state.marks[COUNTS_ADDED]:
         add_load(state, source, float(request.length_tokens), 0.0, 0.0)
         assign_request(state, target, r, 1.0)
     if source != target:

@@ -16,7 +16,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.queues import pop, put, without_root
+from planner.simulator.queues import insert_in_heap, pop_first, remove_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (
     blocks_for,
@@ -237,7 +237,7 @@ def receive_handoffs(state, w, time_s, cause):
             if not _has_room(state, w, r, time_s):
                 worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return
-        pop(state.requests, worker, INBOUND)
+        pop_first(state.requests, worker, INBOUND)
         blocks = _hand_off_blocks(state, w, r)
         worker.used_blocks += blocks
         worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
@@ -279,7 +279,7 @@ def transfer_end_s(state, r, blocks, time_s):
 def _start_transfer(state, r, blocks, time_s):
     """Put the KV blocks of r on the link."""
     link = state.link[0]
-    link.root = put(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
+    link.root = insert_in_heap(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
     set_time(state, len(state.lanes), state.requests[link.root].key)
 
 
@@ -288,6 +288,6 @@ def end_transfer(state, time_s):
     """Take the transfer that ends first, and is complete, off the link; returns its request."""
     link = state.link[0]
     r = link.root
-    link.root = without_root(state.requests, r)
+    link.root = remove_root(state.requests, r)
     set_time(state, len(state.lanes), np.inf if link.root == NONE else state.requests[link.root].key)
     return r

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.solvers.backend import ProgramBuilder, minimise
+from planner.solvers.backend import ProgramBuilder, minimise_program
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import SAME_S, DayTerms
 from planner.units import HOUR_S
@@ -151,7 +151,7 @@ def cheapest_levels(
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
         builder.add_row(terms, 1.0)
     _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
-    point = minimise(builder.to_program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
+    point = minimise_program(builder.to_program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
     always_usd = always_usd_per_h * float(day.edges_s[-1]) / HOUR_S
     bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
     if point.x is None:

@@ -206,7 +206,7 @@ class Point:
     duals: Floats | None = None
 
 
-def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> Point:
+def minimise_program(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> Point:
     """Solve a program on one thread, to within `gap_frac` of the optimum."""
     highs = _run_program(program, program.is_integer, time_limit_s, gap_frac)
     status, x = _status_of(highs), np.array(highs.getSolution().col_value)
@@ -347,7 +347,7 @@ def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> S
         for variable in variables
     }
 
-    def linear(terms: pulp.LpAffineExpression) -> model_builder.LinearExpr:
+    def linear_expression(terms: pulp.LpAffineExpression) -> model_builder.LinearExpr:
         return model_builder.LinearExpr.weighted_sum(
             [columns[variable.name] for variable in terms], list(terms.values())
         )
@@ -355,9 +355,9 @@ def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> S
     for row in problem.constraints():
         low, high = row.getLb(), row.getUb()
         model.add_linear_constraint(
-            linear(row), -infinity if low is None else low, infinity if high is None else high
+            linear_expression(row), -infinity if low is None else low, infinity if high is None else high
         )
-    objective = linear(problem.objective) + problem.objective.constant
+    objective = linear_expression(problem.objective) + problem.objective.constant
     if problem.sense == pulp.LpMaximize:
         model.maximize(objective)
     else:

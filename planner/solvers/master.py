@@ -20,7 +20,7 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
        x_kj >= 0 requests;   d_k >= 0 requests given up
        z_jt in {0, 1}  1 only if n_j >= t, for each t = n^q_j + 1
 
-  `bound`       min  sum_j c_j n_j + sum_k e_k i_k
+  objective     min  sum_j c_j n_j + sum_k e_k i_k
   `find_promising_fleet`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
                      mixed = sum_mixed s_j n_j,    sum_j c_j n_j + sum_k e_k i_k <= value to beat
   s.t.  served_k      sum_mixed x_kj + sum_prefill x_kj + d_k = r_k
@@ -36,10 +36,10 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1    (more workers of some option than in fleet q)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
-`bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
-token, lengths at the smallest of the class. `bound` solves the row `demand` in a program of its own, without
-x. `find_promising_fleet` has no x either; the search for mixed fleets (search/mixed/mixed_fleets.py)
-simulates the fleets that it proposes.
+`bound_objective` holds for every policy, because u and m are under-estimates: step times at their cheapest
+rate per token, lengths at the smallest of the class. `bound_objective` solves the row `demand` in a program
+of its own, without x. `find_promising_fleet` has no x either; the search for mixed fleets
+(search/mixed/mixed_fleets.py) simulates the fleets that it proposes.
 
 The letters of step times (f, a, b, d, e, h; N, D, K) are those of planner/models/latency.py. A TraceLengths
 (planner/traffic/workload.py) has the U distinct pairs of prompt and output tokens of a trace, and how many
@@ -497,7 +497,7 @@ class TrafficLoad:
     is_cached: bool = False
 
 
-def bound(
+def bound_objective(
     options: Sequence[Option],
     load: TrafficLoad,
     limits: FleetLimits,
@@ -545,7 +545,8 @@ def shadow_prices(
     options: Sequence[Option], load: TrafficLoad, limits: FleetLimits, *, time_limit_s: float = SOLVER_S
 ) -> dict[FleetLimit, float]:
     """How much the bound falls with one GPU, Watt or USD/h more of each limit: the duals of limit_y in
-    `bound` without integers and without `demand`. Empty if there are no limits, or no fleet within them.
+    `bound_objective` without integers and without `demand`. Empty if there are no limits, or no fleet within
+    them.
     """
     if not limits.rows():
         return {}

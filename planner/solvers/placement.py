@@ -112,7 +112,7 @@ class NodePlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
+class _SpreadPool:
     """A pool whose workers are spread over `span` nodes each, with `stages` TP groups on each of these. A TP
     group is a pipeline stage or a data-parallel rank.
     """
@@ -304,7 +304,7 @@ def _check_groups(pools: Sequence[Pool]) -> None:
             )
 
 
-def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
+def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool]:
     """The slice of each pool: its workers are spread over as few nodes as can hold them. With low affinity
     prefill and decode workers are spread over as many nodes, so that each pair shares its nodes.
     """
@@ -319,7 +319,7 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
 
     def fits(group: Sequence[Pool], span: int) -> bool:
         """Whether a node can hold its part of one worker of each pool."""
-        return _fit_node([_Slice(pool, span) for pool in group], [1] * len(group))
+        return _fit_node([_SpreadPool(pool, span) for pool in group], [1] * len(group))
 
     def least_span(groups: Sequence[Sequence[Pool]]) -> int:
         """The fewest nodes over which every group of workers can be spread in equal parts."""
@@ -341,10 +341,10 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
     decodes = [pool for pool in pairs if pool.role == "decode"]
     pair_groups = list(itertools.product(prefills, decodes))
     pair_span = least_span(pair_groups) if pair_groups else 1
-    return [_Slice(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
+    return [_SpreadPool(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
 
 
-def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
+def _patterns(slices: Sequence[_SpreadPool], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node; with low affinity also the nodes over which a pair is spread."""
     workers = {role: _count_workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
@@ -377,7 +377,7 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
     return patterns
 
 
-def _fillings(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
+def _fillings(slices: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
     """Every tuple of counts, one for each slice and not all 0, whose parts fit a node together."""
 
     def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -394,13 +394,13 @@ def _fillings(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
     return extend(())
 
 
-def _fit_node(slices: Sequence[_Slice], counts: Sequence[int]) -> bool:
+def _fit_node(slices: Sequence[_SpreadPool], counts: Sequence[int]) -> bool:
     """Whether so many parts of each slice fit a node together."""
     gpus = sum(count * each.part_gpus for count, each in zip(counts, slices, strict=True))
     return gpus <= int(slices[0].pool.type.gpu.gpus_per_node)
 
 
-def _deal_gpus(slices: Sequence[_Slice], counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+def _deal_gpus(slices: Sequence[_SpreadPool], counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
     """The GPUs of every part on a node, as (index of its slice, GPUs). Parts with the largest TP come first.
     So groups of 2, 4 and 8 begin at multiples of their size, where GPUs have the fastest links.
     """
@@ -449,7 +449,7 @@ def _minimise_in_turn(
 
 
 def _number_nodes(
-    slices: Sequence[_Slice],
+    slices: Sequence[_SpreadPool],
     patterns: Sequence[_Pattern],
     counts: Sequence[Sequence[int]],
     racks: Sequence[FailureDomain],

@@ -46,7 +46,7 @@ import numpy.typing as npt
 
 from planner.domain import row_of
 from planner.errors import InputError
-from planner.solvers.backend import ProgramBuilder, minimise
+from planner.solvers.backend import ProgramBuilder, minimise_program
 from planner.solvers.whole_nodes import PricedNode
 from planner.units import HOUR_S
 
@@ -443,7 +443,7 @@ def cheapest_sizes(
     for workers in excluded:
         if ((workers >= least) & (workers <= most)).all():
             rows.exclude(workers)
-    point = minimise(rows.to_program(), time_limit_s=time_limit_s)
+    point = minimise_program(rows.to_program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
     bound = max(point.bound * (1 - TOLERANCE), 0.0)

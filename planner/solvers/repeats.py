@@ -43,7 +43,7 @@ class Interval:
     most: float
 
 
-def interval(values: Sequence[float | None]) -> Interval:
+def confidence_interval(values: Sequence[float | None]) -> Interval:
     """The interval mean +- t s / sqrt(n) of n values, with s the sample's standard deviation and t Student's
     quantile for n - 1 degrees of freedom. A missing value (None) counts as NaN.
     """
@@ -58,7 +58,9 @@ def interval(values: Sequence[float | None]) -> Interval:
     return Interval(float(figures.mean()), half, float(figures.min()), float(figures.max()))
 
 
-def decision(kept: int, runs: int, few_frac: float = FEW_FRAC, most_frac: float = MOST_FRAC) -> Decision:
+def decide_sequentially(
+    kept: int, runs: int, few_frac: float = FEW_FRAC, most_frac: float = MOST_FRAC
+) -> Decision:
     """What the test decides after `kept` of `runs` kept the SLO, with p0 = `few_frac` and p1 = `most_frac`:
     "holds" rejects p <= p0, "fails" rejects p >= p1, "open" neither.
     """
@@ -105,7 +107,7 @@ def run_until_decided(
     verdicts: list[Verdict] = []
     while (
         len(is_kept) < most_runs
-        and decision(sum(is_kept), len(is_kept)) == "open"
+        and decide_sequentially(sum(is_kept), len(is_kept)) == "open"
         and (not is_kept or goes_on())
     ):
         holds, verdict = run(len(is_kept))
@@ -115,10 +117,10 @@ def run_until_decided(
         what,
         len(is_kept),
         sum(is_kept),
-        decision(sum(is_kept), len(is_kept)),
+        decide_sequentially(sum(is_kept), len(is_kept)),
         {
-            line.limit.name: interval([verdict.lines[i].value_s for verdict in verdicts])
+            line.limit.name: confidence_interval([verdict.lines[i].value_s for verdict in verdicts])
             for i, line in enumerate(verdicts[0].lines)
         },
-        interval([verdict.attainment_frac for verdict in verdicts]),
+        confidence_interval([verdict.attainment_frac for verdict in verdicts]),
     )

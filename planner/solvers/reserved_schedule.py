@@ -1,7 +1,7 @@
 """Reserved, on-demand and spot workers per window for demand that changes over the week.
 
-Sets   m LLM     c worker type of an LLM (`Capacity`)     g GPU     t window; after the last comes the first
-Data   r_mt   arrival rate                                                          [requests/s]
+Sets   m LLM     c worker type of an LLM (`LlmWorkerType`)     g GPU     t window; after the last comes the
+first Data   r_mt   arrival rate                                                          [requests/s]
        k_c    rate one worker sustains within the SLO;  a_c  share of it that interruptions leave on spot
        n_cg, w_c  GPUs of each kind, and Watts, of a worker
        p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]
@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from planner.domain import COST, POWER, ROUNDING, FleetLimit, Slo
 from planner.errors import Change, InfeasibleError, InputError, PlannerError
-from planner.solvers.backend import minimise
+from planner.solvers.backend import minimise_program
 from planner.solvers.schedule_pricing import Cover, WindowsModel, search_schedule
 from planner.solvers.worker_rule import fit_worker_rule
 from planner.units import HOUR_S
@@ -83,7 +83,7 @@ class GpuOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class LlmWorkerType:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
     A worker here may be several engines together, such as prefill and decode workers; if these have other
@@ -112,28 +112,28 @@ class Market:
     """Everything but the demand. Only the simulation of a schedule reads `slos`, by LLM."""
 
     offers: tuple[GpuOffer, ...]
-    capacities: tuple[Capacity, ...]
+    worker_types: tuple[LlmWorkerType, ...]
     most_spot_frac: float = 0.0
     power_w: float | None = None
     cost_usd_per_h: float | None = None
     slos: Mapping[str, Slo] = field(default_factory=dict)
 
-    def offers_of(self, capacity: Capacity) -> list[tuple[GpuOffer, int]]:
+    def offers_of(self, worker_type: LlmWorkerType) -> list[tuple[GpuOffer, int]]:
         """The offer of each kind of GPU that a worker has, and how many of them it has."""
-        gpu_counts = capacity.gpu_counts
+        gpu_counts = worker_type.gpu_counts
         return [(offer, gpu_counts[offer.gpu]) for offer in self.offers if offer.gpu in gpu_counts]
 
-    def highest_usd_per_h(self, capacity: Capacity) -> float:
+    def highest_usd_per_h(self, worker_type: LlmWorkerType) -> float:
         """The price of a worker's GPUs, each at its highest price."""
-        return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(capacity))
+        return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(worker_type))
 
-    def interruptions_per_h(self, capacity: Capacity) -> float:
+    def interruptions_per_h(self, worker_type: LlmWorkerType) -> float:
         """How often in an hour a spot worker is interrupted: whenever one of its GPUs is taken back."""
-        return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
+        return sum(offer.interruptions_per_h for offer, _ in self.offers_of(worker_type))
 
-    def is_on_spot(self, capacity: Capacity) -> bool:
+    def is_on_spot(self, worker_type: LlmWorkerType) -> bool:
         """Whether all GPUs of a worker are sold on the spot market."""
-        return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(capacity))
+        return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(worker_type))
 
     def limits(self) -> dict[FleetLimit, float]:
         limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
@@ -141,18 +141,18 @@ class Market:
         limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
         return limits
 
-    def spot_worker_usd_per_h(self, capacity: Capacity) -> float:
+    def spot_worker_usd_per_h(self, worker_type: LlmWorkerType) -> float:
         """What a spot worker costs: its GPUs, and a start for every interruption."""
-        rent = sum((offer.spot_usd_per_h or 0.0) * gpus for offer, gpus in self.offers_of(capacity))
-        return rent + self.interruptions_per_h(capacity) * self.start_usd(capacity)
+        rent = sum((offer.spot_usd_per_h or 0.0) * gpus for offer, gpus in self.offers_of(worker_type))
+        return rent + self.interruptions_per_h(worker_type) * self.start_usd(worker_type)
 
-    def start_usd(self, capacity: Capacity) -> float:
+    def start_usd(self, worker_type: LlmWorkerType) -> float:
         """b_c: what starting a worker costs."""
-        return capacity.start_s / HOUR_S * self.highest_usd_per_h(capacity)
+        return worker_type.start_s / HOUR_S * self.highest_usd_per_h(worker_type)
 
-    def spot_share(self, capacity: Capacity) -> float:
+    def spot_share(self, worker_type: LlmWorkerType) -> float:
         """a_c: an interrupted worker serves nothing for the time of a start."""
-        return max(1 - self.interruptions_per_h(capacity) * capacity.start_s / HOUR_S, 0.0)
+        return max(1 - self.interruptions_per_h(worker_type) * worker_type.start_s / HOUR_S, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def schedule(
     _refuse_unsolvable(market, demand)
     deadline = time.monotonic() + time_limit_s
     # `search_schedule` has counts (2 C, T) of firm workers, then spot workers, and costs summed over windows.
-    windows, type_count = demand.rate_rps.shape[1], len(market.capacities)
+    windows, type_count = demand.rate_rps.shape[1], len(market.worker_types)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
@@ -238,13 +238,13 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     rule knows no limits; None if its schedule exceeds one.
     """
     _refuse_unsolvable(market, demand)
-    workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
+    workers = np.zeros((len(market.worker_types), demand.rate_rps.shape[1]), np.int64)
     for m, llm in enumerate(demand.llms):
-        llm_capacities = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
-        prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in llm_capacities}
-        cheapest = min(llm_capacities, key=lambda c: prices[c] / market.capacities[c].rate_rps)
+        llm_worker_types = [c for c, worker_type in enumerate(market.worker_types) if worker_type.llm == llm]
+        prices = {c: market.highest_usd_per_h(market.worker_types[c]) for c in llm_worker_types}
+        cheapest = min(llm_worker_types, key=lambda c: prices[c] / market.worker_types[c].rate_rps)
         rate = demand.rate_rps[m]
-        needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
+        needed = np.ceil(rate / market.worker_types[cheapest].rate_rps - ROUNDING)
         if len(np.unique(rate[rate > 0])) > 1:  # A line needs two rates, and is fitted above 0 alone.
             needed = fit_worker_rule(rate, needed).workers(rate)
         workers[cheapest] = needed
@@ -263,7 +263,7 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     cost = 0.0
     for g, offer in enumerate(market.offers):
         per_worker = np.array(
-            [capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities], np.int64
+            [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in market.worker_types], np.int64
         )
         gpus, spot = per_worker @ workers, per_worker @ spot_workers
         levels = reserved_levels(offer, gpus, int(spot.max()))
@@ -275,9 +275,9 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
         reserved[g] = levels[int(np.argmin(bills))]
         on_demand[g] = np.maximum(gpus - reserved[g], 0)
         cost += min(bills)
-    for c, capacity in enumerate(market.capacities):
-        start = market.start_usd(capacity)
-        cost += market.spot_worker_usd_per_h(capacity) * float(spot_workers[c].mean())
+    for c, worker_type in enumerate(market.worker_types):
+        start = market.start_usd(worker_type)
+        cost += market.spot_worker_usd_per_h(worker_type) * float(spot_workers[c].mean())
         for counts in (workers[c], spot_workers[c]):
             starts = np.maximum(counts - np.roll(counts, 1), 0).mean()
             cost += start * float(starts) / (demand.window_s / HOUR_S)
@@ -308,36 +308,38 @@ def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) ->
     for g, offer in enumerate(market.offers):
         cost += (offer.reserved_usd_per_h or 0.0) * priced_schedule.reserved_gpus[g]
         cost += (offer.on_demand_usd_per_h or 0.0) * priced_schedule.on_demand_gpus[g]
-    for c, capacity in enumerate(market.capacities):
-        cost += market.spot_worker_usd_per_h(capacity) * priced_schedule.spot_workers[c]
+    for c, worker_type in enumerate(market.worker_types):
+        cost += market.spot_worker_usd_per_h(worker_type) * priced_schedule.spot_workers[c]
         for counts in (priced_schedule.workers[c], priced_schedule.spot_workers[c]):
             started = np.maximum(counts - np.roll(counts, 1), 0)
-            cost += market.start_usd(capacity) * started / (demand.window_s / HOUR_S)
+            cost += market.start_usd(worker_type) * started / (demand.window_s / HOUR_S)
     return cost
 
 
 def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Schedule) -> str | None:
     """The first constraint of the model that a schedule does not keep, by name."""
-    rate = np.array([capacity.rate_rps for capacity in market.capacities])[:, None]
-    share = np.array([market.spot_share(capacity) for capacity in market.capacities])[:, None]
+    rate = np.array([worker_type.rate_rps for worker_type in market.worker_types])[:, None]
+    share = np.array([market.spot_share(worker_type) for worker_type in market.worker_types])[:, None]
     for m, llm in enumerate(demand.llms):
-        llm_capacities = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
-        firm = (rate * priced_schedule.workers)[llm_capacities].sum(axis=0)
-        carried = firm + (rate * share * priced_schedule.spot_workers)[llm_capacities].sum(axis=0)
+        llm_worker_types = [c for c, worker_type in enumerate(market.worker_types) if worker_type.llm == llm]
+        firm = (rate * priced_schedule.workers)[llm_worker_types].sum(axis=0)
+        carried = firm + (rate * share * priced_schedule.spot_workers)[llm_worker_types].sum(axis=0)
         least_rps = demand.rate_rps[m] * (1 - RATE_FRAC)
         if (carried < least_rps - ROUNDING).any():
             return f"served {llm}"
         if (firm < (1 - market.most_spot_frac) * least_rps - ROUNDING).any():
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
-        gpus = np.array([capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
+        gpus = np.array(
+            [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in market.worker_types], np.int64
+        )
         bought = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
         if (gpus @ priced_schedule.workers > bought).any():
             return f"held {offer.gpu}"
         spot = gpus @ priced_schedule.spot_workers
         if offer.stock is not None and (bought + spot > offer.stock).any():
             return f"stock {offer.gpu}"
-    watts = np.array([capacity.power_w for capacity in market.capacities])[:, None]
+    watts = np.array([worker_type.power_w for worker_type in market.worker_types])[:, None]
     most_w = (watts * (priced_schedule.workers + priced_schedule.spot_workers)).sum(axis=0).max()
     if market.power_w is not None and most_w > market.power_w * (1 + ROUNDING):
         return "power"
@@ -353,26 +355,29 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
     order of `_window_limits`), and nothing else costs anything. The excess over each limit is a further
     column after the reserved GPUs.
     """
-    capacities, offers = market.capacities, market.offers
-    count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
-    watts = np.array([c.power_w for c in capacities], float)
-    rate = np.array([c.rate_rps for c in capacities], float)
-    start_usd = np.array([market.start_usd(c) for c in capacities], float)
+    worker_types, offers = market.worker_types, market.offers
+    count, gpus, windows = len(worker_types), len(offers), demand.rate_rps.shape[1]
+    watts = np.array([c.power_w for c in worker_types], float)
+    rate = np.array([c.rate_rps for c in worker_types], float)
+    start_usd = np.array([market.start_usd(c) for c in worker_types], float)
     share = np.array(
-        [market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0 for c in capacities]
+        [
+            market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0
+            for c in worker_types
+        ]
     )
     covers, most = [], np.zeros(2 * count)
     for m, llm in enumerate(demand.llms):
-        llm_capacities = np.flatnonzero([c.llm == llm for c in capacities])
-        spot = llm_capacities[share[llm_capacities] > 0]
-        columns = np.concatenate((llm_capacities, count + spot))
-        carried = np.concatenate((rate[llm_capacities], (share * rate)[spot]))
+        llm_worker_types = np.flatnonzero([c.llm == llm for c in worker_types])
+        spot = llm_worker_types[share[llm_worker_types] > 0]
+        columns = np.concatenate((llm_worker_types, count + spot))
+        carried = np.concatenate((rate[llm_worker_types], (share * rate)[spot]))
         most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1  # One more for rounding.
         covers.append(Cover(columns, carried, demand.rate_rps[m]))
         if len(spot):
-            firm = np.concatenate((rate[llm_capacities], np.zeros(len(spot))))
+            firm = np.concatenate((rate[llm_worker_types], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    gpus_of = np.array([[float(c.gpu_counts.get(offer.gpu, 0)) for c in capacities] for offer in offers])
+    gpus_of = np.array([[float(c.gpu_counts.get(offer.gpu, 0)) for c in worker_types] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
     # The rows held_gt: firm workers have no more GPUs than are on demand and reserved.
@@ -387,7 +392,7 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
     reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
     if excess_prices:  # GPUs that are not rented are all reserved, those above the stock too.
         reservable = [max(each, needed[g] - rented[g]) for g, each in enumerate(reservable)]
-    spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
+    spot_usd = [market.spot_worker_usd_per_h(c) for c in worker_types]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
     starts = np.tile(start_usd / (demand.window_s / HOUR_S), 2)
@@ -417,8 +422,10 @@ def _window_limits(market: Market) -> dict[FleetLimit, float]:
 def _refuse_unsolvable(market: Market, demand: Demand) -> None:
     """Refuse a demand for an LLM that no worker type serves, and a problem that is too large."""
     for m, llm in enumerate(demand.llms):
-        if demand.rate_rps[m].max() > 0 and all(capacity.llm != llm for capacity in market.capacities):
-            served = ", ".join(sorted({capacity.llm for capacity in market.capacities})) or "nothing"
+        if demand.rate_rps[m].max() > 0 and all(
+            worker_type.llm != llm for worker_type in market.worker_types
+        ):
+            served = ", ".join(sorted({worker_type.llm for worker_type in market.worker_types})) or "nothing"
             raise InfeasibleError(
                 f"no worker type serves {llm}, which the demand names; those there are serve {served}: call "
                 "the demand by that name, add a type that sustains a rate within its SLO, or relax the SLO",
@@ -426,7 +433,7 @@ def _refuse_unsolvable(market: Market, demand: Demand) -> None:
                 constraint=llm,
                 relaxation="a worker type that serves it",
             )
-    if market.capacities and len(market.capacities) * demand.rate_rps.shape[1] > MOST_CELLS:
+    if market.worker_types and len(market.worker_types) * demand.rate_rps.shape[1] > MOST_CELLS:
         raise InputError(f"schedule: more than {MOST_CELLS} windows x worker types; take longer windows")
 
 
@@ -436,7 +443,9 @@ def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> Planne
     """
     limits = _window_limits(market)
     model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
-    point = minimise(model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s)
+    point = minimise_program(
+        model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s
+    )
     if point.x is None:
         return PlannerError("the limits are too tight, and the time did not suffice to say by how much")
     excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))

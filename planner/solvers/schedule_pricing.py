@@ -36,7 +36,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from planner.domain import ROUNDING
-from planner.solvers.backend import Point, Program, minimise, solve_relaxation
+from planner.solvers.backend import Point, Program, minimise_program, solve_relaxation
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -391,4 +391,6 @@ class _PricedParts:
         return [order[i : i + length] for i in range(0, windows, length)]
 
     def _solve(self, program: Program) -> Point:
-        return minimise(program, time_limit_s=self.deadline - time.monotonic(), gap_frac=self.gap_frac)
+        return minimise_program(
+            program, time_limit_s=self.deadline - time.monotonic(), gap_frac=self.gap_frac
+        )

@@ -26,12 +26,12 @@ from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
 from planner.reports.curves import Curve, cumulative_curve
-from planner.reports.drawing import Figure
+from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import backlog_text, more_text
-from planner.reports.page import charts as figures_html
-from planner.reports.page import page, table
-from planner.reports.simulated_run import outcome
-from planner.reports.words import describe, idle_gpus_text, spot_up_text
+from planner.reports.page import charts_html as figures_html
+from planner.reports.page import page_html, table_html
+from planner.reports.simulated_run import simulate_recorded
+from planner.reports.words import describe_fleet, idle_gpus_text, spot_up_text
 from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
@@ -91,8 +91,8 @@ class VariantRow:
         return {
             "variant": self.variant.name,
             "llm": fleet.llm.name,
-            "cost_usd_per_h": output.plain(self.cost_usd_per_h),
-            "by_gpu_usd_per_h": output.plain(fleet.price_usd_per_h),
+            "cost_usd_per_h": output.plain_value(self.cost_usd_per_h),
+            "by_gpu_usd_per_h": output.plain_value(fleet.price_usd_per_h),
             "workers": fleet.workers,
             "gpus": fleet.gpus,
             "verdict": verdict_word(slo["holds"], slo["is_judged"]) if slo else None,
@@ -104,8 +104,8 @@ class VariantRow:
                 for metric in METRICS
                 for name in PERCENTILES
             },
-            "usd_per_million_output_tokens": output.plain(self.usd_per_million_output_tokens),
-            "provisioned_w": output.plain(fleet.power_w),
+            "usd_per_million_output_tokens": output.plain_value(self.usd_per_million_output_tokens),
+            "provisioned_w": output.plain_value(fleet.power_w),
             "expected_w": power.get("expected_w"),
             "finished": summary["finished"],
             "rejected": summary["rejected"],
@@ -125,8 +125,8 @@ class VariantRow:
         return {
             "kept": None if kept_in is None else kept_in.kept,
             "scenario_count": None if kept_in is None else kept_in.scenario_count,
-            "holds_to_traffic_frac": None if headroom is None else output.plain(headroom.traffic_frac),
-            "holds_to_steps_frac": None if headroom is None else output.plain(headroom.steps_frac),
+            "holds_to_traffic_frac": None if headroom is None else output.plain_value(headroom.traffic_frac),
+            "holds_to_steps_frac": None if headroom is None else output.plain_value(headroom.steps_frac),
             "breaks_first": " or ".join(limit.name for limit in missed_first) or None,
         }
 
@@ -194,7 +194,7 @@ def compare_fleets(
 def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
     """Simulate one variant; `shared` are the requests, SLO, seed and scenarios of all variants."""
     requests, slo, seed, scenarios = shared
-    simulated = outcome(variant.fleet, requests, slo, seed=seed)
+    simulated = simulate_recorded(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {}
     for metric in CHARTED_METRICS:
@@ -223,8 +223,8 @@ def to_json(comparison: FleetComparison) -> output.Document:
         "traffic": {
             "trace": trace.name,
             "requests": len(trace),
-            "duration_s": output.plain(trace.duration_s),
-            "rate_rps": output.plain(trace.rate_rps),
+            "duration_s": output.plain_value(trace.duration_s),
+            "rate_rps": output.plain_value(trace.rate_rps),
             "seed": comparison.seed,
             "notes": list(trace.notes),
         },
@@ -257,7 +257,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
 
     # A line without a value for any variant is left out at the end.
     table_lines = [
-        ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
+        ("fleet", [describe_fleet(row.variant.fleet) for row in comparison.rows]),
         line("LLM", "llm", str),
         line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
         *([line("USD/h by the GPU", "by_gpu_usd_per_h", "{:,.2f}".format)] if is_by_node else []),
@@ -337,7 +337,7 @@ def _html(comparison: FleetComparison) -> str:
             f"<h1>{escape(comparison_summary(comparison))}</h1><p class=lead>{escape(traffic)}.</p></header>",
             f"<section><h2>How late</h2>{figures_html(draw_latencies(comparison))}</section>",
             "<section><h2>Side by side</h2>",
-            table(head, table_rows, caption="Variants", numeric=range(1, len(head))),
+            table_html(head, table_rows, caption="Variants", numeric=range(1, len(head))),
             f"<ul class=note>{notes}</ul></section>",
         ]
     )
@@ -345,10 +345,10 @@ def _html(comparison: FleetComparison) -> str:
         f"Written by fleetplan, seed {comparison.seed}. compare.csv holds the table in plain units, "
         "compare.json the fleets and their simulations too."
     )
-    return page("Comparison of fleets", body, footer)
+    return page_html("Comparison of fleets", body, footer)
 
 
-def draw_latencies(comparison: FleetComparison) -> list[Figure]:
+def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
     """Charts of the distributions of TTFT and TBT; without a chart for a metric that no request has."""
     limits = comparison.slo.limits if comparison.slo is not None else ()
     pictures = []
@@ -361,7 +361,7 @@ def draw_latencies(comparison: FleetComparison) -> list[Figure]:
         if limits_of_metric:
             caption += "; a variant that passes above the circle keeps the limit"
         pictures.append(
-            Figure(metric, charts.comparison_chart(curves, metric, limits_of_metric), f"{caption}.")
+            CaptionedChart(metric, charts.comparison_chart(curves, metric, limits_of_metric), f"{caption}.")
         )
     return pictures
 

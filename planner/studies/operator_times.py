@@ -24,7 +24,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.reports.output import plain
+from planner.reports.output import plain_value
 from planner.simulator.energy import is_engine_step, measured_runs
 from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
@@ -72,7 +72,7 @@ def operator_times(fleet: Fleet, simulation: Simulation) -> tuple[OperatorTime, 
 
 def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
     """What `plan simulate --operators --json` has under `operators`."""
-    return [plain(asdict(time)) for time in times]
+    return [plain_value(asdict(time)) for time in times]
 
 
 def _check_terms(pool: Pool) -> None:
@@ -135,7 +135,10 @@ def _pool_rows(
     layers_s = np.asarray(latency.step_s(tokens)) - latency.h_s
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:
-        own_experts_s, experts_s = latency.joint_at(tokens), latency.joint_at(worker.dp * tokens)
+        own_experts_s, experts_s = (
+            latency.joint_experts_s(tokens),
+            latency.joint_experts_s(worker.dp * tokens),
+        )
     mixed_s = latency.m_s * (chunks.prefills > 0)  # Steps with prefills read KV tokens more slowly.
     terms: list[tuple[str, Floats, Floats, str]] = [
         ("dense layers", layers_s - own_experts_s, tokens, "tokens"),

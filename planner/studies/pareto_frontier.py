@@ -29,7 +29,7 @@ from planner.documents.task import PlanQuestion
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
@@ -169,7 +169,7 @@ def find_frontier(
             continue
         limit, start = beyond, min((step.corner for step in steps), key=lambda each: sign * each)
         if sign * limit < sign * tightest:
-            ended = "the range that was asked for ends here"
+            ended = "the range from --from to --to ends here"
             break
     objective = walk.task(loosest).objective
     return Frontier(
@@ -410,7 +410,7 @@ def frontier_document(frontier: Frontier) -> dict[str, Any]:
                 **({"holds_from": step.start} if frontier.is_rising else {}),
                 "holds_to": step.corner,
                 "value": step.value,
-                "fleet": describe(step.fleet),
+                "fleet": describe_fleet(step.fleet),
                 "cost_usd_per_h": bill_fleet(step.fleet).usd_per_h,
                 "power_w": step.fleet.power_w,
                 "gpus": step.fleet.gpus,

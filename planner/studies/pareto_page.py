@@ -10,8 +10,8 @@ from html import escape
 from typing import Any
 
 from planner.reports import charts
-from planner.reports.drawing import Figure, chart_png
-from planner.reports.page import chart, page, section, table
+from planner.reports.drawing import CaptionedChart, chart_png
+from planner.reports.page import chart_html, page_html, section_html, table_html
 from planner.reports.words import level0_proof
 from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
@@ -30,8 +30,8 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     writer.writeheader()
     writer.writerows(rows)
     caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
-    question_note = "" if frontier.question_limit is None else "; the circle is what was asked"
-    figure = Figure("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
+    question_note = "" if frontier.question_limit is None else "; the circle is the limit of slo.yaml"
+    figure = CaptionedChart("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
     return {
         "pareto.html": _html(frontier, figure),
         "pareto.csv": text.getvalue(),
@@ -40,7 +40,7 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     }
 
 
-def _html(frontier: Frontier, figure: Figure) -> str:
+def _html(frontier: Frontier, figure: CaptionedChart) -> str:
     steps = frontier_table(frontier)
     values = [step.value for step in frontier.steps]
     title = f"What {frontier.axis} costs: {min(values):.6g} to {max(values):.6g} {frontier.objective_unit}"
@@ -48,11 +48,13 @@ def _html(frontier: Frontier, figure: Figure) -> str:
     body = (
         f"<header><p class=eyebrow>Frontier of {len(steps)} fleets</p><h1>{escape(title)}</h1>"
         f"<p class=lead>{escape(question_line(frontier))}.</p></header>"
-        + chart(figure, wide=True)
-        + section("Fleet by fleet", table(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
+        + chart_html(figure, wide=True)
+        + section_html("Fleet by fleet", table_html(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
         + f"<p class=note>The staircase ends: {escape(frontier.ended)}.</p>"
     )
-    return page(title, body, "Written by fleetplan. pareto.csv and pareto.json hold the same in plain units.")
+    return page_html(
+        title, body, "Written by fleetplan. pareto.csv and pareto.json hold the same in plain units."
+    )
 
 
 def draw_frontier(frontier: Frontier) -> Any:
@@ -95,11 +97,11 @@ def question_line(frontier: Frontier) -> str:
     line = (
         start
         if frontier.question_limit is None
-        else f"{start}; asked was {_limit_text(frontier, frontier.question_limit)}"
+        else f"{start}; the limit of slo.yaml is {_limit_text(frontier, frontier.question_limit)}"
     )
     note = (
         "; each rate draws other requests, so that between the rates that were planned (the first of each "
-        "step, and the one asked) a plan may cost less than the steps say"
+        "step, and that of slo.yaml) a plan may cost less than the steps say"
     )
     return line + note if frontier.axis == "rate" else line
 

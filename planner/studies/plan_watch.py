@@ -34,11 +34,11 @@ from planner.importers.vllm_metrics import LiveTraffic
 from planner.search.oracle.headroom import bisect_share
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, ReplanTerms, replan
 from planner.studies.what_if import Study
-from planner.traffic.scaling import rescale, with_times_the_traffic
+from planner.traffic.scaling import rescale_trace, with_times_the_traffic
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, judged_span_s
 
@@ -508,7 +508,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
             slo.every_s,
             patience_s=slo.patience_s(judged_span_s(trace)),
         )
-        return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
+        return simulation is not None and judge_slo(simulation, slo, with_percentiles=False).holds
 
     good, bad = 0.0, 1 + HEADROOM_MOST_FRAC
     if holds(bad):
@@ -659,7 +659,7 @@ def current_trace(plan: PlanExpectations, watched: WatchedPlan) -> Trace:
         return trace
     factor = drifts["rate"].now / busiest_rps(plan.references["rate"])
     # A fixed seed: the same drift gives the same replan.
-    return rescale(trace, trace.rate_rps * factor, scale="superpose", rng=np.random.default_rng(0))
+    return rescale_trace(trace, trace.rate_rps * factor, scale="superpose", rng=np.random.default_rng(0))
 
 
 def replan_now(study: Study, task: PlanQuestion, plan: PlanExpectations, horizon_h: float) -> Replan:

@@ -37,7 +37,7 @@ from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, ROUNDING, SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.search.mixed.mixed_fleets import expected_share
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
@@ -484,14 +484,14 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
     return {
         "keeps": answer.keeps_running,
         "horizon_h": answer.terms.horizon_h,
-        "fleet": describe(answer.best.fleet),
+        "fleet": describe_fleet(answer.best.fleet),
         "moves": [
             {"worker": move.worker, "before": move.before, "after": move.after} for move in answer.moves
         ],
         "ways": [
             {
                 "way": way.label,
-                "fleet": describe(way.fleet),
+                "fleet": describe_fleet(way.fleet),
                 "cost_usd_per_h": way.cost_usd_per_h,
                 "migration_usd": way.migration_usd,
                 "total_usd": way.total_usd,

@@ -32,7 +32,7 @@ from planner.search.oracle.work_clock import is_over
 from planner.search.problem.bill import bought_pools
 from planner.search.several.shared_plan import SharedPlan
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 
 
 def simulate_routers(
@@ -176,7 +176,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
     # Windows, and limits on gaps between tokens, are judged by the records of single steps.
     needs_records = slo.every_s is not None or any(limit.metric_row.is_of_gaps for limit in slo.limits)
-    verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=needs_records), slo)
+    verdict = judge_slo(simulate(fleet, plan.trace, limits=slo.limits, record=needs_records), slo)
     if plan.trial is None or not verdict.holds:
         return RouterVerdict(verdict, None, passes=True)  # There is no test, or no need for one.
     kept_in, passes = plan.trial.kept_with_policies(policies, fleet)

@@ -30,7 +30,7 @@ from planner.policies import POOLS, STATIC, TIES_BY
 from planner.simulator.layout import UNFINISHED
 from planner.simulator.simulation import Simulation
 from planner.solvers.moment_packing import BestPacking, largest_load, pack_moment
-from planner.units import counted, show_s
+from planner.units import count_text, show_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -246,7 +246,7 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     """How the workers of a role were used, beside the best packings; all `moments` have requests."""
     if not moments:
         return f"{role}: no request was in service at any of the moments."
-    moments_text = counted(len(moments), "moment")
+    moments_text = count_text(len(moments), "moment")
     holds = [each for each in moments if each.best.fewest is not None]
     fuller = [each.largest / each.best.least - 1 for each in moments]
     worst = max(range(len(moments)), key=fuller.__getitem__)

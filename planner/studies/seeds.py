@@ -9,8 +9,8 @@ A seed draws what is random in the policies (samples of workers, predictions) an
 Where nothing is random, every seed gives the same run, and the answer says so. Each run is what
 `plan simulate --seed` gives alone.
 
-The interval of a figure (`repeats.interval`) is for its mean over the seeds. It covers what the seed draws,
-not what another day's trace would bring.
+The interval of a figure (`repeats.confidence_interval`) is for its mean over the seeds. It covers what the
+seed draws, not what another day's trace would bring.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import output
-from planner.reports.simulated_run import outcome
+from planner.reports.simulated_run import simulate_recorded
 from planner.slo_metrics import latency_columns
-from planner.solvers.repeats import CONFIDENCE_FRAC, interval
+from planner.solvers.repeats import CONFIDENCE_FRAC, confidence_interval
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -82,7 +82,9 @@ def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
     """Simulate one seed. `item` is the seed, and whether to keep its requests.csv."""
     seed, with_requests = item
     requests = question.traffic_request.of(spread_stamps(question.trace, seed=seed), seed=seed)
-    simulated = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
+    simulated = simulate_recorded(
+        question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop
+    )
     csv = output.requests_csv(simulated.simulation) if with_requests else None
     return SeedRun(seed, simulated.summary(), csv)
 
@@ -151,7 +153,7 @@ def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
 
     One None among the values, as for a run without power figures, makes all five null.
     """
-    bounds = interval(values)
+    bounds = confidence_interval(values)
     numbers = {
         "mean": bounds.mean,
         "low": bounds.mean - bounds.half,
@@ -159,4 +161,4 @@ def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
         "least": bounds.least,
         "most": bounds.most,
     }
-    return {name: output.plain(number) for name, number in numbers.items()}
+    return {name: output.plain_value(number) for name, number in numbers.items()}

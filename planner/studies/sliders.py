@@ -17,10 +17,10 @@ import numpy as np
 
 from planner.domain import ROUNDING, Limit, Slo
 from planner.fleet import Fleet
-from planner.reports.words import describe, limit_text
+from planner.reports.words import describe_fleet, limit_text
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.scaling import with_times_the_traffic
 from planner.traffic.trace import Trace
 
@@ -68,7 +68,7 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
     traces = [with_times_the_traffic(trace, factor) for factor in TRAFFIC]
     sizes = [_simulate_fleet(neighbour, traces, whole_slo, until_s) for neighbour in _neighbour_fleets(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
-    plan_index = next(k for k, size in enumerate(sizes) if size.text == describe(fleet))
+    plan_index = next(k for k, size in enumerate(sizes) if size.text == describe_fleet(fleet))
     return Sliders(
         sizes=tuple(sizes[k] for k in order),
         plan=order.index(plan_index),
@@ -106,7 +106,7 @@ def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until_s: fl
             for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slower_pools), trace, slo)):
                 kept_frac[t, s, k] = [line.kept_frac for line in verdict.lines]
                 holds[t, s, k] = verdict.holds
-    return SizeVerdicts(describe(fleet), bill_fleet(fleet).usd_per_h, kept_frac, holds)
+    return SizeVerdicts(describe_fleet(fleet), bill_fleet(fleet).usd_per_h, kept_frac, holds)
 
 
 def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
@@ -123,4 +123,4 @@ def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
         with_its_limits = replace(
             simulation, limits=scaled_slo.limits, counted=counted, violations=violations
         )
-        yield judge(with_its_limits, scaled_slo, with_percentiles=False)
+        yield judge_slo(with_its_limits, scaled_slo, with_percentiles=False)

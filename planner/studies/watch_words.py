@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from planner.fleet import Fleet
 from planner.manifests.monitoring import HEADROOM, HOLDS
-from planner.reports.words import describe, usd
+from planner.reports.words import describe_fleet, usd_text
 from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, LiveDrift, WatchedPlan
 from planner.studies.replanning import Replan
-from planner.units import counted, finite_or_none, show_s
+from planner.units import count_text, finite_or_none, show_s
 
 # The quantities that may drift: the name in sentences, and the unit.
 WHAT = {
@@ -108,7 +108,7 @@ def _drift_line(drift: LiveDrift) -> str:
 def _inside_text(drift: LiveDrift) -> str:
     """A quantity that is within the plan, with the drifts that it came back from."""
     name, unit = WHAT[drift.what]
-    past = f", drifted {counted(len(drift.past), 'time')} and came back" if drift.past else ""
+    past = f", drifted {count_text(len(drift.past), 'time')} and came back" if drift.past else ""
     if math.isnan(drift.now):
         return f"{name}: nothing in the last hour"
     planned = f"planned {drift.planned:,.4g}{_levels_text(drift)}"
@@ -233,12 +233,13 @@ def replan_sentence(replanned: Replan, running: Fleet) -> str:
     best = replanned.best
     # A fleet with GPUs that are no longer in stock cannot be kept, so there is no such way and no price.
     staying = next((way for way in replanned.ways if way.label == "keep what runs"), None)
-    now = "" if staying is None else f" (now {usd(staying.cost_usd_per_h)} per hour)"
+    now = "" if staying is None else f" (now {usd_text(staying.cost_usd_per_h)} per hour)"
     if replanned.keeps_running:
         return (
-            f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"
+            f"replanning on this traffic would keep {describe_fleet(running)}, "
+            f"{usd_text(best.cost_usd_per_h)} per hour"
         )
     return (
-        f"replanning on this traffic: {describe(best.fleet)}, {usd(best.cost_usd_per_h)} per hour{now}, "
-        f"and {usd(best.migration_usd)} once to start and stop workers"
+        f"replanning on this traffic: {describe_fleet(best.fleet)}, {usd_text(best.cost_usd_per_h)} per "
+        f"hour{now}, and {usd_text(best.migration_usd)} once to start and stop workers"
     )

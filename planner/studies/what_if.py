@@ -29,14 +29,14 @@ from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.files.checked_files import yaml_value
 from planner.fleet import Fleet, Policies
 from planner.reports.fact_sentences import is_same_value, moved_text
-from planner.reports.words import describe
+from planner.reports.words import describe_fleet
 from planner.search.evidence.plan import served_s
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fit_router
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
@@ -213,7 +213,7 @@ class Study:
                 )
             production = with_answers(problem, search_result, trial)
             answers = production.answers
-            search_result = replace(search_result, best=production.best, value=objective(production.best))
+            search_result = replace(search_result, best=production.best, value=objective_of(production.best))
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.simulate_and_judge(fleet, record=True)
         return StudyAnswer(
@@ -222,7 +222,7 @@ class Study:
 
     def bound(self, answer: StudyAnswer) -> float:
         """A cost below which no fleet can keep the SLO, under any policy (mixed/bounds.py)."""
-        problem, value = answer.problem, objective(answer.search_result.best)
+        problem, value = answer.problem, objective_of(answer.search_result.best)
         bound = paid_at_least(problem, checked_bound(lower_bound(problem), value))
         return min(bound, answer.value)  # Rounding must not put it above the fleet's own cost.
 
@@ -327,7 +327,7 @@ def answer_change(
         is_kept = policies is not None
         if policies is not None and policies != fleet.policies:
             # `name_policies` names every difference but that of the longest wait.
-            under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
+            under = name_policies(policies, (policies, fleet.policies)) or "the longest wait of the question"
     try:
         return ChangedQuestion(
             label, task, is_kept, study.answer(task, (before.fleet,)), under=under, value_now=value_now
@@ -409,7 +409,7 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     for moved in moves:
         value = None if moved.answer is None else moved.answer.value
         is_same = moved.answer is None or value == before.value
-        fleet_text = "" if moved.answer is None or is_same else describe(moved.answer.fleet)
+        fleet_text = "" if moved.answer is None or is_same else describe_fleet(moved.answer.fleet)
         costs.append(AskedAgain(moved.label, before.value, value, unit, fleet_text))
     return (*tightest, *costs)
 
@@ -512,12 +512,12 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
     return min(PACE_MOVE_S, 2 * share_s) if limit.metric_row.is_pace else share_s
 
 
-def document(answer: StudyAnswer) -> dict[str, Any]:
+def study_document(answer: StudyAnswer) -> dict[str, Any]:
     """An answer as plain values, for --json."""
     fleet, trace = answer.fleet, answer.problem.trace
     million_tokens = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
     return {
-        "fleet": describe(fleet),
+        "fleet": describe_fleet(fleet),
         "workers": [
             {
                 "role": pool.role,
@@ -573,12 +573,12 @@ def moved_document(moved: ChangedQuestion, before: StudyAnswer | None) -> dict[s
         "kept": moved.kept,
         "kept_under": moved.under or None,
         "difference": moved.answer.value - before.value if before and moved.answer else None,
-        "answer": None if moved.answer is None else document(moved.answer),
+        "answer": None if moved.answer is None else study_document(moved.answer),
         "why": "; ".join(filter(None, reasons)),
     }
 
 
-def difference(moved: ChangedQuestion, before: StudyAnswer) -> str:
+def difference_text(moved: ChangedQuestion, before: StudyAnswer) -> str:
     """The difference that a change makes to the objective: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
@@ -591,9 +591,9 @@ def costs_the_same(moved: ChangedQuestion, before: StudyAnswer) -> bool:
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
     """The fleet in words. Its tokens per step are added if nothing else tells it from the fleet of before."""
-    text = describe(answer.fleet)
+    text = describe_fleet(answer.fleet)
     tokens, tokens_before = _step_tokens_text(answer.fleet), _step_tokens_text(before.fleet)
-    if text != describe(before.fleet) or tokens == tokens_before:
+    if text != describe_fleet(before.fleet) or tokens == tokens_before:
         return text
     return f"{text} with {tokens} tokens per step instead of {tokens_before}"
 

@@ -124,7 +124,7 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
         row = _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
-        sizes.add(_number(row, "block_size", where, usual=WEKA_BLOCK))
+        sizes.add(_read_number(row, "block_size", where, usual=WEKA_BLOCK))
         if len(sizes) > 1:
             raise TraceError(
                 f"{where}: block_size differs from conversation to conversation: {sorted(sizes)}"
@@ -147,7 +147,7 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         entry = f"{where}: requests[{i}]"
         if not isinstance(row, dict):
             raise TraceError(f"{entry}: expected an object, found {show_value(row)}")
-        start_s = _number(row, "t", entry, usual=0.0)
+        start_s = _read_number(row, "t", entry, usual=0.0)
         if isinstance(row.get("requests"), list):
             sub_requests = row["requests"]
             times_s = [each.get("t", 0.0) for each in sub_requests if isinstance(each, dict)]
@@ -157,7 +157,7 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
             name = f"{thread}/{row.get('agent_id', i)}"
             yield from _weka_calls(sub_requests, name, start_s if is_relative else 0.0, entry)
             continue
-        input_tokens, output_tokens = (int(_number(row, key, entry)) for key in ("in", "out"))
+        input_tokens, output_tokens = (int(_read_number(row, key, entry)) for key in ("in", "out"))
         if input_tokens < 1 or output_tokens < 1:
             continue  # Requests that failed have no tokens.
         start_s += since_s
@@ -168,11 +168,11 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         yield _Call(
             thread=thread,
             start_s=start_s,
-            end_s=start_s + _number(row, "api_time", entry, usual=0.0),
+            end_s=start_s + _read_number(row, "api_time", entry, usual=0.0),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             ids=ids,
-            think_s=None if row.get("think_time") is None else _number(row, "think_time", entry),
+            think_s=None if row.get("think_time") is None else _read_number(row, "think_time", entry),
             begins_task=not thread and isinstance(kinds, list) and "tool_result" not in kinds,
         )
 
@@ -193,7 +193,7 @@ def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call],
             )
         calls = sessions.setdefault(str(row["session_id"]), [])
         added_tokens, output_tokens = (
-            int(_number(row, key, where)) for key in ("input_length", "output_length")
+            int(_read_number(row, key, where)) for key in ("input_length", "output_length")
         )
         if added_tokens < 1 or output_tokens < 1:  # Requests that failed have no tokens.
             continue
@@ -206,10 +206,12 @@ def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call],
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
-        delay_s = _number(row, "delay", where, usual=0.0) / 1000
+        delay_s = _read_number(row, "delay", where, usual=0.0) / 1000
         # The file does not say how long answers took. So a request counts as ending when it starts, and a
         # turn starts a delay after the one before.
-        start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
+        start_s = (
+            before.end_s + delay_s if before else _read_number(row, "timestamp", where, usual=0.0) / 1000
+        )
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
         think_s = delay_s if before else None
         calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, think_s))
@@ -249,7 +251,9 @@ def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], in
                     f"{entry}: no output_length, so nobody knows how long the answer is; write it in each "
                     "turn"
                 )
-            output_tokens = max(int(_number(turn, "output_length", entry)), 1)  # Engines give one at least.
+            output_tokens = max(
+                int(_read_number(turn, "output_length", entry)), 1
+            )  # Engines give one at least.
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))
             # The file has no answers. A hash of session and turn, repeated to the answer's length, stands for
@@ -280,8 +284,8 @@ def _turn_call(
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
-    at_s = _number(turn, "timestamp", where, usual=0.0) / 1000
-    delay_s = _number(turn, "delay", where, usual=0.0) / 1000
+    at_s = _read_number(turn, "timestamp", where, usual=0.0) / 1000
+    delay_s = _read_number(turn, "delay", where, usual=0.0) / 1000
     # The delay of a first turn counts from 0, since there is no answer before it.
     start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)
     tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
@@ -294,9 +298,7 @@ def _turn_text(turn: object, where: str) -> bytes:
     if not isinstance(turn, dict):
         raise TraceError(f"{where}: expected an object, found {show_value(turn)}")
     if media := [key for key in _MEDIA if turn.get(key)]:
-        raise TraceError(
-            f"{where}: {media[0]}: how many tokens it has is not told; give a trace with lengths"
-        )
+        raise TraceError(f"{where}: {media[0]}: how many tokens it has is unknown; give a trace with lengths")
     texts = turn.get("texts") or [turn.get("text")]
     contents: list[object] = []
     # A text is a string, or an object whose `contents` are a string or a list of strings.
@@ -308,7 +310,7 @@ def _turn_text(turn: object, where: str) -> bytes:
     return "\n".join(map(str, contents)).encode()
 
 
-def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
+def _read_number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
     """The number >= 0 at a key; `usual`, if there is one, where the key is missing or null."""
     value = row.get(key)
     if value is None:
@@ -384,7 +386,7 @@ def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, bloc
         think_s=np.array([(call.think_s or 0.0) if call.parents else 0.0 for call in calls])[order],
         task=np.array([call.task for call in calls])[order],
         notes=(
-            f"{conversations} sessions of agents ({kind}), {len(calls)} requests; waits told by "
+            f"{conversations} sessions of agents ({kind}), {len(calls)} requests; waits derived from "
             + ("who had ended" if kind == WEKA else "their order"),
         ),
         warnings=(

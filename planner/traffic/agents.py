@@ -27,7 +27,7 @@ import numpy as np
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, ranges, sort_waits
+from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, index_ranges, sort_waits
 
 # Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
 NOMINAL_TOKEN_S = 0.02
@@ -339,12 +339,12 @@ def _prompt_blocks(
     begin = np.cumsum(count) - count
     longest = int(count.max(initial=0)) + 1
     # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions.
-    ids = ranges((1 + agents.repositories + session) * longest, count)
+    ids = index_ranges((1 + agents.repositories + session) * longest, count)
     of_system = np.minimum(count, agents.system_tokens // block)
-    ids[ranges(begin, of_system)] = ranges(np.zeros_like(begin), of_system)
+    ids[index_ranges(begin, of_system)] = index_ranges(np.zeros_like(begin), of_system)
     shared = np.minimum(count, (agents.system_tokens + agents.repository_tokens) // block)
     of_repository = np.where(repository >= 0, shared - of_system, 0)
-    ids[ranges(begin + of_system, of_repository)] = ranges(
+    ids[index_ranges(begin + of_system, of_repository)] = index_ranges(
         (1 + repository) * longest + of_system, of_repository
     )
     return np.append(begin, len(ids)), ids, block

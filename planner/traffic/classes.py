@@ -14,7 +14,7 @@ from planner.domain import Selector, Slo
 from planner.errors import InputError
 from planner.files.document_values import list_first, show_value
 from planner.traffic.trace import IntArray, Trace, measured_window
-from planner.units import counted, show_s
+from planner.units import count_text, show_s
 
 MOST_LISTED = 5  # An error names at most so many tenants, adapters or models.
 
@@ -118,7 +118,8 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
         # A request that waits for others may arrive after the warm-up, whatever its own time is.
         if not trace.after.size and not (mask & (trace.arrival_s >= judged_from_s)).any():
             raise InputError(
-                f"slo: classes: {selector.name}: its {counted(int(mask.sum()), 'request')} of {trace.name} "
+                f"slo: classes: {selector.name}: its {count_text(int(mask.sum()), 'request')} of "
+                f"{trace.name} "
                 f"arrive in the first {warm_up}, the warm-up, which is not judged; give a longer trace or "
                 "drop the class"
             )

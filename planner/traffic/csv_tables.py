@@ -33,10 +33,10 @@ def read_columns(
     """Yields the columns `wanted` of the rows below the header `names`, which is line `at` of the file:
     blocks of lines, each with its columns by name.
 
-    `figures` are columns of numbers or dates, by which csv_lines.py recognises a line that is a part of a
-    row. Columns of `as_text` are read as text. A sentence on the first figure with an exponent (1e3), in a
-    column whose other figures have none, is added to `doubts`. Raises TraceError that names the lines that
-    are not rows of such a table.
+    `figures` are those of `wanted` with numbers or dates, by which csv_lines.py recognises a line that is a
+    part of a row. Columns of `as_text` are read as text. A sentence on the first figure with an exponent
+    (1e3), in a column of which at most half have one (in some block), is added to `doubts` if there is none
+    yet. Raises TraceError that names the lines that are not rows of such a table.
     """
     # These headings replace those of the file, which need not be unique. The last one is for fields beyond
     # the header.
@@ -96,7 +96,10 @@ def _exponent_doubts(
         return []
     rows = block.text.decode(errors="replace").splitlines()
     for name, column_index in likely:
-        cells = [cells[column_index] if len(cells := row.split(",")) > column_index else "" for row in rows]
+        # Quoted commas or line ends may shift columns and lines here. Then at worst a doubt is wrong or
+        # missing.
+        fields = [row.split(",") for row in rows]
+        cells = [each[column_index] if len(each) > column_index else "" for each in fields]
         with_one = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
         if 0 < len(with_one) <= len(cells) / 2:
             first = with_one[0]
@@ -117,9 +120,10 @@ def check_lengths(
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
     """Yield `rows`, and check `lengths`, which are columns of whole numbers: 1,096 becomes 1096 where the
-    column leaves no doubt (`without_thousands`). A sentence on the first such number is added to `doubts`,
-    and one where all numbers are like 5.000, which may mean five or five thousand. Raises TraceError if the
-    same column also has a number without a point.
+    column leaves no doubt (`without_thousands`). One sentence is added to `doubts`, on the first such number
+    or the first like 5.000 in a column of such numbers, which may mean five or five thousand. Raises
+    TraceError where, in one block of lines, a number like 5.000 that is no row's separated thousands stands
+    beside one without a point.
     """
     has_doubt = False
     for block, table in rows:
@@ -129,8 +133,9 @@ def check_lengths(
                 continue
             records = csv.reader(block.text.decode(errors="replace").splitlines())
             cells = [row[column_index].strip() if len(row) > column_index else "" for row in records]
+            # A quoted field may contain line ends; then there are more cells than rows.
             if (plain := without_thousands(cells)) is None or len(plain) != len(table[name]):
-                sentence = "" if has_doubt else _thousands_doubt(path, block, name, cells)
+                sentence = _thousands_doubt(path, block, name, cells)
             else:
                 table[name] = pd.Series([text or np.nan for text in plain], dtype=object)
                 first = next(k for k, cell in enumerate(cells) if _GROUPED.fullmatch(cell))
@@ -144,20 +149,21 @@ def check_lengths(
         yield block, table
 
 
-# Lengths with other decimals raise an error where they are parsed, because they are not whole numbers.
 _SOME_THOUSANDS = re.compile(rb"\d(?:[.,' ]|\xc2\xa0|\xe2\x80\xaf)\d{3}(?!\d)")
+# A number with other decimals is not whole, and is refused where it is parsed.
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}\.000")
-# A file whose columns are separated by ";" is read with points for commas. The last two signs are the spaces
-# that do not break a line.
+# In a file whose columns are separated by ";", decimal commas have become points by now. The last two signs
+# are the spaces that do not break a line.
 _SEPARATORS = ".,' \u00a0\u202f"
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:[{_SEPARATORS}]\d{{3}})+")
 
 
 def without_thousands(cells: Sequence[str]) -> list[str] | None:
-    """A column of whole numbers without its separators of thousands; None if it has none, or there is doubt.
+    """A column of whole numbers without its separators of thousands; None if it has no separators, or they
+    may be something else.
 
-    There is none if every number above 999 has the same separators, and if some number is not like 2.000,
-    which alone could be the whole number two.
+    They are separators if every number above 999 has the same ones, and some number is not like 2.000, which
+    could be the whole number two.
     """
     grouped = [cell for cell in cells if _GROUPED.fullmatch(cell)]
     signs = {sign for cell in grouped for sign in cell if not sign.isdecimal()}

@@ -39,7 +39,7 @@ from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError
 from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges, ranges, sort_waits
+from planner.traffic.trace import FloatArray, IntArray, Trace, index_ranges, no_edges, sort_waits
 from planner.units import DAY_S
 
 MOST_DRAWN = 20_000_000  # Requests of one description.
@@ -238,7 +238,7 @@ def check_description(description: Description) -> None:
                 raise InputError(
                     f"burstiness: fano: {window_s:g} s is more than half of {least_s:g} s, "
                     f"{'an interval of the rate curve' if description.is_curve else 'the duration'}, in "
-                    "which the rate is said already; leave it out"
+                    "which the rate is given already; leave it out"
                 )
             if value < base:
                 raise InputError(
@@ -769,7 +769,7 @@ def _prompt_blocks(
         block *= 2
     count = tokens // block
     offsets = np.concatenate(([0], np.cumsum(count)))
-    number = ranges(np.zeros_like(count), count)
+    number = index_ranges(np.zeros_like(count), count)
     shared_blocks = shared // block
     longest = int(count.max()) + 1
     # Each text and each session has a range of `longest` ids; the ranges of texts come first.

@@ -9,8 +9,9 @@ import numpy as np
 from planner.traffic.trace import FloatArray
 from planner.units import DAY_S, HOUR_S, show_s
 
-# A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
-FEWEST_JUDGED, FEWEST_GAPS = 20, 5
+# A long gap is judged among at least FEWEST_JUDGED requests, and a very long one and a step back
+# among at least FEWEST_REQUESTS.
+FEWEST_JUDGED, FEWEST_REQUESTS = 20, 5
 LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # Shorter gaps raise no warning.
 # A very long gap is this many times as long as all others together. By chance one in 300 traces of 5 requests
 # has one.
@@ -19,8 +20,8 @@ VERY_LONG_FACTOR = 10.0
 # clocks of whole numbers, the second for all clocks.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
 FAST_RPS = 1000.0  # With more requests/s a warning asks whether a clock of milliseconds counts seconds.
-# With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do; if so, these
-# are 0.06 requests/s.
+# With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do: 5,000
+# requests per day are 0.06 requests/s.
 FAST_OF_DAYS_RPS = 5000.0
 FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
 # Names of units in messages, and ticks per second.
@@ -33,14 +34,17 @@ UNITS = {
 
 
 def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning about a gap longer than all others together: a wrong time, or two logs that were joined?"""
-    if len(arrival_s) < FEWEST_GAPS:
+    """A warning about a gap longer than all others together, among few requests ten times as long: a wrong
+    time, or two logs that were joined?
+    """
+    if len(arrival_s) < FEWEST_REQUESTS:
         return ()
     gaps_s = np.diff(arrival_s)
     longest = int(gaps_s.argmax())
     gap_s, others_s = float(gaps_s[longest]), float(arrival_s[-1] - arrival_s[0] - gaps_s[longest])
     is_long = len(arrival_s) >= FEWEST_JUDGED and gap_s > max(others_s, LONG_GAP_S)
-    if not is_long and gap_s <= max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S):
+    is_very_long = gap_s > max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S)
+    if not (is_long or is_very_long):
         return ()
     total_s = gap_s + others_s
     unit_s, unit = (HOUR_S, "h") if total_s >= 2 * HOUR_S else (1.0, "s")
@@ -74,7 +78,8 @@ def clock_unit_warnings(
     others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         read_as, others = "seconds", ("ms", "us", "ns")
-    # A clock of milliseconds has whole ones; seconds have fractions.
+    # A clock of milliseconds has whole ones, but for the rounding of `arrival_s * per_s`; seconds have
+    # fractions.
     elif reads_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
         read_as, others = "milliseconds", ("s",)
     elif reads_ms and rate_rps < SLOW_RPS:
@@ -82,7 +87,7 @@ def clock_unit_warnings(
     else:
         return ()
     rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}
-    # If no unit gives a usual rate, the nearest one is named.
+    # If no unit gives a usual rate, the next finer one is named.
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
     rates_text = ", ".join(
         f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "
@@ -103,7 +108,7 @@ def step_back_warnings(name: str, clock: str, ticks: FloatArray) -> tuple[str, .
     latest = np.maximum.accumulate(ticks)
     # A time is far from its place if it lies before another by more than half of the span.
     far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)
-    if not far.size or len(ticks) < FEWEST_GAPS:
+    if not far.size or len(ticks) < FEWEST_REQUESTS:
         return ()
     first = int(far[0])
     return (

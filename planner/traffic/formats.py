@@ -37,7 +37,7 @@ from planner.traffic.trace import (
     several_llms,
 )
 from planner.traffic.zones import says_zone
-from planner.units import DAY_S, counted
+from planner.units import DAY_S, count_text
 
 MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
@@ -382,7 +382,7 @@ class TraceRows:
         """
         kept_requests = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
+        reasons = ", ".join(f"{count_text(rows, 'row')} with {reason}" for reason, rows in left_out.items())
         if not kept_requests:
             raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
@@ -460,7 +460,8 @@ class TraceRows:
         after = self._waits_for_parents(everything)
         if waits := len(np.unique(after[:, 0])):
             notes.append(
-                f"{counted(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when they "
+                f"{count_text(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when "
+                "they "
                 "arrive depends on the fleet; rates and windows are of arrivals as if answers took no time"
             )
         gathered = replace(
@@ -614,7 +615,7 @@ class TraceRows:
         most_blocks = -(-inputs // block_tokens)  # Rounded up: the last block may be filled in part.
         if over := int((blocks > most_blocks).sum()):
             notes.append(
-                f"{counted(over, 'request')} had more hash ids than blocks of {block_tokens} tokens: "
+                f"{count_text(over, 'request')} had more hash ids than blocks of {block_tokens} tokens: "
                 "the ids beyond the input were left out"
             )
             index_in_prompt = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
 from planner.files.code_cache import cached_jit
-from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, ranges
+from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, index_ranges
 from planner.traffic.workload import PrefixSharing
 
 Int32Array = npt.NDArray[np.int32]
@@ -193,7 +193,7 @@ def with_larger_blocks(trace: Trace) -> Trace:
     blocks = block_uses(trace)
     counts = np.diff(blocks.offsets) // joined
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    number = ranges(np.zeros_like(counts), counts)  # Each joined block's place in its prompt.
+    number = index_ranges(np.zeros_like(counts), counts)  # Each joined block's place in its prompt.
     # The node of a block tells it and all blocks before it.
     last = np.repeat(blocks.offsets[:-1], counts) + joined * (number + 1) - 1
     tokens = joined * trace.prefix_block_tokens
@@ -238,7 +238,7 @@ def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
     longer_blocks = np.minimum((blocks * factor).astype(np.int64), most_blocks)
     offsets = np.concatenate(([0], np.cumsum(longer_blocks)))
     # The place of each new block in its prompt, and the place of the old block that it repeats.
-    place = ranges(np.zeros_like(longer_blocks), longer_blocks)
+    place = index_ranges(np.zeros_like(longer_blocks), longer_blocks)
     old_place = (np.arange(longer_blocks.max(initial=0)) / factor).astype(np.int64)
     repetition = np.arange(len(old_place)) - np.searchsorted(old_place, old_place)
     old_ids = trace.prefix_ids[np.repeat(trace.prefix_offsets[:-1], longer_blocks) + old_place[place]]

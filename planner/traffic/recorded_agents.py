@@ -26,7 +26,7 @@ MOST_REQUESTS = 5_000_000  # A guard against typing errors, as for agents that a
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Session:
+class _RecordedSession:
     """A recorded session: its requests (rows of the trace, in order), and the parents of each, by place."""
 
     rows: list[int]
@@ -47,7 +47,7 @@ class _ReplayedRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replay:
+class _SessionReplay:
     """How an agent takes a session: as the `instance`-th of all that are taken, without its first `skipped`
     requests, from `since_s` on, when the agent's `last` request has ended (None: there is none). Nothing
     begins at `until_s` or later.
@@ -83,7 +83,7 @@ def agents_at_once(
         while time_s < until_s:
             session = sessions[int(rng.integers(len(sessions)))]
             skipped = 0 if last is not None else int(rng.integers(len(session.rows)))
-            replay = _Replay(instances, skipped, time_s, until_s, last)
+            replay = _SessionReplay(instances, skipped, time_s, until_s, last)
             last, time_s = _replay_session(corpus, session, replayed, replay, longest_pause_s)
             instances += 1
             if len(replayed.row) > MOST_REQUESTS:
@@ -94,10 +94,10 @@ def agents_at_once(
     return _to_trace(corpus, replayed, agents)
 
 
-def _sessions_of(corpus: Trace) -> list[_Session]:
+def _sessions_of(corpus: Trace) -> list[_RecordedSession]:
     numbers = session_numbers(corpus)
     place = np.zeros(len(corpus), np.int64)  # Each request's place in its session.
-    sessions = [_Session([], []) for _ in range(int(numbers.max()) + 1)]
+    sessions = [_RecordedSession([], []) for _ in range(int(numbers.max()) + 1)]
     for row, number in enumerate(numbers.tolist()):
         place[row] = len(sessions[number].rows)
         sessions[number].rows.append(row)
@@ -108,7 +108,11 @@ def _sessions_of(corpus: Trace) -> list[_Session]:
 
 
 def _replay_session(
-    corpus: Trace, session: _Session, replayed: _ReplayedRequests, replay: _Replay, longest_pause_s: float
+    corpus: Trace,
+    session: _RecordedSession,
+    replayed: _ReplayedRequests,
+    replay: _SessionReplay,
+    longest_pause_s: float,
 ) -> tuple[int, float]:
     """Add the requests of a session that an agent replays. Returns the index of the request that ends last,
     and the time from which on the agent may take another session: the end of this request, or `until_s` if

@@ -35,8 +35,16 @@ import numpy.typing as npt
 from planner.errors import InputError, TraceError
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.sessions import begin_together, session_numbers
-from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges, ranges, sort_waits
-from planner.units import quantity
+from planner.traffic.trace import (
+    MAX_REQUESTS,
+    FloatArray,
+    IntArray,
+    Trace,
+    index_ranges,
+    no_edges,
+    sort_waits,
+)
+from planner.units import parse_quantity
 
 if TYPE_CHECKING:
     from planner.traffic.logs.log_reading import LogOptions
@@ -70,7 +78,7 @@ class RateRequest:
     log_options: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests to plan for. `rescale`, or the description, draws with this seed."""
+        """The requests to plan for. `rescale_trace`, or the description, draws with this seed."""
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
@@ -103,10 +111,10 @@ def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
     if begin_together(trace):
         scale, rate_rps = "superpose", max(rate_rps, LEAST_REQUESTS / trace.duration_s)
     # The same seed orders the sessions alike for every factor; "compress" draws nothing.
-    return rescale(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))
+    return rescale_trace(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))
 
 
-def rescale(
+def rescale_trace(
     trace: Trace, rate_rps: float, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
     """The trace at `rate_rps`, by one of the ways above; the trace itself if it has that rate already.
@@ -134,7 +142,7 @@ def busiest_at(
     has_enough_bins = length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
     raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf  # A lower rate makes no copies.
     if not (can_skip and has_enough_bins and raises_rate):
-        return select_window(rescale(trace, rate_rps, scale=scale, rng=rng), spec)
+        return select_window(rescale_trace(trace, rate_rps, scale=scale, rng=rng), spec)
     scaled = _rescaled(trace, rate_rps, scale, rng, length_s)
     first, requests = find_busiest_window(scaled, length_s), round(rate_rps * trace.duration_s)
     return _cut_window(scaled, spec, first, length_s, requests)
@@ -143,7 +151,9 @@ def busiest_at(
 def _rescaled(
     trace: Trace, rate_rps: float, scale: Scaling, rng: np.random.Generator, busiest_s: float | None = None
 ) -> Trace:
-    """`rescale`; with `busiest_s`, copies hold only what may be in the busiest window of that length."""
+    """As `rescale_trace`; with `busiest_s`, copies hold only what may be in the busiest window of that
+    length.
+    """
     checked_scale(scale, "scale")
     if not 0 < rate_rps < np.inf:
         raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
@@ -322,7 +332,7 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, row: IntArray, copy: IntA
     ids.
     """
     blocks = np.diff(merged_trace.prefix_offsets)
-    is_of_one_session = _of_one_session(trace)[ranges(trace.prefix_offsets[row], blocks)]
+    is_of_one_session = _of_one_session(trace)[index_ranges(trace.prefix_offsets[row], blocks)]
     # In copy k the ids of such blocks are moved up by k times a number above all ids of the trace.
     above_all = int(trace.prefix_ids.max()) + 1
     moved_up = np.repeat(copy * above_all, blocks) * is_of_one_session
@@ -467,7 +477,7 @@ def _window_spec(spec: str) -> re.Match[str] | None:
 
 def _length_s(match: re.Match[str]) -> float:
     """The length of the window in a match of `_window_spec`."""
-    length_s = quantity(match[2], "s", where="window")
+    length_s = parse_quantity(match[2], "s", where="window")
     if length_s <= 0:
         raise InputError(f"window: expected a length > 0, found {match[2]!r}")
     return length_s

@@ -33,7 +33,7 @@ class Tasks:
     `number` (n,) is the task of each request, counted from 0. `after` (e, 2) has rows (request, parent), the
     waits within tasks. They are sorted by the depth of the request, which is the number of waits on its
     longest path from the beginning of the task. `tools_s` (n,) [s] are the pauses before requests within
-    tasks, in which tools run.
+    tasks, in which tools run; in a trace without tasks also the pauses of a session's user.
     """
 
     number: IntArray
@@ -61,7 +61,7 @@ class Tasks:
 
     def total_s(self, arrival_s: FloatArray, e2e_s: FloatArray) -> FloatArray:
         """(n,): seconds from the task's first arrival to its last end, at its last request; NaN at other
-        requests and where a request of the task never ended.
+        requests and where a request of the task never ended. `arrival_s` (n,) are the simulated arrivals.
         """
         ends_s = np.full(len(self.last), -np.inf)
         # A request that never ended makes its task infinite, and `_at_last` writes NaN for it.
@@ -110,7 +110,8 @@ def _find_tasks(trace: Trace) -> Tasks:
     is_within_task = number[child] == number[parent]  # Other waits are between tasks.
     after = trace.after[is_within_task]
     depths = [0] * len(trace)
-    # A request comes after all that it waits for in the trace, so their depths are known before its own.
+    # In the trace a request stands behind all those that it waits for, so their depths are known before its
+    # own.
     for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():
         depths[request] = max(depths[request], depths[waited_for] + 1)
     child_depths = np.array(depths, np.int64)[after[:, 0]]

@@ -63,7 +63,7 @@ def _never_falls(values: npt.NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def ranges(first: IntArray, count: IntArray) -> IntArray:
+def index_ranges(first: IntArray, count: IntArray) -> IntArray:
     """For every row the `count` whole numbers from `first` on, one row after the other."""
     ends = np.cumsum(count)
     numbers: IntArray = np.arange(count.sum()) + np.repeat(first - (ends - count), count)
@@ -208,7 +208,7 @@ class Trace:
         if self.has_prefixes:
             blocks = np.diff(self.prefix_offsets)[chosen]
             offsets = np.concatenate(([0], np.cumsum(blocks)))
-            ids_at = ranges(self.prefix_offsets[chosen], blocks)
+            ids_at = index_ranges(self.prefix_offsets[chosen], blocks)
         return replace(
             self,
             arrival_s=self.arrival_s[chosen] if arrival_s is None else arrival_s,

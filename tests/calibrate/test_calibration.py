@@ -18,9 +18,9 @@ from planner.calibrate.measured_runs import (
     USUAL_STEPS,
     MeasuredEngine,
     add_host_time,
-    calibrate,
+    calibrate_host,
     correct_latency,
-    predict,
+    predict_run,
 )
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
@@ -85,7 +85,7 @@ def run_of(
 
 def measured(run: MeasuredRun, engine: MeasuredEngine, truth: StepLatency) -> MeasuredRun:
     latency_s: dict[str, dict[str, float]] = {}
-    for (metric, name), value in predict(run, engine, truth).items():
+    for (metric, name), value in predict_run(run, engine, truth).items():
         latency_s.setdefault(metric, {})[name] = value
     return replace(run, latency_s=latency_s)
 
@@ -118,7 +118,7 @@ def test_planted_corrections_are_found_from_steps(
     compute: float, bandwidth: float, host_s: float, base: StepLatency
 ) -> None:
     truth = correct_latency(base, compute, bandwidth, host_s)
-    found = calibrate(base, steps=[steps_of(truth, USUAL_STEPS)])
+    found = calibrate_host(base, steps=[steps_of(truth, USUAL_STEPS)])
     assert found.compute == pytest.approx(compute, rel=0.02)
     assert found.latency.step_s(*USUAL_STEPS.T) == pytest.approx(truth.step_s(*USUAL_STEPS.T), rel=0.01)
     errors = found.standard_errors
@@ -133,7 +133,7 @@ def test_planted_corrections_are_found_from_runs(
 ) -> None:
     """Four runs, closed and open loop, TTFT and TPOT alone: the steps of the true engine come out."""
     truth = correct_latency(base, compute, bandwidth, host_s)
-    found = calibrate(base, runs=several(truth, engine, 0), engine=engine)
+    found = calibrate_host(base, runs=several(truth, engine, 0), engine=engine)
     assert found.compute == pytest.approx(compute, rel=0.03)
     assert found.latency.step_s(*USUAL_STEPS.T) == pytest.approx(truth.step_s(*USUAL_STEPS.T), rel=0.05)
     assert abs(np.log(found.bandwidth / bandwidth)) < 2.5 * found.standard_errors[1]
@@ -142,7 +142,7 @@ def test_planted_corrections_are_found_from_runs(
 
 
 def test_nothing_to_correct_leaves_the_fit_alone(base: StepLatency, engine: MeasuredEngine) -> None:
-    found = calibrate(base, runs=several(base, engine, 1)[:2], engine=engine)
+    found = calibrate_host(base, runs=several(base, engine, 1)[:2], engine=engine)
     assert (found.compute, found.bandwidth) == pytest.approx((1.0, 1.0), abs=0.01)
     assert found.host_s == pytest.approx(0.0, abs=1e-4)
 
@@ -151,7 +151,7 @@ def test_what_was_not_measured_stays_and_stays_uncertain(base: StepLatency) -> N
     """Small decodes say little of prefill: its factor keeps the prior, 1 with an error of 0.3."""
     decodes = USUAL_STEPS[(USUAL_STEPS[:, 4] == 0) & (USUAL_STEPS[:, 2] <= 8)]
     truth = correct_latency(base, 1.5, 1.2, 0.0)
-    found = calibrate(base, steps=[steps_of(truth, decodes)])
+    found = calibrate_host(base, steps=[steps_of(truth, decodes)])
     assert found.compute == pytest.approx(1.0, abs=0.05)
     assert found.standard_errors[0] > 0.8 * FACTOR_PRIOR
     assert found.uncertainty_frac > 0.1
@@ -164,7 +164,7 @@ def test_standard_errors_cover_the_truth(seed: int, base: StepLatency) -> None:
     rng = np.random.default_rng(seed)
     X = np.vstack([USUAL_STEPS] * 3)
     truth = correct_latency(base, 1.3, 1.1, 0.001)
-    found = calibrate(base, steps=[steps_of(truth, X, np.exp(rng.normal(0, 0.05, len(X))))])
+    found = calibrate_host(base, steps=[steps_of(truth, X, np.exp(rng.normal(0, 0.05, len(X))))])
     assert abs(np.log(found.compute / 1.3)) < 3 * found.standard_errors[0]
     assert 0.3 * SIGMA / np.sqrt(12) < found.standard_errors[0] < 3 * SIGMA / np.sqrt(12)
     assert 0.5 * SIGMA < found.uncertainty_frac < 2 * SIGMA
@@ -177,7 +177,7 @@ def test_more_measurements_make_it_surer(base: StepLatency) -> None:
     for repeats in (1, 4, 16):
         X = np.vstack([USUAL_STEPS] * repeats)
         table = steps_of(truth, X, np.exp(rng.normal(0, 0.05, len(X))))
-        errors.append(calibrate(base, steps=[table]).standard_errors[0])
+        errors.append(calibrate_host(base, steps=[table]).standard_errors[0])
     assert errors[0] > errors[1] > errors[2]
 
 
@@ -185,7 +185,7 @@ def test_a_batch_latency_alone_moves_the_fit(base: StepLatency, engine: Measured
     """One number, 20 % above the prediction: the correct_latency fit predicts it much nearer."""
     run = MeasuredRun("batch", 8, (512.0,), (128.0,), {"e2e": {"max": 1.0}}, concurrency=8)
     truth = measured(run, engine, correct_latency(base, 1.2, 1.2, 0.0))
-    found = calibrate(base, runs=[truth], engine=engine)
+    found = calibrate_host(base, runs=[truth], engine=engine)
     assert abs(found.errors["batch", "e2e max"]) < 0.02
     assert found.before_frac == pytest.approx(np.log(1.2), abs=0.01)
 
@@ -195,7 +195,7 @@ def test_gaps_stand_in_for_tpot(base: StepLatency, engine: MeasuredEngine) -> No
     rng = np.random.default_rng(0)
     run = run_of(base, engine, "a", rng, concurrency=8, statistics=("mean",))
     values = {"ttft": {"mean": 1.0, "p99_at_most": 5.0}, "tbt": {"mean": 1.0, "p99": 3.0}}
-    predicted = predict(replace(run, latency_s=values), engine, base)
+    predicted = predict_run(replace(run, latency_s=values), engine, base)
     assert set(predicted) == {("ttft", "mean"), ("tbt", "mean")}
     assert predicted["tbt", "mean"] == pytest.approx(run.latency_s["tpot"]["mean"], rel=0.1)
 
@@ -204,7 +204,7 @@ def test_drawn_lengths_keep_their_mean(base: StepLatency, engine: MeasuredEngine
     """TTFT at concurrency 1 is the prefill of the mean prompt, nearly."""
     run = MeasuredRun("a", 100, (1000.0,), (20.0,), {"ttft": {"mean": 1.0}}, concurrency=1)
     equal, drawn = (
-        predict(replace(run, length_spread_frac=s), engine, base)["ttft", "mean"] for s in (0.0, 0.3)
+        predict_run(replace(run, length_spread_frac=s), engine, base)["ttft", "mean"] for s in (0.0, 0.3)
     )
     assert drawn == pytest.approx(equal, rel=0.03)
     assert drawn != equal
@@ -226,12 +226,12 @@ def test_runs_that_cannot_be_simulated_say_why(
         "a", 4, (500.0,), (20.0,), {"ttft": {"mean": 0.1}, "tpot": {"mean": 0.01}}, concurrency=2
     )
     with pytest.raises(InputError, match=message):
-        calibrate(base, runs=[replace(run, **change)], engine=engine)  # type: ignore[arg-type]
+        calibrate_host(base, runs=[replace(run, **change)], engine=engine)  # type: ignore[arg-type]
 
 
 def test_nothing_measured_is_refused(base: StepLatency) -> None:
     with pytest.raises(InputError, match="nothing was measured"):
-        calibrate(base)
+        calibrate_host(base)
 
 
 # --- from files to a plan's certificate

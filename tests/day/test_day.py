@@ -13,7 +13,7 @@ from planner.day.search.day_optimum import DayOptimum, cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.errors import InfeasibleError, InputError
 from planner.simulator.elastic import simulate_elastic
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.timetable import Timetable
 
 
@@ -77,7 +77,10 @@ def test_no_run_costs_less_than_the_proved_bound(seed: int) -> None:
     table = Timetable(times_s.tolist(), sizes.tolist(), [pool.start_s for pool in day.pools])
     pools = [replace(pool, first=n) for pool, n in zip(day.pools, table.sizes_at(0.0), strict=True)]
     run = simulate_elastic(day.fleet, day.trace, pools, table, limits=day.slo.limits, record=True)
-    if judge(run.simulation, day.slo, with_percentiles=False).holds and (run.simulation.status != 2).all():
+    if (
+        judge_slo(run.simulation, day.slo, with_percentiles=False).holds
+        and (run.simulation.status != 2).all()
+    ):
         assert runs_of(day).least_paid().usd <= billed(day, run.spans) * (1 + 1e-9)
 
 

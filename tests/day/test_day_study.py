@@ -34,7 +34,7 @@ from planner.parallel.executors import Executor, working_on
 from planner.simulator import simulate
 from planner.simulator.elastic import ElasticPool, ElasticRun, Span
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge, keeps_all, missed_windows
+from planner.simulator.slo_verdict import judge_slo, keeps_all, missed_windows
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.traffic.trace import Trace
 
@@ -72,7 +72,7 @@ def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
     run = static.run.simulation
     for name in ("ttft_s", "e2e_s", "tbt_max_s", "prefill_worker"):
         assert np.array_equal(getattr(run, name), getattr(alone, name), equal_nan=True)
-    assert judge(alone, SLO).holds == static.keeps
+    assert judge_slo(alone, SLO).holds == static.keeps
     assert static.effects == () and static.usd == pytest.approx(3 * static.run.end_s / 3600)  # 1 USD/h each
 
 
@@ -184,7 +184,7 @@ def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     assert len(found.judged) == len(judged) and found.judged.arrival_s[0] < EVERY_S
     row = found.rows[-1]
     assert row.settings_count > 1 and len(row.run.simulation.status) == len(judged)
-    assert found.optimum is None and day_page.proof_lines(found) == ["No optimum: it was not asked for."]
+    assert found.optimum is None and day_page.proof_lines(found) == ["No optimum: it was not requested."]
 
 
 def test_nothing_to_judge_by_is_refused() -> None:
@@ -338,7 +338,7 @@ def test_causes_in_a_terminal_are_those_of_the_page(answer: DayAnswer) -> None:
     }
     for row in columns:
         assert all(row[name] == by_name[name][row["cause"]] for name in names)
-    none = replace(answer, optimum=None, no_optimum="it was not asked for")
+    none = replace(answer, optimum=None, no_optimum="it was not requested")
     assert day_causes.cause_columns(none) == []
 
 
@@ -392,8 +392,8 @@ def test_a_winner_that_misses_windows_names_the_cheapest_that_keeps_them_all() -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(day_page, "_missed", lambda each: f"{len(each.missed)} window")
         patch.setattr(day_page, "_best_usd", lambda each: 10.0)
-        text = day_page.recommendation(cast(DayAnswer, answer))
-        keeping = day_page.recommendation(
+        text = day_page.recommendation_sentence(cast(DayAnswer, answer))
+        keeping = day_page.recommendation_sentence(
             cast(DayAnswer, SimpleNamespace(**vars(answer) | {"winner": rows[0]}))
         )
     assert text.endswith("above the optimum. The cheapest that keeps every window is hpa, for 15.00 USD.")

@@ -13,7 +13,7 @@ from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.models.kv_offload import KvOffload
-from planner.search.problem.options import Engines
+from planner.search.problem.options import EngineChoices
 
 NAME = "meta-llama/Llama-3.1-8B"
 ASKED = {"size": "200 GB", "bandwidth": "50 GB/s"}
@@ -52,7 +52,7 @@ def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
     found = task({"prefix_cache": True, "kv_offload": ASKED})
     has = dict.fromkeys((each.prefix_cache, each.kv_offload) for each in found.policy_choices())
     assert [*has] == [(False, None), (True, KvOffload(200e9, 50e9)), (True, None)]
-    assert not Engines.of(found).is_piped and Engines.of(task({"prefix_cache": True})).is_piped
+    assert not EngineChoices.of(found).is_piped and EngineChoices.of(task({"prefix_cache": True})).is_piped
 
 
 @pytest.mark.parametrize(

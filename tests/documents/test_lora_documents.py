@@ -14,7 +14,7 @@ from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.models.lora import Lora
-from planner.search.problem.options import Engines, worker_types
+from planner.search.problem.options import EngineChoices, worker_types
 
 NAME = "meta-llama/Llama-3.1-8B"
 ASKED: dict[str, Any] = {"max_loras": 4, "max_rank": 16, "adapters": 50}
@@ -74,7 +74,9 @@ def test_workers_that_may_be_chosen_have_slots() -> None:
     document = {"llm": NAME, "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": ["h100-80g"]}, "lora": ASKED}
     task = parse_task(document | {"robust": {"step_times": "10 %"}}, CATALOG)
     plain, _ = worker_types(CATALOG.llm(NAME), [CATALOG.gpu("h100-80g")], CATALOG, 100)
-    types, _ = worker_types(CATALOG.llm(NAME), [CATALOG.gpu("h100-80g")], CATALOG, 100, Engines.of(task))
+    types, _ = worker_types(
+        CATALOG.llm(NAME), [CATALOG.gpu("h100-80g")], CATALOG, 100, EngineChoices.of(task)
+    )
     assert {worker.lora and worker.lora.lora.longer_frac for worker in types} == {0.1}
     fewer = [a.kv_tokens - b.kv_tokens for a, b in zip(plain, types, strict=True)]
     assert min(fewer) > 0

@@ -14,7 +14,7 @@ from planner.documents.facts import OldPrices, Price
 from planner.documents.offers import OLD_DAYS, age_days, first_day, offer_of, parse_offers
 from planner.documents.task import PlanQuestion, Spot, parse_task
 from planner.errors import CatalogError, InputError
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence.findings import list_prices, old_price_warnings
 
 OFFERS = """
@@ -154,5 +154,7 @@ def test_old_prices_are_warned_of_and_prices_of_ones_own_are_not() -> None:
     ]
     (warning,) = old_price_warnings(listed, today)
     assert warning == OldPrices(("old", "over"), "2025-07", 508, OLD_DAYS)
-    assert "prices of old, over were listed more than 180 days ago, the oldest 2025-07" in sentence(warning)
+    assert "prices of old, over were listed more than 180 days ago, the oldest 2025-07" in fact_sentence(
+        warning
+    )
     assert old_price_warnings(listed[1:2] + listed[3:], today) == ()

@@ -84,7 +84,7 @@ def test_a_plan_is_as_the_page_makes_schedule_yaml_of_it(folder: Path) -> None:
     assert schedule_document([(PLAN | {"rate_rps": 20.0}, None)], CATALOG)["gpus"]["h100-80g"] == {
         "on_demand": "3 usd/h"
     }
-    assert market.capacities[0].gpu_counts == {"h100-80g": 4, "a100-80g": 4}
+    assert market.worker_types[0].gpu_counts == {"h100-80g": 4, "a100-80g": 4}
     assert {offer.gpu: offer.on_demand_usd_per_h for offer in market.offers} == {"a100-80g": 2, "h100-80g": 3}
 
 
@@ -102,7 +102,7 @@ def test_every_rank_of_a_worker_is_a_gpu() -> None:
     pools = [{"name": "mixed", "role": "mixed", "count": 2, "tp": 1, "dp": 8, "gpu": "h100-80g"}]
     plan = PLAN | {"workers": pools, "gpus": 16, "cost_usd_per_h": 48.0, "rate_rps": 10.0}
     market = parse_market(schedule_document([(plan, None)], CATALOG))
-    assert market.capacities[0].gpu_counts == {"h100-80g": 8}
+    assert market.worker_types[0].gpu_counts == {"h100-80g": 8}
 
 
 def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
@@ -119,7 +119,7 @@ def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
     market = parse_market(schedule_document([(plan, None)], CATALOG))
     (offer,) = market.offers
     assert (offer.on_demand_usd_per_h, offer.reserved_usd_per_h, offer.most_reserved) == (3.0, 0.07, 3)
-    assert market.capacities[0].rate_rps == 2.0
+    assert market.worker_types[0].rate_rps == 2.0
 
 
 def test_rented_gpus_of_several_kinds_cost_their_electricity_too() -> None:
@@ -141,7 +141,7 @@ def test_a_plan_carries_the_rate_that_was_asked_for(folder: Path) -> None:
     traffic = {"rate_rps": 19.6, "requested_rps": 20.0}
     (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"traffic": traffic}))
     market = read_planned(folder, CATALOG)
-    assert market is not None and market.capacities[0].rate_rps == 10.0
+    assert market is not None and market.worker_types[0].rate_rps == 10.0
 
 
 def test_a_question_of_another_llm_and_a_broken_plan_are_one_line(folder: Path) -> None:

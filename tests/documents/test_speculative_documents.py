@@ -14,7 +14,7 @@ from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
 from planner.fleet import Fleet
 from planner.models.speculation import Speculation
-from planner.search.problem.options import Engines, decode_options, prefill_options, worker_types
+from planner.search.problem.options import EngineChoices, decode_options, prefill_options, worker_types
 
 NAME = "meta-llama/Llama-3.1-8B"
 EAGLE = {"method": "eagle3", "tokens": 2, "acceptance": [0.8, "70 %"], "model": "a/drafter"}
@@ -91,7 +91,9 @@ def test_what_is_looked_up_leaves_no_step_to_prepare(catalog: Catalog) -> None:
     with pytest.raises(InputError, match="async_scheduling: vLLM has none with ngram; drop one of the two"):
         fleet(catalog, LOOKED_UP, async_scheduling=True)
     mixed = task_of(catalog, LOOKED_UP | {"tokens": [0, 3]}, engine={"async_scheduling": True})
-    types, _ = worker_types(catalog.llm(NAME), [catalog.gpu("h100-80g")], catalog, 4000, Engines.of(mixed))
+    types, _ = worker_types(
+        catalog.llm(NAME), [catalog.gpu("h100-80g")], catalog, 4000, EngineChoices.of(mixed)
+    )
     assert {(t.step_tokens, t.engine is not None and t.engine.async_scheduling) for t in types} == {
         (1, True),
         (4, False),
@@ -106,7 +108,9 @@ def test_draft_length_is_a_decision(catalog: Catalog) -> None:
         fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": [512, 2048], "pp": [1, 2]},
     )
     assert [each and each.tokens for each in task.speculations] == [None, 1, 2]
-    types, _ = worker_types(catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, Engines.of(task))
+    types, _ = worker_types(
+        catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, EngineChoices.of(task)
+    )
     names = {worker.name for worker in types if worker.tp == 2}
     assert names == {
         "h100-80g tp2 512",
@@ -126,7 +130,9 @@ def test_draft_length_is_a_decision(catalog: Catalog) -> None:
 
 def test_prompts_know_nothing_of_drafts_that_are_looked_up(catalog: Catalog) -> None:
     task = task_of(catalog, LOOKED_UP | {"tokens": [0, 3]}, fleet={"gpus": ["h100-80g"]})
-    types, _ = worker_types(catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, Engines.of(task))
+    types, _ = worker_types(
+        catalog.llm(NAME), task.priced_gpus(catalog), catalog, 4000, EngineChoices.of(task)
+    )
     assert {option.type.step_tokens for option in prefill_options(types, "cost")} == {1}
     assert {option.type.step_tokens for option in decode_options(types, "cost")} == {1, 4}
 

@@ -15,7 +15,7 @@ from planner.documents.task import parse_task
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
 from planner.models.spread import Factor, StepTimeSpread
-from planner.search.problem.options import Engines, worker_types
+from planner.search.problem.options import EngineChoices, worker_types
 
 FACTORS = "prefill: {median: 1.1, log_sd: 0.2}, decode: {median: 1, log_sd: 0.1}"
 ROW = "{kind: kernels, " + FACTORS + ", source: s, date: d}"
@@ -129,7 +129,7 @@ def test_a_plan_may_be_asked_to_hold_at_the_upper_end(catalog: Catalog) -> None:
     asked = {"llm": "meta-llama/Llama-3.1-8B", "slo": {"ttft": {"p90": "2 s"}}, "robust": {"spread": True}}
     task = parse_task(asked, catalog)
     llm, gpu = catalog.llm("llama-3.1-8b"), catalog.gpu("h100-80g")
-    types, _ = worker_types(llm, [gpu], catalog, 1000, Engines.of(task))
+    types, _ = worker_types(llm, [gpu], catalog, 1000, EngineChoices.of(task))
     latency = catalog.step_latency(llm, gpu, 1)
     assert latency.spread is not None
     assert types[0].latency.d_s == pytest.approx(latency.d_s * latency.spread.decode.high)
@@ -141,7 +141,11 @@ def test_of_step_times_without_a_spread_no_upper_end_is_known(catalog: Catalog) 
     gpu = catalog.gpu("h100-80g")
     with pytest.raises(InputError, match="robust: spread: nobody knows how far step times of h100-80g tp8"):
         worker_types(
-            catalog.llm("bigscience/bloom"), [gpu], catalog, 1000, Engines.of(parse_task(asked, catalog))
+            catalog.llm("bigscience/bloom"),
+            [gpu],
+            catalog,
+            1000,
+            EngineChoices.of(parse_task(asked, catalog)),
         )
 
 

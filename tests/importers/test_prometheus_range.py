@@ -14,7 +14,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.importers.prometheus_range import (
-    Series,
+    PrometheusSeries,
     counter_increase,
     find_series,
     interval_edges,
@@ -28,8 +28,8 @@ NAN = math.nan
 OK = "vllm:request_success_total"
 
 
-def counter(t_s: list[float], values: list[float], **labels: str) -> Series:
-    return Series(OK, tuple(sorted(labels.items())), np.array(t_s, float), np.array(values, float))
+def counter(t_s: list[float], values: list[float], **labels: str) -> PrometheusSeries:
+    return PrometheusSeries(OK, tuple(sorted(labels.items())), np.array(t_s, float), np.array(values, float))
 
 
 def row(name: str, values: list[list[object]], **labels: str) -> dict[str, object]:
@@ -76,11 +76,11 @@ def test_a_gap_leaves_its_intervals_unknown_and_a_stale_end_does_not() -> None:
 
 def test_a_gauge_is_its_mean_over_time() -> None:
     """4 for 30 s, then 10: (4 * 30 + 10 * 30) / 60 = 7 in the first minute, 10 in the second."""
-    level = Series(
+    level = PrometheusSeries(
         "vllm:num_requests_running", (), np.array([0.0, 30.0, 90.0, 120.0]), np.array([4, 10, 10, 10.0])
     )
     assert mean_gauge([level], np.array([0.0, 60.0, 120.0])).tolist() == [7, 10]
-    ended = Series(level.name, (("instance", "b"),), np.array([0.0, 60.0]), np.array([2.0, NAN]))
+    ended = PrometheusSeries(level.name, (("instance", "b"),), np.array([0.0, 60.0]), np.array([2.0, NAN]))
     assert mean_gauge([level, ended], np.array([0.0, 60.0, 120.0])).tolist() == [9, 10]
 
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from planner.errors import InputError
-from planner.importers.prometheus_range import Series
+from planner.importers.prometheus_range import PrometheusSeries
 from planner.importers.vllm_metrics import live_traffic
 
 T = np.array([0.0, 60.0, 120.0])
 
 
-def series(name: str, values: list[float], **labels: str) -> Series:
+def series(name: str, values: list[float], **labels: str) -> PrometheusSeries:
     named = {"model_name": "m", "instance": "a"} | labels
-    return Series(f"vllm:{name}", tuple(sorted(named.items())), T, np.array(values))
+    return PrometheusSeries(f"vllm:{name}", tuple(sorted(named.items())), T, np.array(values))
 
 
-def engine(instance: str, done: list[float], output: list[float], **labels: str) -> list[Series]:
+def engine(instance: str, done: list[float], output: list[float], **labels: str) -> list[PrometheusSeries]:
     labels = {"instance": instance} | labels
     return [
         series("request_success_total", done, **labels),

@@ -202,7 +202,9 @@ def test_the_engine_a_plan_names_is_deployed(
     assert image == f"vllm/vllm-openai:{tag}"
     files = rendered(fleet)
     assert f"pip install vllm=={tag[1:]}" in files["README.md"]
-    assert f"For Ray 2.60.0 with vLLM 0.29.0; the plan counts on vLLM {tag[1:]}, which" in files["README.md"]
+    assert (
+        f"For Ray 2.60.0 with vLLM 0.29.0; the plan was made for vLLM {tag[1:]}, which" in files["README.md"]
+    )
     (config,) = (yaml.safe_load(text) for path, text in files.items() if path.endswith(".config.yaml"))
     assert {key for key in config if "async" in key} == ({flag[2:]} if flag else set())
     written = yaml.safe_load(plan_yaml(a_plan(fleet)))["engine"]
@@ -540,11 +542,13 @@ def test_sglang_is_deployed_on_kubernetes_alone() -> None:
     mixing = manifests.render(planned_with(Engine("sglang", "0.5", True)), 5000, "kubernetes")
     assert "--enable-mixed-chunk" in mixing.files["kubernetes.yaml"]
     with pytest.raises(
-        InputError, match=r"^vllm: starts vLLM, and the plan counts on SGLang; take kubernetes"
+        InputError, match=r"^vllm: starts vLLM, and the plan was made for SGLang; take kubernetes"
     ):
         manifests.render(fleet, 5000, "vllm")
     queued = replace(fleet, policies=replace(fleet.policies, queue="sjf"))
-    with pytest.raises(InputError, match="kubernetes: how SGLang is told of the queue sjf is not written"):
+    with pytest.raises(
+        InputError, match="kubernetes: manifests for SGLang cannot express the queue sjf; plan without"
+    ):
         manifests.render(queued, 5000, "kubernetes")
 
 
@@ -560,7 +564,7 @@ def test_an_engine_without_manifests_is_refused_in_one_line() -> None:
     fleet = planned_with(Engine("trtllm", "1.3", True, is_checked=False))
     found = manifests.render(fleet, 5000)
     assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
-    with pytest.raises(InputError, match=r"^vllm: the plan counts on TensorRT-LLM, for which no manifest"):
+    with pytest.raises(InputError, match=r"^vllm: the plan was made for TensorRT-LLM, for which no manifest"):
         manifests.render(fleet, 5000, "vllm")
 
 

@@ -109,8 +109,8 @@ def test_a_slower_link_between_nodes_makes_steps_longer_and_no_fit_is_taken() ->
     slow = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, exchange=Exchange(LOW_LATENCY, 12.5e9))
     fast = roofline(DEEPSEEK, H100, 1, dp=16, exchange=Exchange(LOW_LATENCY))
     assert slow.kind == "roofline" and "12.5 GB/s" in slow.basis
-    assert float(slow.joint_at(1024)) > 1.5 * float(fast.joint_at(1024))
-    assert float(fast.joint_at(1024)) == pytest.approx(float(measured.joint_at(1024)), rel=0.35)
+    assert float(slow.joint_experts_s(1024)) > 1.5 * float(fast.joint_experts_s(1024))
+    assert float(fast.joint_experts_s(1024)) == pytest.approx(float(measured.joint_experts_s(1024)), rel=0.35)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_mixed_step_is_a_prefill_and_a_decode() -> None:
 
 def test_a_phase_without_rows_is_refused() -> None:
     X = decodes(np.random.default_rng(0), 20)
-    with pytest.raises(ExtrapolationError, match="a prefill, fitted on none"):
+    with pytest.raises(ExtrapolationError, match="a prefill step, fitted on none"):
         AladdinSteps(beyond="extrapolate").fit(X, X[:, 2]).predict(np.array([[8.0, 36, 0, 0, 1]]))
     with pytest.raises(InputError, match="mixed steps only"):
         AladdinSteps().fit(np.array([[9.0, 36, 1, 9, 1]] * 3), np.ones(3))

@@ -239,7 +239,7 @@ def test_ranks_that_share_experts_keep_their_share_of_a_step() -> None:
     new = CATALOG.step_latency(llm, gpu, 1, ep=True, dp=8)
     old = correct_for_version(new, llm, gpu, vllm("0.18.0"))
     tokens = np.array([513.0, 600.0, 1024.0])
-    assert old.joint_at(tokens) == pytest.approx(new.joint_at(tokens))
+    assert old.joint_experts_s(tokens) == pytest.approx(new.joint_experts_s(tokens))
     assert (old.step_s(tokens) >= 1.45e-3 * llm.layers - 1e-9).all()
 
 

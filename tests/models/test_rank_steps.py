@@ -48,7 +48,7 @@ def test_no_step_of_all_ranks_is_shorter_than_a_bound_takes_it_for(seed: int) ->
         busy = n > 0
         pairs, decodes, kv_tokens, prefills = (rng.uniform(0, 100, dp) * busy for _ in range(4))
         own_s = latency.of_rank.step_s(n, pairs, decodes, kv_tokens, prefills)[busy]
-        step_s = own_s.max() + latency.joint_at(n.sum() + (~busy).sum())
+        step_s = own_s.max() + latency.joint_experts_s(n.sum() + (~busy).sum())
         bound_s = taken_for.step_s(n.sum(), pairs.sum(), decodes.sum(), kv_tokens.sum(), prefills.sum())
         assert bound_s <= step_s * (1 + 1e-9)
 
@@ -65,7 +65,7 @@ def test_even_ranks_take_what_a_bound_takes_them_for() -> None:
 def test_factors_move_both_parts() -> None:
     latency = drawn(np.random.default_rng(1))
     twice = latency.with_longer_steps(1.0)
-    assert twice.joint_at(77.0) == pytest.approx(2 * latency.joint_at(77.0))
+    assert twice.joint_experts_s(77.0) == pytest.approx(2 * latency.joint_experts_s(77.0))
     slower = latency.scale_times(3.0, 2.0)
     joint_s = np.array(latency.joint_s)
     expected = 2 * joint_s[0] + 3 * (joint_s - joint_s[0])
@@ -115,7 +115,7 @@ def test_a_roofline_of_ranks_is_that_of_one_where_they_are_one() -> None:
     one, two = roofline(MIXTURE, GPU, 1), roofline(MIXTURE, GPU, 1, dp=2)
     assert not one.joint_s
     assert float(two.of_rank.step_s(64)) < float(one.step_s(64))
-    assert 0.4 < float(two.joint_at(64) / (one.step_s(64) - two.of_rank.step_s(64))) < 1.0
+    assert 0.4 < float(two.joint_experts_s(64) / (one.step_s(64) - two.of_rank.step_s(64))) < 1.0
     with pytest.raises(InputError, match="tensor parallelism is 16, must be 1 to 8"):
         roofline(MIXTURE, GPU, 16)
 
@@ -127,11 +127,11 @@ def test_shipped_fits_of_ranks_are_near_those_of_as_many_gpus(gpu: str) -> None:
     """
     tp = CATALOG.step_latency(MIXTURE, CATALOG.gpu(gpu), 2, ep=True)
     dp = CATALOG.step_latency(MIXTURE, CATALOG.gpu(gpu), 1, dp=2)
-    both_s = float(dp.of_rank.step_s(32, 0, 32, 32 * 1000) + dp.joint_at(64))
+    both_s = float(dp.of_rank.step_s(32, 0, 32, 32 * 1000) + dp.joint_experts_s(64))
     assert 0.67 < both_s / float(tp.step_s(64, 0, 64, 64 * 1000)) < 1.5
 
 
 def test_a_latency_without_a_joint_part_is_all_a_ranks_own() -> None:
     latency = replace(drawn(np.random.default_rng(2)), joint_s=())
     assert latency.of_rank is latency
-    assert float(latency.joint_at(100.0)) == 0.0
+    assert float(latency.joint_experts_s(100.0)) == 0.0

@@ -20,8 +20,8 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.papers.goodput import Steady, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
+    EngineSettingChoices,
     SearchedConfiguration,
-    SearchSpace,
     configurations,
     most_rps,
     pareto_configurations,
@@ -120,7 +120,7 @@ def test_configurations_hold_the_weights_and_the_longest_request() -> None:
         catalog.llm("llama-3.1-70b"),
         [catalog.gpu("h100-80g")],
         catalog,
-        SearchSpace(budgets=(512,), seats=(128,)),
+        EngineSettingChoices(budgets=(512,), seats=(128,)),
         total_gpus=16,
         least_kv_tokens=8192,
     )

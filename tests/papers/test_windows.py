@@ -27,7 +27,7 @@ def test_of_distserve() -> None:
 
 
 def test_of_vidur() -> None:
-    space = vidur_search.SearchSpace(budgets=(2048,), seats=(64,), pipelines=(1,))
+    space = vidur_search.EngineSettingChoices(budgets=(2048,), seats=(64,), pipelines=(1,))
     fleets = vidur_search.configurations(LLM, [GPU], CATALOG, space, total_gpus=8)
     assert {pool.type.kv_beside for fleet in fleets for pool in fleet.pools} == {WINDOWED}
 

@@ -19,7 +19,7 @@ from planner.documents.fleet_file import read_fleet
 from planner.models.latency import StepLatency
 from planner.models.step_tables import COLUMNS
 from planner.runtime.engine_log import read_step_logs
-from planner.runtime.fake_engine import FakeEngine, _Request
+from planner.runtime.fake_engine import FakeEngine, _EngineRequest
 from planner.runtime.step_log import StepLog, hook_core
 from profiling import design
 from profiling.design import StepLimits
@@ -105,7 +105,7 @@ async def replayed(out: Path, runs: dict[str, Any]) -> None:
 
 
 async def generated(engine: FakeEngine, name: str, ids: list[int], tokens: int) -> tuple[list[float], str]:
-    request, token_s = _Request(name, len(ids), tokens, False), []
+    request, token_s = _EngineRequest(name, len(ids), tokens, False), []
     engine.add(request)
     while await request.tokens.get() is not None:
         token_s.append(time.monotonic())

@@ -24,9 +24,9 @@ from profiling.collectives import Collectives
 from profiling.config import shard_config
 from profiling.design import StepLimits
 from profiling.machine import catalog_name, describe_machine
-from profiling.measure import Budget, measure_into, summary
+from profiling.measure import Budget, measure_into, profile_summary
 from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
-from profiling.power import GpuPower, PowerSampler
+from profiling.power_sampling import GpuPower, PowerSampler
 from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
@@ -189,7 +189,7 @@ def test_the_table_is_a_step_table_with_its_origin(tmp_path: Path) -> None:
     assert dict(table.about) == HEADER
     assert {"host_s", "spent_s", "repeats", "spread_frac", "power_w"} <= set(table.steps.columns)
     assert table.y == pytest.approx(TRUTH.step_s(*table.X.T), rel=1e-4)
-    told = summary(table)
+    told = profile_summary(table)
     assert told["steps"] == len(table.steps) and told["host_s_median"] == 0.001
 
 

@@ -15,8 +15,8 @@ from planner.documents import facts
 from planner.documents.certificate import FACT_KINDS, dataclass_of, fact_document
 from planner.domain import COST, GPUS, POWER, FleetLimit, Limit
 from planner.policies import QUEUE, ROUTING
-from planner.reports.fact_sentences import sentence
-from planner.reports.output import plain
+from planner.reports.fact_sentences import fact_sentence
+from planner.reports.output import plain_value
 from planner.solvers.repeats import Interval
 
 KNOWN: dict[Any, Any] = {
@@ -63,18 +63,18 @@ def test_every_fact_has_words_and_is_read_as_it_was_written(kind: str) -> None:
     """Every name that a fact may have, and every field that may be missing."""
     for pick in range(20):
         fact = made(FACT_KINDS[kind], pick)
-        said = sentence(fact)
+        said = fact_sentence(fact)
         assert said and said == said.strip() and not said.endswith(".") and "object at" not in said
-        document = json.loads(json.dumps(plain(fact_document(fact)), allow_nan=False))
+        document = json.loads(json.dumps(plain_value(fact_document(fact)), allow_nan=False))
         assert document["kind"] == kind
         again = dataclass_of(FACT_KINDS[kind], document, kind)
-        assert again == fact and sentence(again) == said
+        assert again == fact and fact_sentence(again) == said
 
 
 def test_a_percentile_that_is_never_reached_is_null_in_the_file() -> None:
     at = facts.At(KNOWN[Limit], math.inf, 0.0)
     missed = facts.Neighbour("pool", "h100-80g tp1 2048", False, facts.Outcome((at,)))
-    document = json.loads(json.dumps(plain(fact_document(missed)), allow_nan=False))
+    document = json.loads(json.dumps(plain_value(fact_document(missed)), allow_nan=False))
     assert document["outcome"]["missed"][0]["value_s"] is None
     assert dataclass_of(facts.Neighbour, document, "neighbour") == missed
 
@@ -90,19 +90,19 @@ def test_a_limit_on_the_fleet_has_one_name_and_a_unit() -> None:
 
 
 def test_what_shortcuts_failed_in_tests_is_counted_in_words() -> None:
-    tested = (facts.Tested(11, 511, most_requests=400), facts.Tested(0, 135, least_requests=400))
-    said = sentence(facts.Assumed("more-mixed", 1, 7, tested))
+    tested = (facts.RuleTest(11, 511, most_requests=400), facts.RuleTest(0, 135, least_requests=400))
+    said = fact_sentence(facts.Assumed("more-mixed", 1, 7, tested))
     assert said == (
         "assumed: one mixed pool: what holds with n workers holds with n + 1 (on this traffic false in 1 of "
         "7 comparisons; hid a cheaper fleet in 11 of 511 tests with up to 400 requests, 0 of 135 with more)"
     )
-    said = sentence(facts.Assumed("seats", 0, 0, (facts.Tested(0, 197, of_pools=True),)))
+    said = fact_sentence(facts.Assumed("seats", 0, 0, (facts.RuleTest(0, 197, of_pools=True),)))
     assert said.endswith("(false of 0 of 197 pools in tests)")
 
 
 def test_cheaper_fleets_of_which_none_was_simulated_are_not_said_to_miss() -> None:
     """Of 26,099 cheaper fleets 0 were simulated, "and each misses the SLO" stood there."""
     none = facts.CheaperMiss(0.01, 67, 6, 26_099, 0, False)
-    assert "not simulated" in sentence(none) and "misses" not in sentence(none)
+    assert "not simulated" in fact_sentence(none) and "misses" not in fact_sentence(none)
     some = facts.CheaperMiss(0.01, 67, 6, 26_099, 20, False)
-    assert "20 of 26,099 were simulated, and each misses" in sentence(some)
+    assert "20 of 26,099 were simulated, and each misses" in fact_sentence(some)

@@ -15,7 +15,7 @@ from planner.commands.first_screen import print_first_screen
 from planner.documents.facts import GpusConsidered, OfTraffic, PrefixesUncounted, Refuted, RequestTooLong
 from planner.fleet import Policies
 from planner.manifests import services_apart
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.reports.words import level0_line
 from planner.search.evidence.findings import uncounted_prefix_warnings
 
@@ -72,7 +72,7 @@ def test_block_ids_that_are_not_counted_are_a_warning() -> None:
     )
     (warned,) = uncounted_prefix_warnings(Policies(), trace)
     assert isinstance(warned, PrefixesUncounted) and warned.alike_frac == pytest.approx(1 / 3)
-    assert "prefix_cache: true" in sentence(warned)
+    assert "prefix_cache: true" in fact_sentence(warned)
     assert uncounted_prefix_warnings(Policies(prefix_cache=True), trace) == ()
 
 

@@ -26,8 +26,8 @@ from planner.documents.facts import Answered, Assumed, CheaperMiss, Remarked, Sc
 from planner.domain import FleetLimit
 from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
-from planner.reports.page import inline
-from planner.reports.page import page as make_page
+from planner.reports.page import inline_html
+from planner.reports.page import page_html as make_page
 from planner.reports.words import alternative_notes, excluded_text, proof_lines
 from planner.solvers.repeats import Interval, Repeats
 
@@ -108,8 +108,8 @@ def test_every_chart_is_there_without_scripts_too_and_the_library_once(page: str
 
 
 def test_a_command_in_a_sentence_is_code() -> None:
-    assert inline("`a < b` costs") == "<code>a &lt; b</code> costs"
-    assert inline("alone: `") == "alone: `"
+    assert inline_html("`a < b` costs") == "<code>a &lt; b</code> costs"
+    assert inline_html("alone: `") == "alone: `"
 
 
 def test_what_is_proved_of_the_fleet_on_paper_is_not_said_of_the_plan() -> None:
@@ -317,7 +317,7 @@ def test_of_a_plan_that_costs_nothing_the_others_are_smaller() -> None:
         scenarios_drawn=ScenariosDrawn("blocks", 60.0, 0.0, True, 67, cheaper=misses),
     )
     free = replace(plan, fleet=replace(plan.fleet, pools=free_pools), certificate=certificate)
-    text = "; ".join(screen.why(free))
+    text = "; ".join(screen.why_nothing_cheaper(free))
     assert screen.why_title(free) == "Why not smaller"
     assert "each of the fleets with one worker type per pool that are smaller misses" in text
     assert "all 20 smaller ones" in text and "cheaper" not in text
@@ -407,7 +407,7 @@ def test_importing_the_report_does_not_import_altair() -> None:
 
 def test_every_chart_becomes_an_image_with_its_caption() -> None:
     found = figures.all_figures(a_plan())
-    written = output.pictures(found)
+    written = output.chart_pictures(found)
     assert list(written) == [f"charts/{figure.name}.png" for figure in found]
     assert set(written) <= set(output.OUTDATED)
     for figure in found:

@@ -30,8 +30,8 @@ from planner.documents.robustness_facts import FleetRobustness, HeadroomFact, Lo
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
-from planner.reports.fact_sentences import more_text, sentence
-from planner.reports.output import certificate_json, plain, plan_yaml
+from planner.reports.fact_sentences import fact_sentence, more_text
+from planner.reports.output import certificate_json, plain_value, plan_yaml
 from planner.search.evidence.plan import AgentFigures, Plan
 
 
@@ -56,7 +56,7 @@ def answered() -> Plan:
 
 def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> None:
     """20 GPUs of one node type are three nodes of 8 x 2.99 USD/h, 730 hours a month."""
-    assert screen.verdict(answered()) == (
+    assert screen.verdict_text(answered()) == (
         "Buy 3 nodes of 8 × h100-80g: 71.76 USD/h (52,385 USD per month). As written it holds to +12 % "
         "traffic of this kind and +9.0 % step time; kept in 191 of 200 scenarios. Step times estimated, not "
         "measured here."
@@ -64,7 +64,7 @@ def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> No
 
 
 def test_cards_hold_the_answers_against_the_plan() -> None:
-    paper, made, lossy = screen.cards(answered())
+    paper, made, lossy = screen.answer_cards(answered())
     assert (paper.price, paper.difference) == ("47.84 USD/h", "23.92 USD/h less (-33 %)")
     assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 scenarios")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
@@ -76,7 +76,7 @@ def test_two_counts_of_scenarios_are_not_of_the_same_ones() -> None:
     """3 of 10 of the search beside 191 of 200 of the test: the reader must not compare them."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 10)
-    paper, made, _ = screen.cards(
+    paper, made, _ = screen.answer_cards(
         replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
     )
     assert paper.kept == "kept in 3 of the search's 10 scenarios"
@@ -85,11 +85,11 @@ def test_two_counts_of_scenarios_are_not_of_the_same_ones() -> None:
 
 def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
     """On paper 16 GPUs at 47.84 USD/h; the plan has 8 + 12 at 71.76."""
-    (why,) = [each for each in screen.glance(answered()) if each.name == "Why this many"]
+    (why,) = [each for each in screen.key_figures(answered()) if each.name == "Why this many"]
     assert why.value == "16 + 4 GPUs"
     assert why.note.startswith("16 for the traffic as written, 4 more for ")
     assert "; certainty saves up to 23.92 USD/h" in why.note
-    assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
+    assert "Why this many" not in {each.name for each in screen.key_figures(a_plan())}
 
 
 def test_gpus_of_other_types_are_not_subtracted() -> None:
@@ -100,7 +100,7 @@ def test_gpus_of_other_types_are_not_subtracted() -> None:
         workers = tuple(replace(pool, gpu=gpu) for pool in paper.workers)
         certificate = replace(plan.certificate, answers=(replace(paper, workers=workers), *others))
         (why,) = [
-            each for each in screen.glance(replace(plan, certificate=certificate)) if "many" in each.name
+            each for each in screen.key_figures(replace(plan, certificate=certificate)) if "many" in each.name
         ]
         assert why.value == value
         assert ("16 × b200-180g for the traffic as written; these instead" in why.note) == ("b200" in gpu)
@@ -110,7 +110,7 @@ def test_growth_is_named_and_its_price_is_not_what_certainty_saves() -> None:
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.5, True, 32)
     plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
-    (why,) = [each for each in screen.glance(plan) if each.name == "Why this many"]
+    (why,) = [each for each in screen.key_figures(plan) if each.name == "Why this many"]
     assert "4 more for 50 % more traffic, other traffic of this kind" in why.note
     assert "certainty" not in why.note and why.note.endswith(": 23.92 USD/h")
 
@@ -121,7 +121,7 @@ def test_where_both_cost_the_same_the_line_does_not_end_in_a_colon() -> None:
     paper, production, loss = plan.certificate.answers
     answers = (paper, replace(production, paid_usd_per_h=paper.paid_usd_per_h), loss)
     plan = replace(plan, certificate=replace(plan.certificate, answers=answers))
-    notes = {each.name: each.note for each in screen.glance(plan)}
+    notes = {each.name: each.note for each in screen.key_figures(plan)}
     assert notes["Why this many"].endswith("; on the bill both are the same")
 
 
@@ -134,13 +134,13 @@ def test_what_comes_after_the_answer_can_be_folded() -> None:
 
 
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
-    (card,) = screen.cards(a_plan())
+    (card,) = screen.answer_cards(a_plan())
     assert (card.name, card.is_plan) == ("On paper", True)
-    assert "scenarios" not in screen.verdict(a_plan())
+    assert "scenarios" not in screen.verdict_text(a_plan())
 
 
 def test_a_buyer_reads_the_answers_at_a_glance() -> None:
-    told = {each.name: (each.value, each.note) for each in screen.glance(answered())}
+    told = {each.name: (each.value, each.note) for each in screen.key_figures(answered())}
     assert told["Cost per month"][0] == "52,385 USD"
     assert told["Breaks first"][0] == "1 decode worker of 3 lost"
     assert "TBT p99 is missed" in told["Breaks first"][1] and "+9.0 % step time" in told["Breaks first"][1]
@@ -153,11 +153,11 @@ def test_the_price_of_each_gpu_type_alone_and_the_power_are_on_the_first_screen(
     alone = Alternative("only b200-180g", plan.fleet, 1.5 * plan.certificate.value)
     (alone_row,) = [
         each
-        for each in screen.glance(replace(plan, alternatives=(*plan.alternatives, alone)))
+        for each in screen.key_figures(replace(plan, alternatives=(*plan.alternatives, alone)))
         if each.name == "One GPU type"
     ]
     assert alone_row.value.startswith("only b200-180g ") and "+50" in alone_row.note
-    told = {each.name: each.note for each in screen.glance(plan)}
+    told = {each.name: each.note for each in screen.key_figures(plan)}
     assert "One GPU type" not in told and "KV caches" not in told
     assert f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned" in told["Cost per month"]
 
@@ -165,7 +165,7 @@ def test_the_price_of_each_gpu_type_alone_and_the_power_are_on_the_first_screen(
 def test_agents_are_told_how_many_contexts_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = answered()
     monkeypatch.setattr(Plan, "agent_figures", AgentFigures(24, 30.0, 0.5))
-    (row,) = [each for each in screen.glance(plan) if each.name == "KV caches"]
+    (row,) = [each for each in screen.key_figures(plan) if each.name == "KV caches"]
     decode = next(pool for pool in plan.fleet.running_pools if pool.role == "decode")
     tokens = decode.count * decode.type.kv_tokens
     longest = int((plan.trace.input_tokens + plan.trace.output_tokens).max())
@@ -222,10 +222,10 @@ def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
         plan, certificate=replace(plan.certificate, robustness=robustness, scenarios_drawn=futures)
     )
     name = "32 % more traffic" if growth_frac else "20 % more traffic"
-    (found,) = [each for each in screen.glance(plan) if each.name == name]
+    (found,) = [each for each in screen.key_figures(plan) if each.name == name]
     assert (found.value, found.note) == (value, note)
     watts = replace(plan, certificate=replace(plan.certificate, objective="power"))
-    (found,) = [each for each in screen.glance(watts) if each.name == name]
+    (found,) = [each for each in screen.key_figures(watts) if each.name == name]
     assert found.value == value.replace("cost", "power")
 
 
@@ -234,12 +234,14 @@ def test_the_growth_that_was_asked_for_is_named_wherever_scenarios_are() -> None
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 3.0, True, 32)
     plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
-    assert re.search(r"kept in \d+ of \d+ scenarios with 300 % more traffic\.", screen.verdict(plan))
-    assert all(" scenarios with 300 % more traffic" in card.kept for card in screen.cards(plan) if card.kept)
-    assert "380 % more traffic" in {each.name for each in screen.glance(plan)}
+    assert re.search(r"kept in \d+ of \d+ scenarios with 300 % more traffic\.", screen.verdict_text(plan))
+    assert all(
+        " scenarios with 300 % more traffic" in card.kept for card in screen.answer_cards(plan) if card.kept
+    )
+    assert "380 % more traffic" in {each.name for each in screen.key_figures(plan)}
     assert yaml.safe_load(plan_yaml(plan))["production"]["growth_frac"] == 3.0
-    assert "300 %" not in screen.verdict(answered())
-    warning = sentence(OneTraceRedrawn(34.0, True, 0.0, 0.0, 3.0))
+    assert "300 %" not in screen.verdict_text(answered())
+    warning = fact_sentence(OneTraceRedrawn(34.0, True, 0.0, 0.0, 3.0))
     assert "beyond the 300 % growth that is planned for" in warning and "20 %" not in warning
 
 
@@ -248,12 +250,14 @@ def test_a_fleet_that_stands_all_that_is_simulated_is_not_said_to_break_there() 
     holds = tuple(HeadroomFact(strain, 1.0, ()) for strain in ("traffic", "steps"))
     robustness = replace(a_robustness(), holds=holds, losses=())
     (first,) = [
-        each for each in screen.glance(with_robustness(plan, robustness)) if each.name == "Breaks first"
+        each for each in screen.key_figures(with_robustness(plan, robustness)) if each.name == "Breaks first"
     ]
     twice = "it holds to twice the traffic and twice the step time, the most simulated"
     assert (first.value, first.note) == ("nothing simulated", f"as written {twice}")
     lost = replace(robustness, losses=(Lost("dec", 1, False, ()),))
-    (first,) = [each for each in screen.glance(with_robustness(plan, lost)) if each.name == "Breaks first"]
+    (first,) = [
+        each for each in screen.key_figures(with_robustness(plan, lost)) if each.name == "Breaks first"
+    ]
     assert first.note == f"as written, then no such worker is left; with all workers {twice}"
 
 
@@ -261,7 +265,7 @@ def test_what_breaks_first_names_its_class() -> None:
     plan, of_chat = answered(), replace(LIMITS[0], selector=Selector("chat", tenants=("chat",)))
     robustness = replace(a_robustness(), holds=(HeadroomFact("traffic", 0.12, (of_chat,)),), losses=())
     (first,) = [
-        each for each in screen.glance(with_robustness(plan, robustness)) if each.name == "Breaks first"
+        each for each in screen.key_figures(with_robustness(plan, robustness)) if each.name == "Breaks first"
     ]
     assert first.note == "as written, beyond that TTFT p90 of chat is missed"
 
@@ -287,15 +291,15 @@ def test_commitments_stand_beside_on_demand() -> None:
         Commitment("reserved-3y", 35.88, 0.5, ("h100-80g: given, 1.5 USD/h",), ()),
     )
     plan = replace(plan, certificate=replace(plan.certificate, commitments=terms))
-    told = {each.name: (each.value, each.note) for each in screen.glance(plan)}
+    told = {each.name: (each.value, each.note) for each in screen.key_figures(plan)}
     assert told["Committed"][0] == "50.23 USD/h for 1 year and 35.88 USD/h for 3 years"
     assert "1 year if needed more than 70 % of the time" in told["Committed"][1]
-    assert "Committed" not in {each.name for each in screen.glance(answered())}
+    assert "Committed" not in {each.name for each in screen.key_figures(answered())}
 
 
 def test_gpus_that_idle_in_paid_nodes_are_counted() -> None:
     """20 of 24 GPUs hold workers."""
-    (cost,) = [each for each in screen.glance(answered()) if each.name == "Cost per month"]
+    (cost,) = [each for each in screen.key_figures(answered()) if each.name == "Cost per month"]
     assert (
         "4 GPUs of whole nodes paid and idle; where single GPUs are rented, write fleet: {sold_as: {"
         in cost.note
@@ -309,11 +313,11 @@ def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
         for pool in plan.fleet.pools
     )
     plan = replace(plan, fleet=replace(plan.fleet, pools=pools))
-    assert "Step times unchecked: a roofline" in screen.verdict(plan)
-    assert screen.basis(plan)["step times"] == "unchecked"
-    (measured,) = [each for each in screen.glance(plan) if each.name == "Measured"]
+    assert "Step times unchecked: a roofline" in screen.verdict_text(plan)
+    assert screen.input_bases(plan)["step times"] == "unchecked"
+    (measured,) = [each for each in screen.key_figures(plan) if each.name == "Measured"]
     assert "unchecked: step times" in measured.note
-    assert "won over" not in screen.verdict(plan)
+    assert "won over" not in screen.verdict_text(plan)
 
 
 def test_prices_are_given_where_those_of_the_bought_gpus_are() -> None:
@@ -323,15 +327,15 @@ def test_prices_are_given_where_those_of_the_bought_gpus_are() -> None:
     given = tuple(Price(gpu, 1.0, "slo.yaml", "") for gpu in bought)
     other = Price("l40s-48g", 0.86, "catalogs/gpus.yaml", "2025-07")
     assert "l40s-48g" not in bought
-    assert screen.basis(replace(plan, prices=(*given, other)))["prices"] == "given"
+    assert screen.input_bases(replace(plan, prices=(*given, other)))["prices"] == "given"
     listed = tuple(replace(other, gpu=gpu) for gpu in bought)
-    assert screen.basis(replace(plan, prices=listed))["prices"] == "listed"
+    assert screen.input_bases(replace(plan, prices=listed))["prices"] == "listed"
 
 
 def test_the_first_screen_says_when_a_roofline_won_over_a_measured_gpu() -> None:
     plan = answered()
     won = RooflineWon(("b200-180g",), ("h100-80g", "h200-141g"))
-    assert screen.verdict(replace(plan, warnings=(*plan.warnings, won))).endswith(
+    assert screen.verdict_text(replace(plan, warnings=(*plan.warnings, won))).endswith(
         "This roofline won over h100-80g and h200-141g, where kernels of this LLM were measured."
     )
 
@@ -340,7 +344,7 @@ def test_a_roofline_that_won_over_many_gpus_counts_them_in_the_headline() -> Non
     """A warning of the same screen names them all."""
     plan = answered()
     won = RooflineWon(("a100-40g",), ("h100-80g", "h200-141g", "b200-180g", "l40s-48g"))
-    assert "won over 4 GPUs, where" in screen.verdict(replace(plan, warnings=(won,)))
+    assert "won over 4 GPUs, where" in screen.verdict_text(replace(plan, warnings=(won,)))
 
 
 def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
@@ -348,7 +352,7 @@ def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
     *others, lossy = plan.certificate.answers
     same = replace(lossy, value=71.76, paid_usd_per_h=71.76)
     plan = replace(plan, certificate=replace(plan.certificate, answers=(*others, same)))
-    assert screen.cards(plan)[2].difference == "costs the same: it is the plan"
+    assert screen.answer_cards(plan)[2].difference == "costs the same: it is the plan"
 
 
 def test_the_same_workers_with_other_settings_say_which() -> None:
@@ -358,7 +362,7 @@ def test_the_same_workers_with_other_settings_say_which() -> None:
     workers = tuple(replace(pool, max_num_batched_tokens=512) for pool in production.workers)
     answers = (replace(paper, workers=workers), production, *others)
     plan = replace(plan, certificate=replace(plan.certificate, answers=answers))
-    on_paper, in_production, _ = screen.cards(plan)
+    on_paper, in_production, _ = screen.answer_cards(plan)
     assert (
         on_paper.fleet == f"{in_production.fleet} with 512 and 512 tokens per step, of the plan 2,048 and 512"
     )
@@ -371,7 +375,7 @@ def test_how_to_plan_for_a_loss_at_the_same_price_is_said() -> None:
     pools = tuple(replace(pool, count=pool.count + 1) for pool in lossy.workers)
     same = replace(lossy, workers=pools, value=71.76, paid_usd_per_h=71.76)
     plan = replace(plan, certificate=replace(plan.certificate, answers=(*others, same)))
-    assert screen.cards(plan)[2].difference == "costs the same; spare: 1 worker plans for it"
+    assert screen.answer_cards(plan)[2].difference == "costs the same; spare: 1 worker plans for it"
 
 
 def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
@@ -380,7 +384,7 @@ def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
         a_robustness(), losses=tuple(replace(lost, holds=True) for lost in a_robustness().losses)
     )
     plan = replace(plan, certificate=replace(plan.certificate, robustness=robustness))
-    (first,) = [each for each in screen.glance(plan) if each.name == "Breaks first"]
+    (first,) = [each for each in screen.key_figures(plan) if each.name == "Breaks first"]
     assert (first.value, first.note) == (
         "+9.0 % step time",
         "as written, beyond that TTFT p90 is missed; any one worker may be lost on the traffic as written",
@@ -388,7 +392,7 @@ def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
 
 
 def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
-    rows = screen.breaks(answered())
+    rows = screen.find_breaks(answered())
     assert [each.label for each in rows] == [
         "loss of 1 decode worker of 3",
         "longer steps",
@@ -400,7 +404,7 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
 
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
-    fewer, paper, *_ = screen.why(answered())
+    fewer, paper, *_ = screen.why_nothing_cheaper(answered())
     assert (
         fewer == "with 6 workers (4 prefill + 2 decode) the SLO is kept in 6 of the test's first 10 scenarios"
     )
@@ -419,7 +423,7 @@ def test_why_not_cheaper_quotes_the_whole_test_of_a_worker_fewer(
     kept_in = KeptIn(kept, scenario_count, 0.85, 0.95, "open", False)
     drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((4, 2), kept_in, 0.9))
     plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn))
-    fewer, *_ = screen.why(plan)
+    fewer, *_ = screen.why_nothing_cheaper(plan)
     scenarios = f"{kept} of {scenario_count} scenarios"
     assert fewer == f"with 6 workers (4 prefill + 2 decode) the SLO is kept in {scenarios}, {why_refused}"
     written = certificate_json(plan)
@@ -440,7 +444,7 @@ def test_what_was_not_measured_is_a_reason_for_the_price(is_own: bool) -> None:
     pools = tuple(replace(pool, type=kind) for pool, kind in zip(plan.fleet.pools, kinds, strict=True))
     said = [
         line
-        for line in screen.why(replace(plan, fleet=replace(plan.fleet, pools=pools)))
+        for line in screen.why_nothing_cheaper(replace(plan, fleet=replace(plan.fleet, pools=pools)))
         if "profile" in line
     ]
     assert said == [] if is_own else len(said) == 1
@@ -452,7 +456,7 @@ def test_what_was_not_measured_is_a_reason_for_the_price(is_own: bool) -> None:
 
 def test_every_chart_of_the_first_screen_is_drawn_in_its_order() -> None:
     plan = answered()
-    found = screen_charts.figures(plan)
+    found = screen_charts.screen_figures(plan)
     assert [figure.name for figure in found] == [*screen_charts.NAMES, "ttft"]  # all gaps are equal: no curve
     for figure in found:
         figure.chart.to_dict(validate=True)
@@ -463,7 +467,7 @@ def test_every_chart_of_the_first_screen_is_drawn_in_its_order() -> None:
 
 @pytest.mark.parametrize("at", ["demand", "kv", "waiting"])
 def test_no_axis_of_time_is_in_powers_of_ten(at: str) -> None:
-    (figure,) = [each for each in screen_charts.figures(a_plan(requests=2000)) if each.name == at]
+    (figure,) = [each for each in screen_charts.screen_figures(a_plan(requests=2000)) if each.name == at]
     drawn = drawing.svg_of(drawing.chart_spec(figure.chart))
     assert "e+" not in drawn.replace("role", "") and ">10<" in drawn
 
@@ -479,7 +483,7 @@ def test_kv_in_use_is_that_of_the_step_under_way() -> None:
 
 def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
     plan = answered()
-    document = json.loads(json.dumps(plain(certificate_document(plan.certificate, sentence))))
+    document = json.loads(json.dumps(plain_value(certificate_document(plan.certificate, fact_sentence))))
     values = json.loads(certificate_json(plan))["facts"]
     assert read_certificate(document, values).robustness == a_robustness()
     # The key and the name of the headroom of earlier versions.
@@ -516,7 +520,7 @@ def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
     """The screen named a command that prices 20 % more of the most that fixed GPUs carry."""
     plan = replace(answered(), throughput=Throughput(23.41, 23.9, 31.0, 31.5))
     assert (screen.why_title(plan), screen.why_title(answered())) == ("Why not more", "Why not cheaper")
-    (more,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
+    (more,) = [each for each in screen.key_figures(plan) if each.name == "20 % more traffic"]
     assert (more.value, "`plan" in more.note) == ("none found", False)
 
 
@@ -528,11 +532,11 @@ def test_pages_name_a_page_where_a_terminal_names_a_command() -> None:
     plan = replace(
         plan, certificate=replace(plan.certificate, robustness=robustness, scenarios_drawn=futures)
     )
-    notes = {each.name: each.note for each in screen.glance(plan, screen.BY_PAGE)}
+    notes = {each.name: each.note for each in screen.key_figures(plan, screen.BY_PAGE)}
     assert notes["20 % more traffic"].endswith(
         "too few; the page What if, by the key safety.growth=20 %, says what it costs"
     )
-    text = " ".join((screen.verdict(plan, screen.BY_PAGE), *notes.values()))
+    text = " ".join((screen.verdict_text(plan, screen.BY_PAGE), *notes.values()))
     assert "what-if" not in text and "--" not in text
 
 
@@ -547,7 +551,7 @@ def test_headroom_never_rounds_up() -> None:
     room = Headroom(steps_frac=0.828125, traffic_frac=0.0859375)
     assert screen.headroom_text(room) == "+8.5 % traffic of this kind and +82 % step time"
     assert answer_sentences.headroom_cell(room) == "+8.5 % traffic, +82 % step time"
-    assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in sentence(room)
+    assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in fact_sentence(room)
 
 
 def test_why_not_is_of_what_was_minimised() -> None:

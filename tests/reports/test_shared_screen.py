@@ -11,7 +11,7 @@ from planner.documents.facts import Answered, Finding, Headroom, KeptIn, NoneTog
 from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
 from planner.domain import Limit
 from planner.reports import several_llms_report, shared_screen
-from planner.reports.page import page
+from planner.reports.page import page_html
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
 
@@ -72,7 +72,7 @@ def shared(more: tuple[MoreTraffic | None, MoreTraffic | None] = (CARRIED, TOO_M
 
 def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
     """Two nodes of 8 at 2.99 are 47.84 USD/h, 730 hours a month; the least that both hold."""
-    assert shared_screen.verdict(shared()) == (
+    assert shared_screen.verdict_text(shared()) == (
         "Buy 2 nodes of 8 × h100-80g for chat and code: 47.84 USD/h (34,923 USD per month). As written, each "
         "holds to +5.0 % traffic of this kind and +10 % step time; kept in: chat 27 of 30 scenarios, code 27 "
         "of 30 scenarios. Step times estimated, not measured here."
@@ -83,7 +83,7 @@ def test_how_to_plan_for_a_loss_is_said() -> None:
     """ "Costs the same" was said of other fleets than the plan's, and no way to get them."""
     both = shared()
     answers = (*both.answers[:2], AnswerTotal("with-a-loss", 47.84, 47.84))
-    card = shared_screen.cards(replace(both, answers=answers))[2]
+    card = shared_screen.answer_cards(replace(both, answers=answers))[2]
     assert card.difference == "costs the same; spare: 1 worker in each entry of llms plans for it"
 
 
@@ -107,15 +107,15 @@ def test_how_to_plan_for_one_target_is_said_once() -> None:
         name: replace(plan, certificate=replace(plan.certificate, routers=(missed,)))
         for name, plan in both.plans.items()
     }
-    text = shared_screen.verdict(replace(both, plans=plans))
+    text = shared_screen.verdict_text(replace(both, plans=plans))
     assert text.count("NOT kept on lws.") == 2 and text.count("deploy: {target: NAME} beside llms") == 1
-    assert "deploy:" not in shared_screen.verdict(both)
+    assert "deploy:" not in shared_screen.verdict_text(both)
 
 
 def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
-    first = shared_screen.glance(shared())[1]
+    first = shared_screen.key_figures(shared())[1]
     assert first.value == "of code: +5.0 % traffic"
-    assert [(each.label, each.frac) for each in shared_screen.breaks(shared())] == [
+    assert [(each.label, each.frac) for each in shared_screen.find_breaks(shared())] == [
         ("code, more traffic", 0.05),
         ("chat, longer steps", 0.1),
         ("code, longer steps", 0.2),
@@ -135,7 +135,7 @@ def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
 def test_more_traffic_costs_nothing_only_where_every_fleet_carries_it(
     more: tuple[MoreTraffic | None, MoreTraffic | None], value: str, names: str
 ) -> None:
-    found = shared_screen.glance(shared(more))[2]
+    found = shared_screen.key_figures(shared(more))[2]
     assert found.value == value and names in found.note
 
 
@@ -143,12 +143,12 @@ def test_what_was_not_simulated_of_one_is_not_said_of_all() -> None:
     plan = shared()
     bare = replace(plan.plans["chat"], certificate=replace(plan.plans["chat"].certificate, robustness=None))
     some = replace(plan, plans={**plan.plans, "chat": bare})
-    assert shared_screen.glance(some)[2].value == "not simulated, as it takes long"
-    assert [figure.name for figure in shared_screen.figures(some)] == ["llms", "breaks"]
+    assert shared_screen.key_figures(some)[2].value == "not simulated, as it takes long"
+    assert [figure.name for figure in shared_screen.screen_figures(some)] == ["llms", "breaks"]
 
 
 def test_cards_are_of_the_answers_and_of_the_llms() -> None:
-    paper, made, lossy = shared_screen.cards(shared())
+    paper, made, lossy = shared_screen.answer_cards(shared())
     assert (paper.price, paper.difference) == ("40.00 USD/h", "7.84 USD/h less (-16 %)")
     assert (made.price, made.is_plan) == ("47.84 USD/h", True)
     assert (lossy.price, lossy.fleet) == (
@@ -170,6 +170,6 @@ def test_cards_are_of_the_answers_and_of_the_llms() -> None:
 def test_names_of_llms_are_text_wherever_they_come_from() -> None:
     plan = shared()
     evil = replace(plan, plans={"<b>": plan.plans["chat"]}, alone={"<b>": 1.0}, paper={"<b>": 1.0})
-    assert "<b>" not in page("", shared_screen.texts(evil), "")
-    assert shared_screen.fragment(plan).count("<figure") == 2
+    assert "<b>" not in page_html("", shared_screen.screen_parts_html(evil), "")
+    assert shared_screen.first_screen_html(plan).count("<figure") == 2
     assert "class=verdict" in several_llms_report.render_report(plan)

@@ -125,7 +125,7 @@ def test_a_chat_brings_thoughts_and_words_and_calls() -> None:
         ([text("a")], 9, b"", "broke off after 1 tokens"),
         ([text("")], 9, b"data: [DONE]\n\n", "no token came"),
         ([[]], 9, b"", "no JSON object"),
-        ([text("a")] * 75, 10, b"", "more tokens came than the 10 that were asked for"),
+        ([text("a")] * 75, 10, b"", "more tokens came than the 10 requested"),
         ([{"error": {"message": "out of\nmemory"}}], 9, b"", "error in the stream: out of memory"),
         ([], 9, b"data: " + b"x" * 2**21, "LineTooLong|ValueError"),
     ],

@@ -16,7 +16,7 @@ from planner.fleet import Policies
 from planner.models.latency import StepLatency
 from planner.policies import QUEUE
 from planner.runtime.exchange import TENANT_HEADER
-from planner.runtime.fake_engine import FakeEngine, _Request
+from planner.runtime.fake_engine import FakeEngine, _EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, Sent
 from planner.runtime.live_routing import priority_number
 from planner.runtime.measured_against_simulated import Measurement, Tolerances, compare_with_simulation
@@ -109,7 +109,9 @@ def test_an_engine_that_keeps_time_goes_by_priority(by_priority: bool, order: li
         log=None,
         by_priority=by_priority,
     )
-    requests = [_Request(str(k), 10, 1, False, priority=priority) for k, priority in enumerate((5, 5, -1))]
+    requests = [
+        _EngineRequest(str(k), 10, 1, False, priority=priority) for k, priority in enumerate((5, 5, -1))
+    ]
     for request in requests:
         engine.add(request)
     taken = []
@@ -124,7 +126,7 @@ def test_what_follows_a_prompt_of_one_token_is_a_decode() -> None:
     """All its tokens were prefills, for 6 ms each instead of 1 ms; the simulator has one prefill."""
     latency = StepLatency((1, 1000), (1e-3, 1e-3), a_s=0, b_s=0, d_s=0, e_s=5e-3, h_s=0, basis="drawn")
     engine = FakeEngine(latency, kv_tokens=16_000, max_num_seqs=1, max_num_batched_tokens=512, log=None)
-    request = _Request("0", prompt_tokens=1, output_tokens=3, is_transferred=False)
+    request = _EngineRequest("0", prompt_tokens=1, output_tokens=3, is_transferred=False)
     steps_s = []
     for computed in range(3):
         request.computed = computed

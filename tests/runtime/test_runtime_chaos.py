@@ -28,7 +28,7 @@ from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import Journal, JournalFile, Sending, replay_trace
 from planner.runtime.router import LiveRouter
 from planner.runtime.workers import (
-    Command,
+    EngineCommand,
     LiveWorker,
     LiveWorkers,
     Patience,
@@ -171,12 +171,15 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_the_engine(
 ) -> None:
     """An engine of somebody else is healthy on the first port while ours still loads: it is refused by name,
     and ours serves everything from the second."""
-    free, loading = workers.free_port, Command([sys.executable, "-c", "import time; time.sleep(60)"], {})
+    free, loading = (
+        workers.free_port,
+        EngineCommand([sys.executable, "-c", "import time; time.sleep(60)"], {}),
+    )
     ports: list[int] = []
     monkeypatch.setattr(workers, "free_port", lambda: ports.pop() if ports else free())
     starts = iter([lambda *_: loading])
 
-    def commands(place: WorkerPlace, port: int) -> Command:
+    def commands(place: WorkerPlace, port: int) -> EngineCommand:
         return next(starts, rehearsal_commands())(place, port)
 
     async def run() -> tuple[list[str], str]:
@@ -224,7 +227,7 @@ def test_an_engine_that_cannot_start_ends_in_one_line_with_its_last_words(tmp_pa
 
     async def run() -> None:
         spots = place_workers(fleet_of(("w", "mixed", 1)), tmp_path, None)
-        async with run_engines(spots, lambda place, port: Command(argv, {}), QUICK):
+        async with run_engines(spots, lambda place, port: EngineCommand(argv, {}), QUICK):
             pass
 
     with pytest.raises(InputError, match=r"w-0: did not start \(exit code 1\), 2 times.*no such model: tiny"):
@@ -246,7 +249,9 @@ def test_a_pause_doubles_with_every_failure(tmp_path: Path, monkeypatch: pytest.
         start_s=5.0, health_every_s=0.1, backoff_s=0.1, longest_backoff_s=0.3, failures_at_start=4
     )
     place = place_workers(fleet_of(("w", "mixed", 1)), tmp_path, None)[0]
-    worker = LiveWorker(place, lambda *_: Command([sys.executable, "-c", ""], {}), patience, lambda *_: None)
+    worker = LiveWorker(
+        place, lambda *_: EngineCommand([sys.executable, "-c", ""], {}), patience, lambda *_: None
+    )
     asyncio.run(worker.run())
     assert pauses == pytest.approx([0.1, 0.2, 0.3])
 

@@ -17,7 +17,7 @@ from runtime_fakes import fleet_of, worker_type
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command
-from planner.runtime.launch import IDENTITY, Signed
+from planner.runtime.launch import IDENTITY, WithIdentity
 from planner.runtime.workers import (
     CPU_BLOCK_TOKENS,
     Commands,
@@ -56,7 +56,7 @@ def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -
         "host": "127.0.0.1",
         "port": "8123",
         "load-format": "dummy",
-        "middleware": "planner.runtime.launch.Signed",
+        "middleware": "planner.runtime.launch.WithIdentity",
     }
     assert here == given | dict.fromkeys(alone, "")
     assert command.environment["HF_HUB_OFFLINE"] == "1"
@@ -76,7 +76,7 @@ def test_every_answer_bears_the_name_of_the_engines_start(monkeypatch: pytest.Mo
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(Signed(app)({"type": "http"}, receive, send))
+    asyncio.run(WithIdentity(app)({"type": "http"}, receive, send))
     assert sent[0]["headers"] == [(b"a", b"b"), (b"x-fleetplan-engine", b"a1b2")]
     assert sent[1] == {"type": "http.response.body", "body": b"x"}
 

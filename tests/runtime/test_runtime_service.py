@@ -50,7 +50,7 @@ from planner.runtime.launch import API_KEYS, IDENTITY, IDENTITY_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import LineLimit, serve_until_drained
 from planner.runtime.step_log import StepLog
-from planner.runtime.workers import Command, Patience, place_workers, run_engines
+from planner.runtime.workers import EngineCommand, Patience, place_workers, run_engines
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"","token_ids":[1]}]}\n\n'
 IN_TURNS = Policies(routing="round-robin")
@@ -331,8 +331,8 @@ def test_an_engine_that_was_given_up_comes_back(
     async def run() -> None:
         fleet = fleet_of(("w", "mixed", 1))
 
-        def command(_: object, port: int) -> Command:
-            return Command([sys.executable, "-c", ENGINE, str(port), str(marks)], {})
+        def command(_: object, port: int) -> EngineCommand:
+            return EngineCommand([sys.executable, "-c", ENGINE, str(port), str(marks)], {})
 
         async with run_engines(
             place_workers(fleet, tmp_path, None, log_bytes=2000), command, patience

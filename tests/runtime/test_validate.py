@@ -50,7 +50,7 @@ from planner.runtime.step_fits import compare_steps, correct_fits, fleet_as_run,
 from planner.runtime.step_log import StepLog
 from planner.runtime.validate import engine_commands, slice_of, validate
 from planner.runtime.validation_document import reader_notes
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -251,7 +251,7 @@ def test_the_fewest_workers_are_those_of_trying_every_count() -> None:
 
     def kept(fleet: Fleet, count: int) -> bool:
         one = replace(fleet, pools=(replace(fleet.pools[0], count=count),))
-        return judge(simulate(one, trace, limits=slo.limits), slo).holds
+        return judge_slo(simulate(one, trace, limits=slo.limits), slo).holds
 
     least = [next(n for n in range(1, 13) if kept(fleet, n)) for fleet in (before, after)]
     found = replan(before, after, trace, slo)
@@ -731,7 +731,7 @@ def test_engines_with_less_room_than_planned_are_named(tmp_path: Path) -> None:
     file.write({"record": {"part": 0, "date": "2026-11-20", "engines": engines}})
     said = reader_notes(analyse_run(setup, tmp_path, Tolerances()))
     assert said[0] == "a slice" and len(said) == 2
-    assert said[1].startswith("w-0 holds 12,800 KV tokens, where the plan counts on 16,000")
+    assert said[1].startswith("w-0 holds 12,800 KV tokens, where the plan assumes 16,000")
 
 
 def test_how_late_the_client_was_is_known() -> None:

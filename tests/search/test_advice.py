@@ -15,7 +15,7 @@ from planner.errors import Change, InfeasibleError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import Level0
 from planner.search.mixed import best_fleet
-from planner.search.mixed.best_fleet import FleetSearch, search
+from planner.search.mixed.best_fleet import FleetSearch, find_best_fleet
 from planner.search.mixed.mixed_fleets import MixedFleets
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.plan_problem import Problem
@@ -34,7 +34,7 @@ def with_stock(problem: Problem, count: int | None) -> Problem:
 
 def found_by(problem: Problem) -> FleetSearch | None:
     try:
-        return search(problem)
+        return find_best_fleet(problem)
     except InfeasibleError:
         return None
 
@@ -57,10 +57,10 @@ def test_a_fleet_within_the_limits_that_only_a_search_beyond_them_finds_is_the_a
         return None, replace(level0, search=search_result), nothing
 
     monkeypatch.setattr(best_fleet, "_search", blind)
-    seen = search(problem)
+    seen = find_best_fleet(problem)
     assert problem.allows(seen.best) and problem.oracle.holds(seen.best)
     with pytest.raises(InfeasibleError) as caught:
-        search(with_stock(problem, 0))
+        find_best_fleet(with_stock(problem, 0))
     assert caught.value.ways
 
 
@@ -83,7 +83,7 @@ def test_where_nothing_is_proved_the_message_names_what_a_fleet_was_found_with(
 
     monkeypatch.setattr(best_fleet, "_search", undecided)
     with pytest.raises(InfeasibleError, match=r"raise stock of .*, with which a fleet was found") as caught:
-        search(problem)
+        find_best_fleet(problem)
     assert caught.value.exit_code == 4 and caught.value.relaxation.startswith("stock of")
 
 

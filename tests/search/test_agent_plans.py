@@ -21,11 +21,11 @@ from planner.search.mixed import agents_reach, infeasible, policy_search
 from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Verdict, judge, measured_mask
+from planner.simulator.slo_verdict import Verdict, judge_slo, measured_mask
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
 from planner.traffic.lengths import Lognormal
 
@@ -108,12 +108,13 @@ def test_the_floor_of_tasks_is_below_what_any_simulated_fleet_attains(seed: int)
     gpu, llm = CATALOG.gpu("h100-80g"), CATALOG.llm("llama-3.1-8b")
     worker = WorkerType(gpu, 1, CATALOG.step_latency(llm, gpu, 1), 400_000, 2048, 64).with_llm(llm)
     floors_s = {
-        limit.metric: best_s for limit, best_s, _ in unreachable(slo, [worker], requests_to_judge(slo, trace))
+        limit.metric: best_s
+        for limit, best_s, _ in unreachable_limits(slo, [worker], requests_to_judge(slo, trace))
     }
     assert set(floors_s) == {"task", "task_served"}
     for count in (1, 16):
         fleet = Fleet(llm, (Pool("mixed", "mixed", worker, count),), Policies())
-        verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
+        verdict = judge_slo(simulate(fleet, trace, limits=slo.limits), slo)
         for line in verdict.lines:
             assert floors_s[line.limit.metric] <= line.value_s * (1 + 1e-9)
             assert count == 1 or line.value_s < 2.5 * floors_s[line.limit.metric]
@@ -172,7 +173,7 @@ def test_a_router_is_fitted_before_any_fleet_of_agents_is_known() -> None:
         policies=replace(policies, cache_threshold_frac=0.3, balance_requests=64),
     )
     limits = (Limit("ttft", 0.95, 4.0),)
-    assert not judge(simulate(by_default, result.plan.trace, limits=limits), Slo(limits)).holds
+    assert not judge_slo(simulate(by_default, result.plan.trace, limits=limits), Slo(limits)).holds
 
 
 @pytest.mark.parametrize("gpus", [["h100-80g"], {"h100-80g": 8}])

@@ -17,16 +17,16 @@ from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.memory import worker_memory
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import certify_plan, plan
 from planner.search.evidence.findings import few_keep_all_warnings, list_warnings
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import SearchInputs, build_problem
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.link import link_too_slow
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers import demand as solvers_demand
 from planner.solvers.demand import _best_start, demand_bound
@@ -51,7 +51,7 @@ def a_pool(name: str, role: Role, gpu: str, tp: int, *, llm: str = LLM, budget: 
 
 
 def verdict_of(fleet: Fleet, trace: Trace, slo: Slo) -> Verdict:
-    return judge(simulate(fleet, trace, limits=slo.limits, record=True), slo)
+    return judge_slo(simulate(fleet, trace, limits=slo.limits, record=True), slo)
 
 
 def long_answers() -> Trace:
@@ -81,7 +81,7 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     assert bound is not None and 0 < bound <= bill_fleet(fleet).usd_per_h
     assert fleet.price_usd_per_h == pytest.approx(17.32)
 
-    (warning,) = sentences(
+    (warning,) = fact_sentences_of(
         few_keep_all_warnings(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
     )
     assert warning.startswith(f"only {100 * verdict.attainment_frac:.1f} % of the requests keep all limits")
@@ -98,7 +98,7 @@ def test_a_queue_that_goes_by_priority_says_who_must_give_it(queue: str, is_said
     pool = a_pool("mixed", "mixed", "h100-80g", 4)
     fleet = Fleet(CATALOG.llm(LLM), (pool,), Policies(queue=queue))
     simulation = simulate(fleet, trace, limits=task.slo.limits, record=True)
-    said = sentences(list_warnings(fleet, simulation, task.slo, verdict_of(fleet, trace, task.slo)))
+    said = fact_sentences_of(list_warnings(fleet, simulation, task.slo, verdict_of(fleet, trace, task.slo)))
     assert any("`priority` that each request brings with it" in each for each in said) == is_said
 
 
@@ -112,8 +112,8 @@ def test_prompts_of_the_warm_up_make_no_limit_out_of_reach() -> None:
     assert found.verdict.holds and found.verdict.lines[0].value_s < 0.1
     later = replace(trace, input_tokens=np.roll(inputs, 500))
     types = build_problem(task, trace, CATALOG).types
-    assert not unreachable(task.slo, types, requests_to_judge(task.slo, trace))
-    ((limit, floor_s, _),) = unreachable(task.slo, types, requests_to_judge(task.slo, later))
+    assert not unreachable_limits(task.slo, types, requests_to_judge(task.slo, trace))
+    ((limit, floor_s, _),) = unreachable_limits(task.slo, types, requests_to_judge(task.slo, later))
     assert limit.metric == "ttft" and floor_s > 1.0
 
 
@@ -126,8 +126,8 @@ def test_a_cached_prompt_takes_the_front_end_its_time() -> None:
     types = build_problem(question({"ttft": {"p90": "9 s"}}, ["h100-80g"]), trace, CATALOG).types
     engine = Engine("vllm", "0.33.0", async_scheduling=True, prompt_token_s=5e-6)
     judged_requests = requests_to_judge(slo, trace, np.full(200, 59_500))
-    assert not unreachable(slo, [replace(worker, engine=None) for worker in types], judged_requests)
-    ((_, floor_s, _),) = unreachable(
+    assert not unreachable_limits(slo, [replace(worker, engine=None) for worker in types], judged_requests)
+    ((_, floor_s, _),) = unreachable_limits(
         slo, [replace(worker, engine=engine) for worker in types], judged_requests
     )
     assert 0.3 < floor_s < 0.4
@@ -140,7 +140,7 @@ def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:
     for seconds, some in ((1.0, False), (200.0, True)):
         trace = Trace("t", np.linspace(0, seconds, 200), np.full(200, 400), np.full(200, 50))
         types = build_problem(replace(task, slo=Slo((Limit("ttft", 0.9, 2.0),))), trace, CATALOG).types
-        broken = unreachable(slo, types, requests_to_judge(slo, trace))
+        broken = unreachable_limits(slo, types, requests_to_judge(slo, trace))
         assert [limit.metric for limit, _, _ in broken] == (["tbt"] if some else [])
 
 
@@ -161,7 +161,8 @@ def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
     assert found.certificate.bound <= bill_fleet(small).usd_per_h * (1 + 1e-9) < found.certificate.value
     assert found.verdict.rejected == 0
     assert any(
-        "KV cache of l4-24g tp1 is too small" in line for line in sentences(found.certificate.assumptions)
+        "KV cache of l4-24g tp1 is too small" in line
+        for line in fact_sentences_of(found.certificate.assumptions)
     )
 
 
@@ -298,7 +299,9 @@ def test_what_there_is_no_time_to_simulate_is_not_claimed() -> None:
     hurried = certify_plan(searched, inputs, deadline=-math.inf)
     assert calm.certificate.neighbours and not hurried.certificate.neighbours
     assert calm.verdict == hurried.verdict and calm.certificate.bound == hurried.certificate.bound
-    assert not any("used up" in line for line in sentences(calm.warnings))
-    (said,) = [line for line in sentences(hurried.warnings) if line.startswith("not simulated, as the work")]
+    assert not any("used up" in line for line in fact_sentences_of(calm.warnings))
+    (said,) = [
+        line for line in fact_sentences_of(hurried.warnings) if line.startswith("not simulated, as the work")
+    ]
     assert "fleets with one worker fewer" in said and "other draws of this traffic" in said
-    assert not any("nothing is drawn here" in line for line in sentences(hurried.certificate.binding))
+    assert not any("nothing is drawn here" in line for line in fact_sentences_of(hurried.certificate.binding))

@@ -20,11 +20,11 @@ from planner.domain import Limit, Slo
 from planner.fleet import Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import Answers, Oracle
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.link import link_too_slow
-from planner.search.problem.options import LeftOut, decode_options, mixed_options, prefill_options
+from planner.search.problem.options import OptionLeftOut, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers import backend, master
 from planner.solvers.master import FleetLimits
@@ -107,7 +107,7 @@ def hard_instance(seed: int) -> Problem:
         trace=trace,
         lengths=distinct_lengths(trace),
         types=held,
-        left_out=(LeftOut("small", NoRoomForKv(), small),),
+        left_out=(OptionLeftOut("small", NoRoomForKv(), small),),
         slo_work=compute_slo_work(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
@@ -140,8 +140,8 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
     bound = math.inf if stated is None else stated * (1 - 1e-6)
     fleets = [*fleets_of_level0(every), *fleets_of_many(problem, rng, 60)]
     fleets = [counts for counts in fleets if is_within(problem, counts)]
-    cheaper = [counts for counts in fleets if objective(counts) < bound]
-    floors = problem.types and unreachable(
+    cheaper = [counts for counts in fleets if objective_of(counts) < bound]
+    floors = problem.types and unreachable_limits(
         problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)
     )
     small = {worker.name for worker in problem.left_out[0].workers}

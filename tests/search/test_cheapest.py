@@ -14,8 +14,8 @@ from shares import some
 
 from planner.fleet import Role, WorkerType
 from planner.search.level0 import pruning_rules
-from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
-from planner.search.level0.designs import Design, DesignPool, PoolQuestion, record_why_not
+from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs, shared_limits
+from planner.search.level0.designs import DesignPool, FleetDesign, PoolQuestion, record_why_not
 from planner.search.level0.one_pool import Bounded, Search, least_that_holds
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.reasons import reason_text
@@ -63,13 +63,13 @@ def a_pool(option: Option, least: int, alone: Truth | None = None) -> DesignPool
     )
 
 
-def a_design(truth: Truth, *pools: DesignPool) -> Design:
-    return Design(pools, truth.holds, Search(FleetLimits({})))
+def a_design(truth: Truth, *pools: DesignPool) -> FleetDesign:
+    return FleetDesign(pools, truth.holds, Search(FleetLimits({})))
 
 
 def instance(
     rng: np.random.Generator, *, rows: bool = False
-) -> tuple[list[list[Truth]], list[list[Design]], FleetLimits]:
+) -> tuple[list[list[Truth]], list[list[FleetDesign]], FleetLimits]:
     """Two or three LLMs with mixed types and pairs on two or three kinds of GPU, random staircases.
 
     With `rows` what a pair needs to decode follows no order of its prefill counts.
@@ -78,10 +78,10 @@ def instance(
     price = {kind: float(rng.integers(2, 12)) for kind in kinds}
     watts = {kind: 100.0 * float(rng.integers(2, 9)) for kind in kinds}
     truths: list[list[Truth]] = []
-    llms: list[list[Design]] = []
+    llms: list[list[FleetDesign]] = []
     for _ in range(rng.integers(2, 4)):
         mine: list[Truth] = []
-        designs: list[Design] = []
+        designs: list[FleetDesign] = []
 
         def some(role: Role) -> Option:
             kind = kinds[rng.integers(len(kinds))]
@@ -150,7 +150,7 @@ def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bo
     stocked = {gpu: 12 if count is None else count for gpu, count in limits.stock.items()}
     limits = replace(limits, stock=stocked) if rows else limits
     limited = shared_limits(limits)
-    found = cheapest(llms, limited)
+    found = cheapest_designs(llms, limited)
     expected = least_by_force(truths, limited, by_objective)
     assert found.value == pytest.approx(expected) and found.is_exact
     assert (found.best is None) == math.isinf(expected)
@@ -163,7 +163,7 @@ def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bo
 
     for row in limited:  # the least of one limit with which the others can be kept, asked of the same designs
         others = [other for other in limited if other is not row]
-        again = cheapest(llms, others, weigh=row.use)
+        again = cheapest_designs(llms, others, weigh=row.use)
         assert again.value == pytest.approx(least_by_force(truths, others, row.use))
 
 
@@ -185,10 +185,10 @@ def _keeps_all(found: Cheapest, truths: Sequence[Sequence[Truth]], rows: Sequenc
 def test_more_of_any_limit_never_costs_more(seed: int) -> None:
     _, llms, limits = instance(np.random.default_rng(seed))
     rows = shared_limits(limits)
-    before = cheapest(llms, rows).value
+    before = cheapest_designs(llms, rows).value
     for row in rows:
         more = [replace(other, amount=other.amount * 1.5) if other is row else other for other in rows]
-        assert cheapest(llms, more).value <= before * (1 + 1e-9)
+        assert cheapest_designs(llms, more).value <= before * (1 + 1e-9)
 
 
 def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
@@ -198,19 +198,19 @@ def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
     llms = [
         [a_design(Truth((o,), ((n,),), []), a_pool(o, 1)) for o, n in ((a, 2), (b, on_b))] for on_b in (3, 6)
     ]
-    found = cheapest(llms, shared_limits(FleetLimits({"a": 3, "b": None})))
+    found = cheapest_designs(llms, shared_limits(FleetLimits({"a": 3, "b": None})))
     assert found.best is not None and found.value == 23.0
     assert [(s.pools[0].item.option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
-    assert cheapest(llms, shared_limits(FleetLimits({"a": 4, "b": None}))).value == 16.0
+    assert cheapest_designs(llms, shared_limits(FleetLimits({"a": 4, "b": None}))).value == 16.0
 
 
 def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
     """The optimum costs 16: nothing is below 16, and 16 is found below 17."""
     a = an_option("mixed", "a", 4.0)
     llms = [[a_design(Truth((a,), ((2,),), []), a_pool(a, 1))] for _ in range(2)]
-    nothing = cheapest(llms, (), below=16.0)
+    nothing = cheapest_designs(llms, (), below=16.0)
     assert nothing.best is None and nothing.is_exact and nothing.bound == 16.0
-    assert cheapest(llms, (), below=17.0).value == 16.0
+    assert cheapest_designs(llms, (), below=17.0).value == 16.0
 
 
 def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
@@ -219,12 +219,12 @@ def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
     a = an_option("mixed", "a", 4.0)
     designs = [a_design(Truth((a,), ((2,),), []), a_pool(a, 1)) for _ in range(2)]
     llms = [[design] for design in designs]
-    stopped = cheapest(llms, (), out_of_time=lambda: True)
+    stopped = cheapest_designs(llms, (), out_of_time=lambda: True)
     assert (stopped.best, stopped.bound, stopped.is_exact) == (None, 8.0, False)
     for design in designs:
         design.learn((3,), holds=True)
         design.learn((1,), holds=False)
-    stopped = cheapest(llms, (), out_of_time=lambda: True)
+    stopped = cheapest_designs(llms, (), out_of_time=lambda: True)
     assert (stopped.value, stopped.bound, stopped.is_exact) == (24.0, 16.0, False)
 
 

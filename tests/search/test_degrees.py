@@ -19,7 +19,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import GroupedAttention, LatentAttention, LayerGroup, Llm
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence.assumptions import find_gpus_too_small
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.problem.build_problem import build_problem
@@ -126,7 +126,7 @@ def test_gpus_that_cannot_hold_the_llm_are_named_with_the_reason() -> None:
     problem = build_problem(asked, traffic(requests=20), CATALOG)
     small = find_gpus_too_small(problem)
     assert [(each.label, each.kv_tokens) for each in small] == [("h100-80g tp8", 0)]
-    said = sentence(GpusTooSmall(problem.llm.weight_bytes, 2_000, small))
+    said = fact_sentence(GpusTooSmall(problem.llm.weight_bytes, 2_000, small))
     assert "the longest request, 2,000 tokens: h100-80g tp8 (no room beside 6" in said
 
 

@@ -18,7 +18,7 @@ from planner.reports.output import to_json
 from planner.reports.report import render_report
 from planner.search.evidence.certify import plan
 from planner.search.evidence.written_plan import read_plan
-from planner.search.mixed.best_fleet import search
+from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
@@ -37,7 +37,7 @@ def test_electricity_of_all_is_a_higher_price() -> None:
     within = {"prices": {"h100-80g": 3.1092, "a100-80g": 1.9624}}
     problems = [build_problem(question(fleet=singly | each), asked, CATALOG) for each in (beside, within)]
     bounds = [lower_bound(problem) for problem in problems]
-    found = [search(problem) for problem in problems]
+    found = [find_best_fleet(problem) for problem in problems]
     assert bounds[0] == pytest.approx(bounds[1])
     assert found[0].value == pytest.approx(found[1].value)
     assert [(o.name, n) for o, n in found[0].best] == [(o.name, n) for o, n in found[1].best]
@@ -47,7 +47,7 @@ def test_the_bound_is_below_every_fleet_that_holds() -> None:
     """Brute force: all counts of two H100 options, owned and rented, with the electricity of owned ones."""
     fleet = {"gpus": {"h100-80g": 16}, "owned": {"h100-80g": 5}, "electricity": PAID}
     problem = build_problem(question(fleet=fleet), traffic(rate_rps=10.0), CATALOG)
-    found, lower = search(problem), lower_bound(problem)
+    found, lower = find_best_fleet(problem), lower_bound(problem)
     assert lower is not None and paid_at_least(problem, lower) == lower
     types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
     options = [Option("mixed", w, w.price_usd_per_h) for w in types]
@@ -97,7 +97,7 @@ def test_an_owned_gpu_that_draws_more_than_a_rented_one_costs_is_not_taken_first
     dear = {"price": "10 usd/kWh", "pue": 1.3}
     fleet = {"gpus": H100, "owned": {"h100-80g": 8}, "electricity": dear}
     problem = build_problem(question(fleet=fleet), traffic(rate_rps=8.0), CATALOG)
-    found = search(problem)
+    found = find_best_fleet(problem)
     assert {o.type.gpu.name for o, _ in found.best} == {"h100-80g"}
     assert owned_first(problem, found.best) == found.best
     assert objective_paid(problem, found.best) == pytest.approx(found.value)

@@ -14,7 +14,7 @@ from questions import question, traffic
 from simulations import one_bad_hour
 
 from planner.domain import Limit, Slo
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.reports.output import to_json
 from planner.reports.rows import slo_rows
 from planner.reports.words import slo_sentence
@@ -30,7 +30,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import Oracle, is_looser
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace
 
 SLO = {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}
@@ -84,7 +84,7 @@ def test_every_cheaper_fleet_of_mixed_workers_misses_some_window() -> None:
             ),
         )
         if fewer.workers:
-            assert not judge(
+            assert not judge_slo(
                 simulate(fewer, found.trace, limits=found.slo.limits, record=True), found.slo
             ).holds
 
@@ -110,11 +110,11 @@ def test_a_long_plan_says_its_worst_hour() -> None:
     hour = worst_hour(simulation, slo)
     assert hour is not None and hour.missed == hour.hours
     assert hour.hours[0].value_s == 4.0 and hour.hours[0].window_s == (7320.0, 10920.0)
-    assert "ttft p80 is 4.00 s" in sentence(hour)
-    assert "from 2:02:00 to 3:02:00" in sentence(hour) and "slo: {every: 1 h}" in sentence(hour)
+    assert "ttft p80 is 4.00 s" in fact_sentence(hour)
+    assert "from 2:02:00 to 3:02:00" in fact_sentence(hour) and "slo: {every: 1 h}" in fact_sentence(hour)
     assert kept_hours(simulation, slo) == ()
     assert worst_hour(simulation, replace(slo, every_s=600.0)) is None
-    missed = outcome_of(judge(simulation, replace(slo, every_s=3600.0)), slo).missed
+    missed = outcome_of(judge_slo(simulation, replace(slo, every_s=3600.0)), slo).missed
     assert [(at.value_s, at.window_s) for at in missed] == [(4.0, (7320.0, 10920.0))]
 
 
@@ -135,7 +135,7 @@ def test_what_holding_every_hour_costs_is_what_holds_in_each() -> None:
     assert not hourly.holds(((option, workers.count - 1),))
     paid, planned = found.holding_usd_per_h, found.planned_usd_per_h
     assert paid == bill_fleet(oracle.fleet(((option, workers.count),))).usd_per_h
-    assert planned is not None and f"for {paid - planned:,.2f} USD/h more" in sentence(found)
+    assert planned is not None and f"for {paid - planned:,.2f} USD/h more" in fact_sentence(found)
     within: Any = SimpleNamespace(oracle=oracle, slo=slo, allows=lambda counts: False)
     assert price_holding_hours(within, oracle.counts(fleet), hour, EvidenceClock()).holding_usd_per_h is None
 
@@ -145,7 +145,9 @@ def test_a_long_plan_that_keeps_every_hour_says_so() -> None:
     slo = Slo((Limit("ttft", 0.8, 4.5),))
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
     (hour,) = kept_hours(simulation, slo)
-    assert sentence(hour).startswith("every hour of the trace keeps the SLO; the worst: ttft p80 is 4.00 s")
+    assert fact_sentence(hour).startswith(
+        "every hour of the trace keeps the SLO; the worst: ttft p80 is 4.00 s"
+    )
 
 
 def test_a_short_plan_has_no_worst_hour() -> None:

@@ -17,9 +17,9 @@ from planner.errors import InfeasibleError
 from planner.reports.words import proof_lines
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
-from planner.search.mixed.best_fleet import search
+from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import checked_bound, lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
 from planner.search.problem.options import (
     PRICE_TIE_FRAC,
@@ -95,7 +95,7 @@ def test_no_mix_has_fewer_gpus_or_is_cheaper_and_the_bound_is_of_gpus_alone(seed
     if not held:
         return
     lower, least = lower_bound(problem), min(map(gpus_and_usd, held))
-    fleet = search(replace(problem, lower=lower))
+    fleet = find_best_fleet(replace(problem, lower=lower))
     assert checked_bound(lower, fleet.value) <= gpus_and_usd(fleet.best)[0]
     assert lower == pytest.approx(round(lower or 0.0), abs=1e-4)
     if fleet.is_every_mix_simulated:
@@ -108,7 +108,7 @@ def test_no_price_is_worth_a_gpu_in_less_than_ten_thousand() -> None:
     (option, *_) = mixed_options(problem.types, "gpus")
     alone = replace(option, type=replace(option.type, tp=1, pp=1), objective=1.0)
     dearest = gpus_then_price(alone, alone.type.gpu.price_usd_per_h)
-    assert objective(((dearest, 9_999),)) < 10_000 * (1 + 1e-6) + PRICE_TIE_FRAC * 9_999 < 10_001.1
+    assert objective_of(((dearest, 9_999),)) < 10_000 * (1 + 1e-6) + PRICE_TIE_FRAC * 9_999 < 10_001.1
     assert gpus_then_price(alone, 0.0) is alone
 
 
@@ -134,4 +134,4 @@ def test_one_gpu_at_86_cents_before_a_node_of_eight_of_which_seven_are_idle(safe
 def test_one_gpu_is_singular_and_prices_are_not() -> None:
     assert [in_unit(1, "GPUs"), in_unit(2, "GPUs"), in_unit(1, "W")] == ["1 GPU", "2 GPUs", "1 W"]
     with pytest.raises(InfeasibleError, match="GPU"):
-        search(replace(for_gpus(0), limits=replace(for_gpus(0).limits, gpus=0)))
+        find_best_fleet(replace(for_gpus(0), limits=replace(for_gpus(0).limits, gpus=0)))

@@ -8,7 +8,7 @@ from random_questions import question
 
 from planner.search.level0 import filling
 from planner.search.level0.filling import list_filled_fleets
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.solvers.master import FleetLimits, Option
@@ -34,12 +34,12 @@ def test_they_are_those_that_no_worker_of_their_last_type_fits_into(
     makes = (mixed_options, prefill_options, decode_options)
     options = [option for make in makes for option in make(problem.types, "cost")[:2]]
     limits = replace(problem.limits, cost_usd_per_h=budget_usd_per_h)
-    value = 5.5 * max(objective([(option, 1)]) for option in options) / 2
+    value = 5.5 * max(objective_of([(option, 1)]) for option in options) / 2
 
     def fits(counts: tuple[int, ...], limits: FleetLimits = limits) -> bool:
         fleet = of(counts, options)
         within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
-        return within and objective(fleet) < value * (1 - 1e-9)
+        return within and objective_of(fleet) < value * (1 - 1e-9)
 
     found = {tuple(vector) for vector in list_filled_fleets(options, limits, value, 3).tolist()}
     assert len(found) < 4_000 and max(map(max, found)) <= 12

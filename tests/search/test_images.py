@@ -15,7 +15,7 @@ from benchmarks.generated_traffic import merged
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.llm import Llm
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import requests_csv
 from planner.search.evidence.findings import image_warnings
 from planner.search.problem.build_problem import build_problem
@@ -68,9 +68,9 @@ def test_an_llm_without_encoder_refuses_images(ask: str) -> None:
 
 def test_an_answer_says_what_it_takes_prompts_for() -> None:
     """600 tokens of images among 800; the mean image of 300 tokens takes 2 x 3e8 x 300 / 3e14 s = 0.6 ms."""
-    said = sentences(image_warnings(fleet(), replace(trace([0, 0]), image_tokens=None)))
+    said = fact_sentences_of(image_warnings(fleet(), replace(trace([0, 0]), image_tokens=None)))
     assert len(said) == 1 and "taken as text" in said[0]
-    (told,) = sentences(image_warnings(fleet(), trace([300, 300])))
+    (told,) = fact_sentences_of(image_warnings(fleet(), trace([300, 300])))
     assert told.startswith("75 %") and "0.6 ms for 300 tokens on one g" in told
     assert not image_warnings(fleet(), trace([0, 0]))
     assert not image_warnings(fleet(BLIND), replace(trace([0]), image_tokens=None))

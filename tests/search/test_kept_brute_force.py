@@ -8,7 +8,7 @@ from planner.documents.task import parse_task
 from planner.search.evidence.certify import search_llm
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.fleet_counts import names_of, objective
+from planner.search.oracle.fleet_counts import names_of, objective_of
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem
 from planner.search.production.production_fleet import find_production_fleet
@@ -45,13 +45,13 @@ def test_a_fleet_grown_from_another_design_keeps_the_traffic_as_written() -> Non
     """Two workers of `gpu3` keep every scenario, cost less than on paper, and miss TBT as written."""
     problem, paper, trial = production_of(12, "hand-off")
     assert problem.oracle.as_written().holds(trial.best)
-    assert objective(trial.best) >= paper.value
+    assert objective_of(trial.best) >= paper.value
 
 
 def test_no_mix_of_worker_types_is_cheaper_in_production() -> None:
     """Of few fleets every mix is simulated in scenarios, also where the fleet on paper is not one."""
     problem, paper, trial = production_of(39, "small")
-    mixes = every_mix(paper.level0.options, problem.limits, 0.98 * objective(trial.best), most=500)
+    mixes = every_mix(paper.level0.options, problem.limits, 0.98 * objective_of(trial.best), most=500)
     oracle, test = trial.searched_problem.oracle, untimed_test(problem)
     assert mixes and test is not None
     assert not [

@@ -12,14 +12,14 @@ from questions import question, traffic
 
 from planner.documents.facts import OverTheWhole
 from planner.documents.task import PlanQuestion
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence import certify, long_traces
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts, searched_requests
 from planner.search.evidence.plan import Plan
 from planner.search.problem.plan_problem import report_nothing
 from planner.simulator import streaming_requests
 from planner.simulator.replay import simulate, simulate_until
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.scaling import find_busiest_window, select_window
 from planner.traffic.trace import Trace
 
@@ -74,10 +74,10 @@ def test_the_busiest_part_is_planned_and_all_of_it_simulated() -> None:
     assert found.fleet == certify.plan(TASK, part, CATALOG).fleet
     assert said.part_from_s == trace.arrival_s[find_busiest_window(trace, length_s)]
     assert (said.requests, said.part_requests, said.attempts) == (len(trace), len(part), 1)
-    whole = judge(simulate(found.fleet, trace, limits=found.slo.limits), found.slo)
+    whole = judge_slo(simulate(found.fleet, trace, limits=found.slo.limits), found.slo)
     assert whole.holds and said.outcome is not None and said.outcome.holds
     assert "the busiest part" in found.traffic_note and "simulated too and kept" in found.traffic_note
-    assert "simulated on all of them the plan keeps the SLO" in sentence(said)
+    assert "simulated on all of them the plan keeps the SLO" in fact_sentence(said)
 
 
 def test_a_smaller_fleet_that_keeps_the_percentiles_of_the_whole_is_named() -> None:
@@ -87,11 +87,11 @@ def test_a_smaller_fleet_that_keeps_the_percentiles_of_the_whole_is_named() -> N
     said = told(found)
     (pool,), (smaller,) = found.fleet.pools, said.smaller
     assert smaller.count < pool.count and said.smaller_usd_per_h is not None
-    assert "if only percentiles over the whole trace are asked for" in sentence(said)
+    assert "if only percentiles over the whole trace are asked for" in fact_sentence(said)
 
     def holds(count: int) -> bool:
         fleet = replace(found.fleet, pools=(replace(pool, count=count),))
-        return judge(simulate(fleet, trace, limits=found.slo.limits), found.slo).holds
+        return judge_slo(simulate(fleet, trace, limits=found.slo.limits), found.slo).holds
 
     assert holds(smaller.count) and not (smaller.count > 1 and holds(smaller.count - 1))
 
@@ -109,7 +109,7 @@ def test_where_the_plan_misses_on_the_whole_the_worst_part_is_planned() -> None:
 
     found = by_parts(trace, first_too_small)
     assert told(found).attempts == len(asked) == 2
-    assert judge(simulate(found.fleet, trace, limits=found.slo.limits), found.slo).holds
+    assert judge_slo(simulate(found.fleet, trace, limits=found.slo.limits), found.slo).holds
 
 
 def test_what_misses_every_time_is_not_certified() -> None:
@@ -119,13 +119,13 @@ def test_what_misses_every_time_is_not_certified() -> None:
 
     found = by_parts(long_trace(), too_small)
     assert found.status == "best found"
-    assert told(found) in found.warnings and "misses the SLO" in sentence(told(found))
+    assert told(found) in found.warnings and "misses the SLO" in fact_sentence(told(found))
 
 
 def test_without_time_for_the_whole_the_answer_says_so() -> None:
     found = by_parts(long_trace(), lambda part, seconds: planned(part, 60.0), seconds=0.0)
     assert found.status == "best found" and told(found).outcome is None
-    assert "no time to simulate all of them" in sentence(told(found))
+    assert "no time to simulate all of them" in fact_sentence(told(found))
 
 
 def test_a_simulation_beyond_its_deadline_ends() -> None:

@@ -11,7 +11,7 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.documents.fleet_file import read_fleet
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
@@ -30,7 +30,7 @@ def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     assert found.certificate.value >= plain.certificate.value
     (kind,) = {pool.type.lora for pool in found.fleet.running_pools}
     assert kind is not None and kind.lora.adapters == ("a", "b", "c")
-    told = [line for line in sentences(found.certificate.assumptions) if "LoRA adapters" in line]
+    told = [line for line in fact_sentences_of(found.certificate.assumptions) if "LoRA adapters" in line]
     assert len(told) == len(found.fleet.running_pools) and "as the trace names them" in told[0]
 
     files = render(found)

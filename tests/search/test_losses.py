@@ -19,19 +19,19 @@ from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InfeasibleError
 from planner.fleet import Disturbance, Fleet, Policies
-from planner.reports.fact_sentences import sentence, sentences
+from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence import findings
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.mixed.best_fleet import FleetSearch, search
+from planner.search.mixed.best_fleet import FleetSearch, find_best_fleet
 from planner.search.mixed.policy_search import search_policies
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, Oracle
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -128,7 +128,7 @@ def test_a_spare_node_covers_whatever_can_lie_on_it(seed: int) -> None:
         if len(kinds) <= 1 and gpus <= 8:
             left = tuple(replace(pool, count=pool.count - n) for pool, n in zip(pools, lost, strict=True))
             fleet = replace(found.fleet, pools=left)
-            assert judge(simulate(fleet, found.trace, limits=task.slo.limits), task.slo).holds
+            assert judge_slo(simulate(fleet, found.trace, limits=task.slo.limits), task.slo).holds
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
@@ -147,10 +147,10 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     )
     assert sum(pool.count for pool in left) < found.fleet.workers
     simulation = simulate(replace(found.fleet, pools=left), found.trace, limits=task.slo.limits)
-    assert judge(simulation, task.slo).holds
-    assert any("may be down at once" in line for line in sentences(found.certificate.binding))
-    assert any("leave together" in line for line in sentences(found.certificate.binding))
-    assert any("spot market" in line for line in sentences(found.warnings))
+    assert judge_slo(simulation, task.slo).holds
+    assert any("may be down at once" in line for line in fact_sentences_of(found.certificate.binding))
+    assert any("leave together" in line for line in fact_sentences_of(found.certificate.binding))
+    assert any("spot market" in line for line in fact_sentences_of(found.warnings))
     dear = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 1.0} | ON_SPOT}}
     firm = plan(question(fleet=dear), traffic(requests=300, rate_rps=40.0), CATALOG)
     assert {pool.type.gpu.name for pool in firm.fleet.pools} == {"h100-80g"}
@@ -179,13 +179,14 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     for pool in found.fleet.pools:
         asked = longer[pool.type.name]
         assert pool.type.latency.f_s == pytest.approx(asked.f_s) and pool.type.latency.d_s == asked.d_s
-    assert judge(simulate(found.fleet, more, limits=task.slo.limits), task.slo).holds
+    assert judge_slo(simulate(found.fleet, more, limits=task.slo.limits), task.slo).holds
     assert found.certificate.value >= plain.certificate.value
     (row,) = (row for row in found.alternatives if row.label.startswith("not insured"))
     assert row.objective == pytest.approx(plain.certificate.value)
     insurance = found.certificate.value - plain.certificate.value
     assert any(
-        f"this insurance costs {insurance:.4g} USD/h" in line for line in sentences(found.certificate.binding)
+        f"this insurance costs {insurance:.4g} USD/h" in line
+        for line in fact_sentences_of(found.certificate.binding)
     )
 
 
@@ -209,13 +210,13 @@ def test_a_robust_plan_holds_at_every_rate_between(seed: int) -> None:
         return [
             rate_rps
             for rate_rps in rates_rps
-            if not judge(simulate(found.fleet, at(rate_rps), limits=task.slo.limits), task.slo).holds
+            if not judge_slo(simulate(found.fleet, at(rate_rps), limits=task.slo.limits), task.slo).holds
         ]
 
     end, found = (plan(t, trace, CATALOG) for t in (question(**asked, traffic={"rate": 28.6}), task))
     assert misses(end) and max(misses(end)) < 28.6 and not misses(found)
     assert "sampled at 41 rates" in found.traffic_note and "sampled at 41 rates" in str(
-        sentences(found.certificate.binding)
+        fact_sentences_of(found.certificate.binding)
     )
     (row,) = (row for row in found.alternatives if row.label.startswith("not insured"))
     assert row.objective <= found.certificate.value
@@ -241,7 +242,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bill_fleet(row.fleet).usd_per_h == pytest.approx(row.objective)
     assert any(
         "this insurance costs 0.00 USD/h (the same)" in line
-        for line in sentences(plan_found.certificate.binding)
+        for line in fact_sentences_of(plan_found.certificate.binding)
     )
 
 
@@ -255,15 +256,15 @@ def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
         pools = [replace(pool, count=pool.count - (at == k)) for at, pool in enumerate(found.fleet.pools)]
         fewer = replace(found.fleet, pools=tuple(pool for pool in pools if pool.count))
         kept = [
-            judge(
+            judge_slo(
                 simulate(fewer, requested_traffic(trace, task, seed=seed)[0], limits=task.slo.limits),
                 task.slo,
             ).holds
             for seed in range(6)
         ]
         assert neighbour.holds is all(kept) is False
-        assert ("on another draw" in sentence(neighbour)) is kept[0]
-        assert "keeps the SLO" not in sentence(neighbour)
+        assert ("on another draw" in fact_sentence(neighbour)) is kept[0]
+        assert "keeps the SLO" not in fact_sentence(neighbour)
     assert len(found.certificate.neighbours) == len(found.fleet.pools)
 
 
@@ -310,9 +311,9 @@ def test_workers_lie_on_the_fewest_nodes() -> None:
 
 def test_a_search_started_from_the_best_fleet_ends_there() -> None:
     problem = build_problem(question(), traffic(), CATALOG)
-    found = search(problem)
-    again = search(problem, (problem.oracle.fleet(found.best),))
-    assert again.value == found.value == pytest.approx(objective(again.best))
+    found = find_best_fleet(problem)
+    again = find_best_fleet(problem, (problem.oracle.fleet(found.best),))
+    assert again.value == found.value == pytest.approx(objective_of(again.best))
 
 
 def test_what_a_limit_must_be_raised_to_is_searched_with_fleets_of_any_settings() -> None:

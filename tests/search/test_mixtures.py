@@ -10,7 +10,7 @@ from planner.search.level0.filling import list_filled_fleets
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.mixed.mixtures import CandidateFleets, improve_nearby
-from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective_of
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
@@ -52,7 +52,7 @@ def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type()
     for vector in vectors.tolist():
         counts = [(option, n) for option, n in zip(options, vector, strict=True) if n]
         assert 1 <= len(counts) <= 3
-        assert objective(counts) < value
+        assert objective_of(counts) < value
         assert problem.limits.first_exceeded([(option.type, n) for option, n in counts]) is None
 
 

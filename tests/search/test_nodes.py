@@ -17,9 +17,9 @@ from planner.domain import GPUS, FleetLimit
 from planner.errors import InfeasibleError
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
-from planner.search.mixed.best_fleet import search
+from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective, objective_by_gpu, objectives_of_pairs
+from planner.search.oracle.fleet_counts import Counts, objective_by_gpu, objective_of, objectives_of_pairs
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.owned_first import objective_paid
@@ -120,7 +120,7 @@ def test_no_fleet_of_any_mix_is_paid_less_than_bounds_and_exact_plans(seed: int)
         return
     least = min(map(by_hand, held))
     assert lower is not None and lower <= least * (1 + 1e-6)
-    found = search(replace(problem, lower=lower))
+    found = find_best_fleet(replace(problem, lower=lower))
     assert objective_paid(problem, found.best) == pytest.approx(by_hand(found.best))
     assert lower <= by_hand(found.best) * (1 + 1e-6)
     if found.is_every_mix_simulated:
@@ -133,7 +133,7 @@ def test_pairs_cost_the_same_one_by_one_and_together(seed: int) -> None:
     p, d = prefill_options(problem.types, "cost")[-1], decode_options(problem.types, "cost")[-2]
     n_p, n_d = (each.ravel().astype(float) for each in np.meshgrid(range(1, 9), range(1, 9)))
     found = objectives_of_pairs(p, d, n_p, n_d)
-    one_by_one = [objective(((p, int(i)), (d, int(j)))) for i, j in zip(n_p, n_d, strict=True)]
+    one_by_one = [objective_of(((p, int(i)), (d, int(j)))) for i, j in zip(n_p, n_d, strict=True)]
     assert found == pytest.approx(one_by_one)
 
 
@@ -169,7 +169,7 @@ def test_a_budget_is_of_what_is_paid() -> None:
 def test_parts_of_nodes_cost_by_the_gpu() -> None:
     """A stock of 12 H100 is no whole number of nodes."""
     problem = build_problem(question(fleet={"gpus": {"h100-80g": 12}}), traffic(rate_rps=8.0), CATALOG)
-    found = search(problem)
+    found = find_best_fleet(problem)
     gpus = sum(option.type.gpus * count for option, count in found.best)
     assert objective_paid(problem, found.best) == pytest.approx(gpus * H100) == pytest.approx(found.value)
 

@@ -11,10 +11,10 @@ from plans import CATALOG
 from planner.documents.fleet_file import read_fleet
 from planner.documents.task import PlanQuestion, parse_task
 from planner.models.kv_offload import KvOffload
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.search.evidence.certify import plan
-from planner.search.problem.options import Engines, worker_types
+from planner.search.problem.options import EngineChoices, worker_types
 from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
@@ -62,7 +62,7 @@ def test_a_plan_with_cpu_memory_is_certified_cheaper_and_replayed(tmp_path: Path
     assert found.certificate.value < plain.certificate.value
     lower = found.certificate.bound
     assert lower is not None and 0 < lower <= found.certificate.value
-    told = [line for line in sentences(found.certificate.assumptions) if "in CPU memory" in line]
+    told = [line for line in fact_sentences_of(found.certificate.assumptions) if "in CPU memory" in line]
     assert len(told) == 1 and "25 GB/s per GPU, as it was given" in told[0]
 
     files = render(found)
@@ -79,7 +79,7 @@ def test_workers_that_share_a_store_have_degrees_that_kv_heads_split_over() -> N
     for is_shared, degrees in ((False, {1, 2, 4, 8}), (True, {1, 2, 4})):
         asked = question()
         policies = replace(asked.policies, kv_offload=KvOffload(200e9, 25e9, is_shared))
-        engines = Engines.of(replace(asked, policies=policies))
+        engines = EngineChoices.of(replace(asked, policies=policies))
         types, left = worker_types(llm, [gpu], CATALOG, 5000, engines)
         assert {each.tp for each in types} == degrees
         assert any("4 KV heads" in reason_text(each.because) for each in left) == is_shared

@@ -14,7 +14,7 @@ from planner.api.planning import read_plan
 from planner.api.results import PlanResult
 from planner.documents.facts import IdleMisses, TooFewKept
 from planner.reports import screen
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Conditions
@@ -37,8 +37,10 @@ def test_a_stock_too_small_for_production_leaves_the_plan_on_paper(tmp_path: Pat
     on_paper, production = found.certificate.answers
     assert production.value is None and on_paper.kept_in is not None
     assert on_paper.kept_in.decision != "holds"
-    assert screen.verdict(found).startswith("NOT for production, on paper alone: Buy")
-    assert any(said.startswith("not for production: no fleet within") for said in sentences(found.warnings))
+    assert screen.verdict_text(found).startswith("NOT for production, on paper alone: Buy")
+    assert any(
+        said.startswith("not for production: no fleet within") for said in fact_sentences_of(found.warnings)
+    )
     PlanResult(found).save(tmp_path / "out")
     written = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
     assert written["status"] == "not for production"

@@ -10,9 +10,9 @@ from questions import question, traffic
 
 from planner.search.evidence.certify import search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, names_of, objective_of
 from planner.search.problem.build_problem import SearchInputs
-from planner.search.problem.options import hardware
+from planner.search.problem.options import hardware_of
 from planner.search.problem.plan_problem import Problem
 from planner.search.production.like_price import below_like_price
 from planner.search.production.other_roles import MOST_WORKERS, fleets_of_other_roles
@@ -53,8 +53,8 @@ def test_every_role_is_given_to_no_more_workers_than_there_are() -> None:
     for counts in fleets:
         by_role = {option.role: count for option, count in counts}
         assert tuple(by_role.get(role, 0) for role in ("mixed", "prefill", "decode")) in expected
-        assert {hardware(option) for option, _ in counts} == {hardware(best[0][0])}
-        assert objective(counts) < below_like_price(problem, best)
+        assert {hardware_of(option) for option, _ in counts} == {hardware_of(best[0][0])}
+        assert objective_of(counts) < below_like_price(problem, best)
 
 
 def test_those_with_fewest_workers_changed_come_first() -> None:

@@ -13,12 +13,12 @@ from questions import question, traffic
 from planner.domain import OWNED, row_of
 from planner.errors import InfeasibleError
 from planner.reports.output import to_json
-from planner.reports.words import answer
+from planner.reports.words import answer_sentence
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed import infeasible
-from planner.search.mixed.best_fleet import best_of, search
+from planner.search.mixed.best_fleet import best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.mixed_fleets import MixedFleets
 from planner.search.problem.build_problem import SearchInputs, build_problem
@@ -45,7 +45,7 @@ def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
     assert found.fleet.price_usd_per_h == pytest.approx(rented.fleet.price_usd_per_h - 12 * PRICE)
     assert found.certificate.value == pytest.approx(8 * PRICE)
     assert found.certificate.bound <= found.certificate.value
-    assert "12 GPUs owned, 6 rented" in answer(found)
+    assert "12 GPUs owned, 6 rented" in answer_sentence(found)
     bill = to_json(found)["bill"]
     assert (bill["owned_gpus"], bill["rented_gpus"]) == (12, 6)
 
@@ -83,7 +83,10 @@ def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rente
     fleet = {"gpus": {"h100-80g": 64}, "owned": {"a100-80g": 24}}
     asked = traffic(rate_rps=38.0, requests=300)
     problem = build_problem(question(fleet=fleet), asked, CATALOG)
-    found, rented = search(problem), search(build_problem(question(fleet={"gpus": H100}), asked, CATALOG))
+    found, rented = (
+        find_best_fleet(problem),
+        find_best_fleet(build_problem(question(fleet={"gpus": H100}), asked, CATALOG)),
+    )
     gpus = {o.type.gpu.name: o.type.gpus * n for o, n in found.best}
     assert 2 <= gpus["a100-80g@owned"] <= 24
     assert objective_paid(problem, found.best) < rented.value - 2 * PRICE
@@ -94,7 +97,7 @@ def test_the_bound_is_below_every_fleet_that_holds(owned: int) -> None:
     """Brute force: all counts of two H100 options, owned and rented, against the bound in money."""
     task = question(fleet={"gpus": {"h100-80g": 16}, "owned": {"h100-80g": owned}})
     problem = build_problem(task, traffic(rate_rps=10.0), CATALOG)
-    found = search(problem)
+    found = find_best_fleet(problem)
     lower = lower_bound(problem)
     assert lower is not None and paid_at_least(problem, lower) <= objective_paid(problem, found.best) + 1e-9
     types = [w for w in problem.types if w.tp in (2, 4) and w.max_num_batched_tokens == 1024]
@@ -154,7 +157,7 @@ def test_what_a_fleet_leaves_idle_may_be_added_to_it() -> None:
     """6 H100 and 4 of 16 A100 are in use: pools of up to 12 A100, in the roles that the fleet has."""
     fleet = {"gpus": H100, "owned": {"h100-80g": 6, "a100-80g": 16}, "max_num_batched_tokens": 1024}
     problem = build_problem(question(slo=WIDE, fleet=fleet), traffic(rate_rps=26.0, requests=300), CATALOG)
-    found = search(problem)
+    found = find_best_fleet(problem)
     of = {option.name: option for option in found.level0.options}
     used = ((of["prefill h100-80g@owned tp2 1024"], 3), (of["decode a100-80g@owned tp4 1024"], 1))
     beside = owned_beside(problem, found.level0, used)

@@ -17,7 +17,7 @@ from planner.documents.facts import PinsPlaced
 from planner.documents.slo import parse_slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_counts import SAME_PRICE
 from planner.search.oracle.fleet_oracle import Oracle
@@ -188,7 +188,7 @@ def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: T
     assert found.fleet.policies.routing == "pinned-prefix" and found.fleet.pinned
     (pins,) = (fact for fact in found.certificate.binding if isinstance(fact, PinsPlaced))
     assert 0 < pins.bound <= pins.best_load <= pins.load <= pins.quick_load
-    assert f"a gap of {100 * pins.gap_frac:.2f} %" in sentence(pins)
+    assert f"a gap of {100 * pins.gap_frac:.2f} %" in fact_sentence(pins)
     assert found.certificate.routers
 
 

@@ -16,16 +16,16 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.models.latency import StepLatency
 from planner.models.spread import INTERVAL_SIGMAS
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import plan_yaml, to_json
 from planner.reports.rows import alternative_rows
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
-from planner.search.problem.options import Engines, mixed_options, worker_types
-from planner.simulator import judge, simulate
+from planner.search.problem.options import EngineChoices, mixed_options, worker_types
+from planner.simulator import judge_slo, simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -72,7 +72,7 @@ def options_of(found: Plan, catalog: Catalog, task: PlanQuestion) -> list[Option
 
     longest = int((found.trace.input_tokens + found.trace.output_tokens).max())
     types, _ = worker_types(
-        catalog.llm(task.llm), task.priced_gpus(catalog), catalog, longest, Engines.of(task)
+        catalog.llm(task.llm), task.priced_gpus(catalog), catalog, longest, EngineChoices.of(task)
     )
     options = [
         *mixed_options(types, task.objective),
@@ -103,7 +103,7 @@ def test_no_cheaper_fleet_of_level_0_holds(catalog: Catalog, seed: int, slo: dic
         most = [int(found.certificate.level0 / option.objective) + 1 for option in pools]
         fleets = itertools.product(*(range(1, n + 1) for n in most))
         counted = [tuple(zip(pools, fleet, strict=True)) for fleet in fleets]
-        return [fleet for fleet in counted if objective(fleet) < found.certificate.level0 * (1 - 1e-9)]
+        return [fleet for fleet in counted if objective_of(fleet) < found.certificate.level0 * (1 - 1e-9)]
 
     mixed = [(option,) for option in options if option.role == "mixed"]
     pairs = itertools.product(
@@ -120,7 +120,7 @@ def test_plan_keeps_what_it_says(catalog: Catalog, plain: Plan, seed: int) -> No
     task = question(catalog)
     found = plan(task, traffic(seed), catalog) if seed else plain
     again = simulate(found.fleet, found.trace, limits=task.slo.limits, record=True)
-    assert judge(again, task.slo).holds and found.verdict.holds
+    assert judge_slo(again, task.slo).holds and found.verdict.holds
     assert found.certificate.value == pytest.approx(bill_fleet(found.fleet).usd_per_h)
     assert found.certificate.bound <= found.certificate.value <= found.certificate.level0 * (1 + 1e-9)
     for i, pool in enumerate(found.fleet.pools):
@@ -129,7 +129,7 @@ def test_plan_keeps_what_it_says(catalog: Catalog, plain: Plan, seed: int) -> No
         roles = {p.role for p in pools if p.count}
         if roles and ("prefill" in roles) == ("decode" in roles):
             fewer = Fleet(found.fleet.llm, tuple(pools), found.fleet.policies, found.fleet.network)
-            assert not judge(simulate(fewer, found.trace, limits=task.slo.limits), task.slo).holds
+            assert not judge_slo(simulate(fewer, found.trace, limits=task.slo.limits), task.slo).holds
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
@@ -149,7 +149,7 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
     types, _ = worker_types(
         *(catalog.llm(LLM), task.priced_gpus(catalog), catalog),
         int((trace.input_tokens + trace.output_tokens).max()),
-        Engines.of(task),
+        EngineChoices.of(task),
     )
     rows = {row.label: row for row in found.alternatives}
     for gpu in gpus:
@@ -172,7 +172,7 @@ def test_an_alternative_is_a_fleet_that_holds_or_has_no_price(catalog: Catalog, 
     for row in found.alternatives:
         assert row.fleet != found.fleet
         if row.fleet is not None:
-            assert judge(simulate(row.fleet, found.trace, limits=task.slo.limits), task.slo).holds
+            assert judge_slo(simulate(row.fleet, found.trace, limits=task.slo.limits), task.slo).holds
 
 
 def test_a_kind_that_never_holds_has_a_bound_and_no_price(catalog: Catalog) -> None:
@@ -276,7 +276,7 @@ def test_gpus_that_nobody_checked_are_left_out_and_named(catalog: Catalog) -> No
     left_out = next(fact for fact in found.certificate.assumptions if isinstance(fact, UncheckedLeftOut))
     assert "mi300x-192g" in left_out.gpus and not set(left_out.gpus) & set(question(catalog, fleet={}).stock)
     assert not any("mi300x" in option for option in found.certificate.universe)
-    (said,) = [line for line in sentences(found.certificate.assumptions) if "mi300x-192g" in line]
+    (said,) = [line for line in fact_sentences_of(found.certificate.assumptions) if "mi300x-192g" in line]
     assert "fleet: {unchecked: true}" in said
     with pytest.raises(InfeasibleError) as named:
         plan(question(catalog, fleet={"gpus": {"a100-80g": 2}}), traffic(), catalog)
@@ -328,7 +328,7 @@ def test_spare_worker_survives_the_loss_of_one(catalog: Catalog, plain: Plan) ->
         pools = list(found.fleet.pools)
         pools[i] = replace(pool, count=pool.count - 1)
         left = Fleet(found.fleet.llm, tuple(pools), found.fleet.policies, found.fleet.network)
-        assert judge(simulate(left, found.trace, limits=task.slo.limits), task.slo).holds
+        assert judge_slo(simulate(left, found.trace, limits=task.slo.limits), task.slo).holds
 
 
 def test_same_seed_same_plan(catalog: Catalog) -> None:
@@ -347,7 +347,7 @@ def test_relative_slo_is_resolved_against_the_reference(catalog: Catalog) -> Non
     document = {"safety": "none", "llm": LLM, "preset": "splitwise", "fleet": {"gpus": ["h100-80g"]}}
     found = plan(parse_task(document, catalog), traffic(rate_rps=2.0), catalog)
     assert len(found.slo.limits) == 9 and found.verdict.holds
-    assert any("relative SLO" in said for said in sentences(found.certificate.assumptions))
+    assert any("relative SLO" in said for said in fact_sentences_of(found.certificate.assumptions))
 
 
 def test_time_limit_is_reported(catalog: Catalog) -> None:
@@ -375,7 +375,7 @@ def test_host_overhead_is_in_every_step(catalog: Catalog, plain: Plan) -> None:
     slower = plan(question(catalog, fleet=fleet), traffic(), catalog)
     assert all(pool.type.latency.h_s == pytest.approx(0.005) for pool in slower.fleet.pools)
     assert slower.certificate.value >= plain.certificate.value
-    assert "host overhead per step, on top of the engine's own: 5 ms" in sentences(
+    assert "host overhead per step, on top of the engine's own: 5 ms" in fact_sentences_of(
         slower.certificate.assumptions
     )
 
@@ -390,14 +390,14 @@ def test_an_engine_is_simulated_and_the_bound_stays_below(
     assert slower.fleet.engine is not None and slower.fleet.engine.version == version
     assert all(pool.type.latency.h_s == 0 for pool in slower.fleet.pools)
     assert slower.certificate.value >= plain.certificate.value >= (slower.certificate.bound or 0)
-    assert judge(simulate(slower.fleet, slower.trace, limits=slower.slo.limits), slower.slo).holds
-    said = sentences(slower.certificate.assumptions)
+    assert judge_slo(simulate(slower.fleet, slower.trace, limits=slower.slo.limits), slower.slo).holds
+    said = fact_sentences_of(slower.certificate.assumptions)
     assert any(line.startswith(f"simulated as vLLM {version}, ") for line in said)
 
 
 def test_a_version_without_constants_is_warned_of(catalog: Catalog) -> None:
     found = plan(question(catalog, engine={"version": "0.33"}), traffic(), catalog)
-    (said,) = (line for line in sentences(found.warnings) if line.startswith("engine "))
+    (said,) = (line for line in fact_sentences_of(found.warnings) if line.startswith("engine "))
     assert said.startswith(
         "engine vLLM 0.33, asynchronous scheduling: nearest row: vllm 0.33 has no constants"
     )
@@ -405,7 +405,7 @@ def test_a_version_without_constants_is_warned_of(catalog: Catalog) -> None:
 
 def test_steps_that_may_take_longer_have_a_host_that_does(catalog: Catalog) -> None:
     asked = question(catalog, engine={"version": "0.15.1"}, robust={"step_times": "50 %"})
-    found = Engines.of(asked).simulated
+    found = EngineChoices.of(asked).simulated
     assert found is not None and asked.engine is not None
     assert found.host.step_s == pytest.approx(1.5 * asked.engine.host.step_s)
     assert found.rest.sequence_s == pytest.approx(1.5 * asked.engine.rest.sequence_s)
@@ -435,7 +435,7 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
     from planner.search.mixed.bounds import envelopes
-    from planner.solvers.master import FleetLimits, TrafficLoad, bound
+    from planner.solvers.master import FleetLimits, TrafficLoad, bound_objective
     from planner.solvers.required_work import compute_slo_work
     from planner.traffic.workload import to_classes
 
@@ -451,7 +451,7 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     )
     found = plan(task, trace, catalog)
     options = [o for o in options_of(found, catalog, task) if o.name in found.certificate.universe]
-    lower = bound(
+    lower = bound_objective(
         envelopes(options),
         TrafficLoad(
             to_classes(found.trace),
@@ -474,7 +474,7 @@ def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(
     task = question(catalog)
     found = plain if has_spread else plan(task, traffic(), replace(catalog, spreads={}, _fits={}))
     began = "if prefills took" if has_spread else "if every step took"
-    (sentence,) = (line for line in sentences(found.certificate.binding) if line.startswith(began))
+    (sentence,) = (line for line in fact_sentences_of(found.certificate.binding) if line.startswith(began))
 
     def longer(latency: StepLatency) -> StepLatency:
         return (
@@ -488,9 +488,9 @@ def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(
         for pool in found.fleet.pools
     )
     slower = simulate(replace(found.fleet, pools=pools), found.trace, limits=task.slo.limits)
-    holds = judge(slower, task.slo).holds
+    holds = judge_slo(slower, task.slo).holds
     assert sentence.endswith("keeps the SLO") == holds
-    assert (sentence in sentences(found.warnings)) != holds
+    assert (sentence in fact_sentences_of(found.warnings)) != holds
 
 
 def test_a_capped_gpu_at_the_same_price_is_not_preferred(catalog: Catalog) -> None:
@@ -520,7 +520,7 @@ def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> No
     other = next(row for row in both.alternatives if row.label == "queue fcfs")
     assert other.objective == pytest.approx(alone.certificate.value)
     replayed = simulate(both.fleet, both.trace, limits=both.slo.limits)
-    assert judge(replayed, both.slo, with_percentiles=False).holds
+    assert judge_slo(replayed, both.slo, with_percentiles=False).holds
     hint = next(row for row in alone.alternatives if row.label.startswith("queue sjf"))
     assert both.certificate.value - 1e-9 <= hint.objective <= alone.certificate.value + 1e-9
 
@@ -580,11 +580,11 @@ def test_no_cheaper_fleet_of_level_0_holds_with_pipelines(catalog: Catalog, seed
         task.priced_gpus(catalog),
         catalog,
         longest,
-        Engines(stages=task.stages, node_bytes_per_s=task.network.bandwidth_bytes_per_s),
+        EngineChoices(stages=task.stages, node_bytes_per_s=task.network.bandwidth_bytes_per_s),
     )
     assert {worker.pp for worker in types} == {1, 2}
     oracle = Oracle(found.fleet.llm, trace, task.slo, task.network, found.fleet.policies)
     for option in mixed_options(types, "cost"):
         for count in range(1, int(found.certificate.level0 / option.objective) + 1):
-            if objective([(option, count)]) < found.certificate.level0 * (1 - 1e-9):
+            if objective_of([(option, count)]) < found.certificate.level0 * (1 - 1e-9):
                 assert not oracle.holds(((option, count),)), (option.name, count)

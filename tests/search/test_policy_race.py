@@ -19,14 +19,14 @@ from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.policies import PLANNED_QUEUES
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.level0.one_pool import Search
 from planner.search.mixed import policy_search
 from planner.search.mixed.best_fleet import NoFleet
 from planner.search.problem.plan_problem import Problem
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -70,7 +70,7 @@ def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     assert raced.certificate.value <= min(each.values()) * (1 + 1e-9) <= each["fcfs", "jsq"]
     assert not raced.certificate.level0_exact
     replayed = simulate(raced.fleet, raced.trace, limits=raced.slo.limits)
-    assert judge(replayed, raced.slo, with_percentiles=False).holds
+    assert judge_slo(replayed, raced.slo, with_percentiles=False).holds
 
 
 @pytest.mark.parametrize("safety", ("none", {"kept_in": 0.9}))
@@ -111,7 +111,7 @@ def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:
     assert raced.fleet.policies.queue != "fcfs" and gains
     assert raced.certificate.value < plain.certificate.value
     assert gains[0].value + gains[0].saves == pytest.approx(plain.certificate.value)
-    assert any("USD/h less on paper" in line for line in sentences(raced.certificate.binding))
+    assert any("USD/h less on paper" in line for line in fact_sentences_of(raced.certificate.binding))
     tried = next(fact for fact in raced.certificate.binding if isinstance(fact, facts.PoliciesRaced))
     assert "queue ljf" in tried.nothing
     assert any(each.name == "raced" for each in raced.certificate.assumed)

@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES, QUEUE, ROUTING
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
@@ -25,9 +25,9 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.prefixes.prefix_placing import pool_prefixes
 from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.prefix_hits import PrefixHits
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -188,15 +188,15 @@ def planned(catalog: Catalog, sample: Trace) -> Plan:
 
 def test_caches_save_gpus_at_the_same_slo(catalog: Catalog, sample: Trace, planned: Plan) -> None:
     """Both fleets simulated again, each with its own policies: kept, and not kept with one worker fewer."""
-    trace = rescale(sample, 30, scale="compress", rng=np.random.default_rng(0))
+    trace = rescale_trace(sample, 30, scale="compress", rng=np.random.default_rng(0))
     plain = next(a for a in planned.alternatives if a.label == "no prefix caches, routing jsq")
     assert plain.fleet is not None
     assert planned.status == "on paper" and planned.fleet.policies.prefix_cache
     assert planned.fleet.gpus < plain.fleet.gpus
     for fleet in (planned.fleet, plain.fleet):
-        assert judge(simulate(fleet, trace, limits=planned.slo.limits, record=True), planned.slo).holds
+        assert judge_slo(simulate(fleet, trace, limits=planned.slo.limits, record=True), planned.slo).holds
     saved = f"{planned.fleet.gpus} GPUs instead of {plain.fleet.gpus}"
-    assert any(saved in sentence for sentence in sentences(planned.certificate.binding))
+    assert any(saved in sentence for sentence in fact_sentences_of(planned.certificate.binding))
 
 
 def test_plan_names_prefixes_hits_and_warm_up(planned: Plan, sample: Trace) -> None:
@@ -224,7 +224,7 @@ def test_a_decode_pool_has_no_prefixes_to_place(catalog: Catalog, worker: Worker
 
 
 def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType, sample: Trace) -> None:
-    trace = rescale(sample, 60, scale="compress", rng=np.random.default_rng(0))
+    trace = rescale_trace(sample, 60, scale="compress", rng=np.random.default_rng(0))
     llm, counts = catalog.llm(LLM), ((Option("mixed", worker, 1.0), 4),)
     slo = parse_slo({"ttft": {"p90": "500 ms"}}, where="slo")
     for routing in ("cache-aware", "e2", "min-ttft"):

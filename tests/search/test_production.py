@@ -20,11 +20,11 @@ from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.engine import Engine
 from planner.models.spread import Factor, StepTimeSpread
-from planner.reports.fact_sentences import sentence, sentences
+from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective_of
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TEST_BLOCK, TESTED, Scenarios, next_block
 from planner.search.problem.bill import bill_fleet
@@ -35,7 +35,7 @@ from planner.search.production.cheapest_kept import find_cheaper_kept, find_chea
 from planner.search.production.production_fleet import _find_near_feasible, find_production_fleet
 from planner.search.production.scenario_test import MOST_TEST_SCENARIOS, ScenarioTest
 from planner.search.production.three_answers import with_answers
-from planner.solvers.repeats import decision
+from planner.solvers.repeats import decide_sequentially
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
@@ -65,7 +65,7 @@ def every_cheaper(problem: Problem, paper: FleetSearch, below: float) -> list[Co
         for p, d in itertools.product(of["prefill"], of["decode"])
         for n, m in itertools.product(range(1, 9), repeat=2)
     ]
-    return [counts for counts in fleets if paper.value * (1 - 1e-9) <= objective(counts) < below]
+    return [counts for counts in fleets if paper.value * (1 - 1e-9) <= objective_of(counts) < below]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,7 +74,7 @@ def test_no_cheaper_fleet_misses_as_few_futures(seed: int) -> None:
     problem, paper = searched(seed)
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None and asked.oracle.missed_count(best, 99) <= asked.oracle.may_miss
-    for counts in every_cheaper(problem, paper, objective(best) * (1 - 1e-6)):
+    for counts in every_cheaper(problem, paper, objective_of(best) * (1 - 1e-6)):
         assert not asked.oracle.holds(counts), counts
 
 
@@ -86,7 +86,7 @@ def test_fleets_that_a_search_took_for_refuted_are_not_remembered_as_failures() 
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None
     asked = with_scenarios(asked, asked.oracle.scenarios, asked.oracle.may_miss)
-    find_cheaper_kept(asked, paper, best, any_mix=False, refuted_value=2 * objective(best))
+    find_cheaper_kept(asked, paper, best, any_mix=False, refuted_value=2 * objective_of(best))
     assert asked.oracle.verdicts.get(names_of(best)) is not False
 
 
@@ -101,7 +101,7 @@ def test_other_designs_grow_below_a_dear_fleet() -> None:
     dear = tuple((option, 4 * count) for option, count in best)
     kept = grow_other_designs(asked, other, dear)
     assert kept[-1] == dear and len(kept) > 1
-    assert [objective(counts) for counts in kept] == sorted(objective(counts) for counts in kept)
+    assert [objective_of(counts) for counts in kept] == sorted(objective_of(counts) for counts in kept)
     assert all(asked.oracle.missed_count(counts, 99) <= asked.oracle.may_miss for counts in kept)
     assert grow_other_designs(asked, other, tuple((option, 1) for option, _ in best)) == [
         tuple((option, 1) for option, _ in best)
@@ -138,9 +138,9 @@ def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     mixed_of_gpu = {o.type.gpu.name: o for o in paper.level0.options if o.role == "mixed"}
     cheapest_gpus = set()
     for option in mixed_of_gpu.values():
-        dear = ((option, math.ceil(6 * objective(best) / option.objective)),)
+        dear = ((option, math.ceil(6 * objective_of(best) / option.objective)),)
         kept = grow_other_designs(asked, replace(paper, best=dear, level0=nothing), dear)
-        assert objective(kept[0]) < objective(dear)
+        assert objective_of(kept[0]) < objective_of(dear)
         assert asked.oracle.missed_count(kept[0], 99) <= asked.oracle.may_miss
         cheapest_gpus |= {option.type.gpu.name for option, _ in kept[0]}
     assert len(mixed_of_gpu) > 1 and len(cheapest_gpus) == 1
@@ -173,7 +173,7 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     )
     dear = replace(made, best=tuple((option, 10 * count) for option, count in made.best))
     said = with_answers(problem, paper, dear)
-    assert objective(said.best) <= objective(lossy) and said.is_tested
+    assert objective_of(said.best) <= objective_of(lossy) and said.is_tested
 
 
 def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not()
     far = [((prefill, 2), (decode, 20 + more)) for more in range(6)]
     most = asked.oracle.may_miss + 2
     assert all(asked.oracle.missed_count(counts, most) > most for counts in far)
-    assert all(map(asked.oracle.as_written().holds, far)) and objective(far[0]) > objective(made.best)
+    assert all(map(asked.oracle.as_written().holds, far)) and objective_of(far[0]) > objective_of(made.best)
     asked.oracle.verdicts.update({names_of(counts): False for counts in (*far, made.best)})
     dear = tuple((option, 20 * count) for option, count in made.best)
     assert _find_near_feasible(asked, paper, dear) == [made.best]
@@ -267,7 +267,7 @@ def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPat
     )
     known = add_workers(paper.best, 40)
     best = find_cheaper_kept(asked, paper, known)
-    assert best is not None and objective(best) < objective(known)
+    assert best is not None and objective_of(best) < objective_of(known)
     assert asked.oracle.missed_count(best, 99) <= asked.oracle.may_miss
 
 
@@ -315,7 +315,7 @@ def test_the_share_beside_a_plan_on_paper_is_that_of_its_answer(monkeypatch: pyt
     found = plan(question(**SAFE, **stock), traffic(), CATALOG)
     assert found.status == "not for production"
     (why,) = [fact for fact in found.warnings if isinstance(fact, facts.TooFewKept)]
-    assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.75" in sentence(why)
+    assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.75" in fact_sentence(why)
 
 
 def test_without_a_spread_nothing_is_certified() -> None:
@@ -399,7 +399,10 @@ def test_evenly_spread_step_times_make_the_test_err_less() -> None:
         prefill_z = np.array([scenarios._step_time_sigmas(i)[0] for i in range(MOST_TEST_SCENARIOS)])
         for share_frac in (0.88, 0.94):
             is_kept = (prefill_z < NormalDist().inv_cdf(share_frac)).tolist()
-            decisions = (decision(sum(is_kept[:n]), n, 0.85, 0.95) for n in range(1, MOST_TEST_SCENARIOS + 1))
+            decisions = (
+                decide_sequentially(sum(is_kept[:n]), n, 0.85, 0.95)
+                for n in range(1, MOST_TEST_SCENARIOS + 1)
+            )
             holds = next((each for each in decisions if each != "open"), "open") == "holds"
             wrong, right = wrong + (holds and share_frac < 0.9), right + (holds and share_frac > 0.9)
     assert wrong <= 1 and right == 60
@@ -448,7 +451,7 @@ def test_the_front_end_is_as_late_as_prefills_are() -> None:
 
 
 def test_the_warnings_of_a_certified_plan_do_not_say_otherwise() -> None:
-    assert not [said for said in sentences(planned().warnings) if "not certified" in said]
+    assert not [said for said in fact_sentences_of(planned().warnings) if "not certified" in said]
 
 
 def test_kept_in_is_what_is_asked() -> None:
@@ -459,5 +462,5 @@ def test_kept_in_is_what_is_asked() -> None:
         problem, paper = best_of(search_llm(SearchInputs(task, traffic(), CATALOG)))
         _, best = find_cheapest_kept(with_search_scenarios(problem), paper)
         assert best is not None
-        values.append(objective(best))
+        values.append(objective_of(best))
     assert values[0] <= values[1]

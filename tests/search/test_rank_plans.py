@@ -18,7 +18,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.reports.rows import fleet_rows
 from planner.search.problem.options import (
-    Engines,
+    EngineChoices,
     decode_options,
     mixed_options,
     prefill_options,
@@ -94,12 +94,12 @@ def test_dense_llms_have_no_ranks(tmp_path: Path) -> None:
 def test_the_search_takes_the_ranks_it_is_given() -> None:
     assert parse_task(question(), CATALOG).ranks == (1,)
     task = parse_task(question(dp=[1, 2, 8], max_num_batched_tokens=2048), CATALOG)
-    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, Engines.of(task))
+    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, EngineChoices.of(task))
     found = {(worker.tp, worker.dp) for worker in types if worker.dp > 1}
     assert found == {(1, 2), (1, 8), (2, 2), (4, 2)}
     assert all(worker.ep for worker in types if worker.dp > 1)
     only = parse_task(question(dp=2, max_num_batched_tokens=2048), CATALOG)
-    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, Engines.of(only))
+    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, EngineChoices.of(only))
     assert {worker.dp for worker in types} == {2}
 
 
@@ -110,7 +110,7 @@ def test_no_bound_takes_more_time_than_a_worker_took(seed: int) -> None:
     """
     rng = np.random.default_rng(seed)
     task = parse_task(question(dp=[2, 4], max_num_batched_tokens=int(rng.choice([512, 4096]))), CATALOG)
-    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, Engines.of(task))
+    types, _ = worker_types(MIXTURE, [H100], CATALOG, 4096, EngineChoices.of(task))
     (option,) = mixed_options([types[int(rng.integers(len(types)))]], "gpus")
     n = 300
     trace = Trace(
@@ -168,9 +168,9 @@ def test_ranks_on_several_nodes_serve_as_ranks_do(tmp_path: Path) -> None:
     done = simulate(found, Trace("one", np.array([0.0]), np.array([1000]), np.array([3])))
     prefill, decode = (pool.type.latency for pool in found.pools)
     own_s = float(prefill.of_rank.step_s(1000, pairs=1000 * 1001 / 2, prefills=1))
-    assert float(done.ttft_s[0]) == pytest.approx(own_s + float(prefill.joint_at(1015)), rel=1e-6)
+    assert float(done.ttft_s[0]) == pytest.approx(own_s + float(prefill.joint_experts_s(1015)), rel=1e-6)
     decodes_s = [float(decode.of_rank.step_s(1, decodes=1, kv_tokens=kv)) for kv in (1001, 1002)]
-    way_s = float(done.e2e_s[0] - done.ttft_s[0]) - sum(decodes_s) - 2 * float(decode.joint_at(16))
+    way_s = float(done.e2e_s[0] - done.ttft_s[0]) - sum(decodes_s) - 2 * float(decode.joint_experts_s(16))
     assert 0 <= way_s < 0.01  # of the KV to the worker that decodes
 
 
@@ -178,7 +178,7 @@ def test_a_question_opens_several_nodes_where_one_has_no_room_for_so_many_ranks(
     deepseek = CATALOG.llm("deepseek-v3")
     asked = question(dp=[8, 16, 32]) | {"llm": deepseek.name}
     types, left = worker_types(
-        deepseek, [H100, CATALOG.gpu("l40s-48g")], CATALOG, 4096, Engines.of(parse_task(asked, CATALOG))
+        deepseek, [H100, CATALOG.gpu("l40s-48g")], CATALOG, 4096, EngineChoices.of(parse_task(asked, CATALOG))
     )
     assert {(kind.tp, kind.dp) for kind in types} == {(1, 16), (1, 32), (2, 16), (2, 32), (4, 16)}
     assert all(kind.latency.kind == "kernels" for kind in types)
@@ -194,7 +194,7 @@ def test_a_question_opens_several_nodes_where_one_has_no_room_for_so_many_ranks(
     only = parse_task(
         asked | {"fleet": {"gpus": ["h100-80g"], "dp": 16, "max_num_batched_tokens": 2048}}, CATALOG
     )
-    types, _ = worker_types(deepseek, [H100], CATALOG, 4096, Engines.of(only))
+    types, _ = worker_types(deepseek, [H100], CATALOG, 4096, EngineChoices.of(only))
     assert {kind.all2all for kind in types} == {high}
 
 

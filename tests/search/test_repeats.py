@@ -15,16 +15,22 @@ from planner.documents.task import Spot
 from planner.domain import SPOT
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
-from planner.reports.fact_sentences import sentence, sentences
+from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem import draws
 from planner.search.problem.build_problem import build_problem
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.simulator.slo_verdict import Verdict
-from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, decision, run_until_decided
+from planner.solvers.repeats import (
+    CONFIDENCE_FRAC,
+    FEW_FRAC,
+    MOST_FRAC,
+    decide_sequentially,
+    run_until_decided,
+)
 from planner.studies.seeds import SeedsQuestion, simulate_seed
 from planner.traffic.scaling import RateRequest
 
@@ -35,14 +41,14 @@ SUPERPOSED = {"rate": 25}
 def test_so_many_runs_decide() -> None:
     """1.1^k 0.1^m >= 20: k = 31.4 without a miss; with one, (ln 20 + ln 10) / ln 1.1 = 55.6 kept beside it.
     Two misses take a factor of 100: below 1/20 as long as 1.1^k < 5, which 16 kept runs keep."""
-    assert [decision(31, 31), decision(32, 32)] == ["open", "holds"]
-    assert [decision(55, 56), decision(56, 57)] == ["open", "holds"]
-    assert [decision(16, 18), decision(17, 19), decision(0, 1), decision(0, 2)] == [
-        "fails",
-        "open",
-        "open",
-        "fails",
-    ]
+    assert [decide_sequentially(31, 31), decide_sequentially(32, 32)] == ["open", "holds"]
+    assert [decide_sequentially(55, 56), decide_sequentially(56, 57)] == ["open", "holds"]
+    assert [
+        decide_sequentially(16, 18),
+        decide_sequentially(17, 19),
+        decide_sequentially(0, 1),
+        decide_sequentially(0, 2),
+    ] == ["fails", "open", "open", "fails"]
 
 
 @pytest.mark.parametrize(("share", "wrong"), [(FEW_FRAC, "holds"), (MOST_FRAC, "fails")])
@@ -52,7 +58,7 @@ def test_a_wrong_decision_is_as_rare_as_it_says(share: float, wrong: str) -> Non
     decided = []
     for _ in range(4000):
         kept = runs = 0
-        while (found := decision(kept, runs)) == "open":
+        while (found := decide_sequentially(kept, runs)) == "open":
             kept, runs = kept + (rng.random() < share), runs + 1
         decided.append(found)
     error = 1 - CONFIDENCE_FRAC
@@ -65,7 +71,7 @@ def test_runs_end_when_they_decide_or_when_there_are_enough() -> None:
     sure = run_until_decided("runs", lambda _: (True, verdict), 100)
     assert (sure.runs, sure.kept, sure.decision) == (32, 32, "holds")
     few = run_until_decided("runs", lambda _: (True, verdict), 7)
-    assert (few.runs, few.decision) == (7, "open") and "too few" in sentence(few)
+    assert (few.runs, few.decision) == (7, "open") and "too few" in fact_sentence(few)
     doomed = run_until_decided("runs", lambda _: (False, verdict), 100)
     assert (doomed.runs, doomed.kept, doomed.decision) == (2, 0, "fails")
 
@@ -85,7 +91,7 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
         assert (value.mean, value.most) == pytest.approx((np.mean(simulated_s), max(simulated_s)))
     assert any(
         line.startswith(f"the SLO is kept on {repeats.kept} of")
-        for line in sentences(found.certificate.binding)
+        for line in fact_sentences_of(found.certificate.binding)
     )
 
 
@@ -97,7 +103,7 @@ def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
     assert (
         "other draws of this traffic, with all workers and after the losses it must survive (the figures are "
         "with all workers)"
-    ) in sentence(repeats)
+    ) in fact_sentence(repeats)
 
 
 def test_a_trace_as_it_is_has_no_other_draws() -> None:
@@ -120,7 +126,7 @@ def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
     drawn = [requested_traffic(trace, task, seed=seed)[0] for seed in range(count)]
 
     def holds(fleet: Fleet) -> bool:
-        return all(judge(simulate(fleet, each, limits=task.slo.limits), task.slo).holds for each in drawn)
+        return all(judge_slo(simulate(fleet, each, limits=task.slo.limits), task.slo).holds for each in drawn)
 
     assert not holds(single.fleet)
     problem, found = best_of(search_policies(build_problem(task, trace, CATALOG)))
@@ -160,7 +166,7 @@ def test_spot_workers_are_interrupted_at_random_and_the_plan_says_what_comes_of_
     found = plan(task, traffic(requests=300), CATALOG)
     (repeats,) = found.certificate.repeats
     assert repeats.what.startswith("histories") and f"{repeats.kept} of {repeats.runs} histories" in str(
-        sentences(found.certificate.binding)
+        fact_sentences_of(found.certificate.binding)
     )
     terms = {pool.type.gpu.name: Spot(1.0, 30.0, 20.0) for pool in found.fleet.pools}
     verdicts = []
@@ -169,6 +175,6 @@ def test_spot_workers_are_interrupted_at_random_and_the_plan_says_what_comes_of_
             found.fleet, terms, found.trace.duration_s, np.random.default_rng([0, number])
         )
         disturbed = replace(found.fleet, disturbances=events)
-        verdicts.append(judge(simulate(disturbed, found.trace, limits=found.slo.limits), found.slo))
+        verdicts.append(judge_slo(simulate(disturbed, found.trace, limits=found.slo.limits), found.slo))
     assert repeats.kept == sum(verdict.holds for verdict in verdicts)
     assert repeats.attainment_frac.mean == pytest.approx(np.mean([each.attainment_frac for each in verdicts]))

@@ -7,7 +7,7 @@ from plans import CATALOG, a_pool, a_trace, mixed, pairs
 from questions import question, traffic
 
 from planner.fleet import Fleet
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.evidence.findings import one_trace_warnings
 from planner.search.evidence.robustness import (
@@ -101,6 +101,6 @@ def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
 def test_futures_of_a_short_trace_are_said_to_be_redrawn_from_it_alone(safety: object, warned: int) -> None:
     """500 requests at 15 a second last about half a minute; without scenarios there is nothing to say."""
     trace = traffic()
-    said = sentences(one_trace_warnings(Study(trace, CATALOG).problem_of(question(safety=safety))))
+    said = fact_sentences_of(one_trace_warnings(Study(trace, CATALOG).problem_of(question(safety=safety))))
     assert len(said) == warned
     assert all("this trace alone, which lasts" in each and "safety: {growth: 20 %}" in each for each in said)

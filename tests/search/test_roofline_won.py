@@ -11,7 +11,7 @@ from plans import mixed
 from planner.documents.facts import RooflineWon
 from planner.fleet import Fleet
 from planner.models.latency import Kind
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence.findings import roofline_warnings
 
 
@@ -43,4 +43,4 @@ def test_a_gpu_that_was_measured_in_larger_groups_is_named_with_its_group() -> N
     both: Any = SimpleNamespace(types=[replace(measured, tp=tp) for tp in (2, 4)])
     (fact,) = roofline_warnings(both, replace(guessed, pools=alone))
     assert fact == RooflineWon(("h100-80g tp1",), ("h100-80g tp2", "h100-80g tp4"))
-    assert "over h100-80g tp2, h100-80g tp4, where kernels" in sentence(fact)
+    assert "over h100-80g tp2, h100-80g tp4, where kernels" in fact_sentence(fact)

@@ -15,7 +15,7 @@ from planner.documents.task import PlanQuestion
 from planner.reports.answer_sentences import scenario_lines
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem, with_search_scenarios
 from planner.search.production.production_fleet import find_production_fleet
@@ -106,7 +106,7 @@ def test_what_a_model_finds_is_tested_at_full_size() -> None:
     assert build_scale_model(searched_whole, paper.best) is searched_whole
     alone = find_production_fleet(searched_whole, paper)
     assert alone is not None
-    assert objective(found.best) <= 1.15 * objective(alone.best)
+    assert objective_of(found.best) <= 1.15 * objective_of(alone.best)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError, TraceError
 from planner.fleet import Policies
 from planner.papers.goodput import poisson_traffic
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.rows import cost_rows
 from planner.search.evidence.certify import plan
 from planner.search.mixed.bounds import lower_bound
@@ -31,8 +31,8 @@ from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import simulate
 from planner.solvers.required_work import compute_slo_work, find_bound_requests, find_deadlines
-from planner.studies.what_if import Study, document
-from planner.traffic.scaling import rescale, select_window
+from planner.studies.what_if import Study, study_document
+from planner.traffic.scaling import rescale_trace, select_window
 from planner.traffic.sessions import session_numbers, with_nominal_arrivals
 from planner.traffic.trace import Trace
 from planner.traffic.workload import distinct_lengths
@@ -129,7 +129,7 @@ def test_a_fleet_does_the_same_with_nominal_arrivals(seed: int) -> None:
 def test_copies_are_other_users_with_whole_sessions() -> None:
     """Twice 40 chats of 4 turns, 10 s apart: the second 40 go around the circle, and wait for their own."""
     trace = chats(np.linspace(0, 369, 40).tolist(), 4, 10.0)
-    found = rescale(trace, 2 * trace.rate_rps, rng=np.random.default_rng(1))
+    found = rescale_trace(trace, 2 * trace.rate_rps, rng=np.random.default_rng(1))
     assert len(found) == 2 * len(trace) and found.rate_rps == pytest.approx(2 * trace.rate_rps, rel=0.02)
     child, parent = found.after.T
     assert (
@@ -156,21 +156,21 @@ def test_copies_are_other_users_with_whole_sessions() -> None:
 def test_fewer_users_keep_whole_sessions() -> None:
     trace = chats(np.linspace(0, 369, 40).tolist(), 4, 10.0)
     for how in ("thin", "superpose"):
-        found = rescale(trace, trace.rate_rps / 2, scale=how, rng=np.random.default_rng(1))
+        found = rescale_trace(trace, trace.rate_rps / 2, scale=how, rng=np.random.default_rng(1))
         assert len(found) == 80 and len(found.after) == 60
         assert found.duration_s == trace.duration_s
 
 
 def test_a_part_of_a_copy_is_of_whole_sessions() -> None:
     trace = chats(np.linspace(0, 369, 40).tolist(), 4, 10.0)
-    found = rescale(trace, 1.25 * trace.rate_rps, rng=np.random.default_rng(1))
+    found = rescale_trace(trace, 1.25 * trace.rate_rps, rng=np.random.default_rng(1))
     assert len(found) == 200
     assert 150 - 2 <= len(found.after) <= 150
 
 
 def test_a_faster_clock_shortens_pauses_too() -> None:
     trace = chats([0.0, 100.0], 2, 10.0)
-    found = rescale(trace, 2 * trace.rate_rps, scale="compress", rng=np.random.default_rng(1))
+    found = rescale_trace(trace, 2 * trace.rate_rps, scale="compress", rng=np.random.default_rng(1))
     assert found.arrival_s.tolist() == [0, 5, 50, 55] and found.think_s.tolist() == [0, 5, 0, 5]
 
 
@@ -285,7 +285,7 @@ def test_a_plan_for_sessions_holds_where_it_is_simulated_and_says_what_that_mean
         np.maximum(found.trace.arrival_s[child], ended_s[parent] + found.trace.think_s[child])
     )
     assert 0 < found.certificate.bound <= found.certificate.value
-    said = " ".join(sentences(found.certificate.assumptions))
+    said = " ".join(fact_sentences_of(found.certificate.assumptions))
     assert "arrives when this fleet has answered that one" in said and "the whole sessions of these" in said
 
 
@@ -299,7 +299,7 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     millions = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
     usd = bill_fleet(found.fleet).usd_per_h * run.end_s / 3600 / millions
     assert found.usd_per_million_tokens == pytest.approx(usd)
-    assert document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
+    assert study_document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
     assert any("to the last token" in row[2] for row in cost_rows(found)[1])
 
 
@@ -323,7 +323,8 @@ def test_sessions_that_run_on_alone_are_told() -> None:
     trace = chats(np.linspace(0, 1, 10).tolist(), 8, 0.0, tokens=200)
     found = plan(question(**CHATS), trace, CATALOG)
     assert any(
-        "the fleet is judged on a load that dies away" in warning for warning in sentences(found.warnings)
+        "the fleet is judged on a load that dies away" in warning
+        for warning in fact_sentences_of(found.warnings)
     )
 
 

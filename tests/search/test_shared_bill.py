@@ -15,7 +15,7 @@ from planner.documents.facts import NodesFilled
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.several.several_llms import plan_together
 
 SLOS: tuple[dict[str, Any], ...] = (
@@ -48,7 +48,9 @@ def test_llms_share_one_node_where_two_kinds_of_gpus_would_take_two() -> None:
     assert {pool.type.gpu.name for pool in shared.workers.pools} == {"h100-80g"}
     fact = shared.binding[0]
     assert isinstance(fact, NodesFilled) and fact.was_usd_per_h == pytest.approx(39.04)
-    assert "planned without a100-80g" in sentence(fact) and "23.92 instead of 39.04 USD/h" in sentence(fact)
+    assert "planned without a100-80g" in fact_sentence(
+        fact
+    ) and "23.92 instead of 39.04 USD/h" in fact_sentence(fact)
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
 
 
@@ -91,5 +93,5 @@ def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
     assert shared.bill.usd_per_h <= separate_usd_per_h * (1 + 1e-9)
     fact = shared.binding[0]
     assert isinstance(fact, NodesFilled) and fact.was_usd_per_h > separate_usd_per_h
-    assert "each LLM has nodes of its own" in sentence(fact)
+    assert "each LLM has nodes of its own" in fact_sentence(fact)
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact

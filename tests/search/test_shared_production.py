@@ -17,7 +17,7 @@ from shares import some
 from planner.documents.facts import NoneTogether, NotCertified, ProductionShared
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.mixed import mixed_fleets
 from planner.search.oracle import work_clock
@@ -193,7 +193,7 @@ def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_sto
         ]
         for gpu, count in SCARCE.items():
             assert sum(each.gpus for each in workers if each.gpu == gpu) <= count
-    assert any("gives way" in line for line in sentences(found.in_production))
+    assert any("gives way" in line for line in fact_sentences_of(found.in_production))
 
 
 @pytest.mark.slow

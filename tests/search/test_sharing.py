@@ -18,9 +18,9 @@ from shares import some
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
 from planner.errors import InfeasibleError, PlannerError
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
-from planner.search.level0.cheapest import Cheapest, cheapest
+from planner.search.level0.cheapest import Cheapest, cheapest_designs
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem import build_problem as posing
 from planner.search.problem import draws, options
@@ -29,7 +29,7 @@ from planner.search.several import shared_paper as sharing
 from planner.search.several.several_llms import _llm_warnings, plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import FleetLimits
 
 Floats = npt.NDArray[np.float64]
@@ -118,7 +118,7 @@ def least_by_force(fleets: list[Floats], amounts: list[float], column: int = 0) 
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of one token budget, so that all fleets can be simulated; few further draws of the traffic."""
 
-    def of_one_budget(llm: Any, gpus: Any, catalog: Any, longest: int, engines: options.Engines) -> Any:
+    def of_one_budget(llm: Any, gpus: Any, catalog: Any, longest: int, engines: options.EngineChoices) -> Any:
         return options.worker_types(llm, gpus, catalog, longest, replace(engines, budgets=(2048,)))
 
     monkeypatch.setattr(posing, "worker_types", of_one_budget)
@@ -179,7 +179,7 @@ def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
     """Every constraint, from the answer alone: each LLM's SLO in a run of its own, each shared limit."""
     for part in asked.parts:
         answer = found.plans[part.name]
-        assert judge(simulate(answer.fleet, answer.trace, limits=answer.slo.limits), answer.slo).holds
+        assert judge_slo(simulate(answer.fleet, answer.trace, limits=answer.slo.limits), answer.slo).holds
         assert answer.slo == part.task.slo and answer.fleet.llm.name == part.task.llm
     task = asked.parts[0].task
     pools = [pool for fleet in found.fleets for pool in fleet.pools]
@@ -213,7 +213,7 @@ def test_with_enough_for_all_each_has_its_own_plan() -> None:
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate == alone.certificate
     assert found.is_exact and found.rounds == 0
-    assert "no shared limit binds" in sentences(found.binding)[0]
+    assert "no shared limit binds" in fact_sentences_of(found.binding)[0]
 
 
 def test_one_llm_is_planned_as_it_is_alone() -> None:
@@ -233,7 +233,7 @@ def test_the_one_that_loses_least_gives_way() -> None:
     found = together(fleet)
     dearer = [name for name, one in found.plans.items() if one.certificate.value > found.alone[name] + 1e-6]
     assert len(dearer) == 1 and any(
-        line.startswith(f"{dearer[0]} gives way") for line in sentences(found.binding)
+        line.startswith(f"{dearer[0]} gives way") for line in fact_sentences_of(found.binding)
     )
     on_a100 = [
         plan(replace(part.task, stock={"a100-80g": 16}), part.trace, CATALOG).certificate.level0
@@ -269,7 +269,7 @@ def test_more_stock_never_costs_more() -> None:
 def test_what_a_limit_costs_is_what_planning_with_more_of_it_saves() -> None:
     stock = {"a100-80g": 16, "h100-80g": 4}
     found = together({"gpus": stock})
-    (line,) = [line for line in sentences(found.binding) if "more h100-80g" in line]
+    (line,) = [line for line in fact_sentences_of(found.binding) if "more h100-80g" in line]
     amount = int(line.partition("(")[2].partition(" ")[0])
     saved = float(line.partition("would save ")[2].partition(" ")[0])
     less, enough = (together({"gpus": stock | {"h100-80g": more}}).level0 for more in (amount - 1, amount))
@@ -312,9 +312,9 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     best = plan_together(asked, CATALOG)
 
     def stopped(*question: Any, **how: Any) -> Cheapest:
-        return cheapest(*question, **how | {"out_of_time": lambda: True})
+        return cheapest_designs(*question, **how | {"out_of_time": lambda: True})
 
-    monkeypatch.setattr(sharing, "cheapest", stopped)
+    monkeypatch.setattr(sharing, "cheapest_designs", stopped)
     found = plan_together(asked, CATALOG)
     assert found.status == "best found" and not found.is_exact
     assert best.level0 is not None and found.level0 is not None
@@ -326,12 +326,12 @@ def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     """Three draws of the traffic, each simulated here by itself, where the LLMs compete for 4 H100."""
     asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, runs=3)
     found = plan_together(asked, CATALOG)
-    assert any("gives way" in line for line in sentences(found.binding))
+    assert any("gives way" in line for line in fact_sentences_of(found.binding))
     for part in asked.parts:
         fleet = found.plans[part.name].fleet
         for seed in range(3):
             trace, _ = requested_traffic(part.trace, part.task, seed=seed)
-            assert judge(simulate(fleet, trace, limits=part.task.slo.limits), part.task.slo).holds
+            assert judge_slo(simulate(fleet, trace, limits=part.task.slo.limits), part.task.slo).holds
     assert found.value >= together({"gpus": {"a100-80g": 20, "h100-80g": 4}}).value * (1 - 1e-9)
 
 

@@ -15,7 +15,7 @@ from planner.documents.safety import Safety
 from planner.search.production import scenario_test
 from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, TEST_REQUESTS
 from planner.search.production.three_answers import _one_fewer_refused
-from planner.solvers.repeats import decision
+from planner.solvers.repeats import decide_sequentially
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Outcomes:
 def one_by_one(kept: list[bool], most: int) -> tuple[int, int]:
     """Wald's test between 85 and 95 % as it is defined: kept, and of how many."""
     number = held = 0
-    may_pass = decision(most, most, 0.85, 0.95) == "holds"
-    while number < most and decision(held, number, 0.85, 0.95) == "open":
+    may_pass = decide_sequentially(most, most, 0.85, 0.95) == "holds"
+    while number < most and decide_sequentially(held, number, 0.85, 0.95) == "open":
         held += kept[number]
         number += 1
-        if may_pass and decision(held + most - number, most, 0.85, 0.95) != "holds":
+        if may_pass and decide_sequentially(held + most - number, most, 0.85, 0.95) != "holds":
             break
     return held, number
 

@@ -8,7 +8,7 @@ from simulations import random_case
 from planner.domain import Limit, Slo
 from planner.search.oracle.simulation_queries import is_decided_by_counts, keeps_slo
 from planner.simulator.replay import RequestRecords, simulate
-from planner.simulator.slo_verdict import judge, value_s
+from planner.simulator.slo_verdict import judge_slo, value_s
 
 
 def test_counts_decide_as_the_judgement_of_a_whole_simulation_does() -> None:
@@ -28,6 +28,6 @@ def test_counts_decide_as_the_judgement_of_a_whole_simulation_does() -> None:
                 limits.append(Limit(metric, percentile_frac, limit_s))
         slo = Slo(tuple(limits))
         is_kept = keeps_slo(fleet, trace, slo, RequestRecords(trace))
-        assert is_kept == judge(simulate(fleet, trace, limits=slo.limits), slo).holds, seed
+        assert is_kept == judge_slo(simulate(fleet, trace, limits=slo.limits), slo).holds, seed
         outcomes[is_kept] += is_decided_by_counts(fleet, trace, slo)
     assert min(outcomes.values()) > 30, outcomes

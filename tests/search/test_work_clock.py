@@ -35,13 +35,13 @@ def test_a_search_that_work_ends_is_the_same_though_simulations_take_any_time(
     """Every simulation is held up by up to 4 ms, as beside other work, so threads pass each other."""
     monkeypatch.setattr(work_clock, "WORK_S", work_s)
     expected = planned(tmp_path / "idle", "serial")
-    answer, rng = simulation_queries.Replay.answer, random.Random(0)
+    answer, rng = simulation_queries.TraceSimulations.answer, random.Random(0)
 
     def held_up(self: Any, query: Any) -> Any:
         time.sleep(rng.uniform(0, 0.004))
         return answer(self, query)
 
-    monkeypatch.setattr(simulation_queries.Replay, "answer", held_up)
+    monkeypatch.setattr(simulation_queries.TraceSimulations, "answer", held_up)
     assert planned(tmp_path / "busy", "threads:4") == expected
     assert b"best found" in expected["plan.yaml"]
 

@@ -21,7 +21,7 @@ from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.build_problem import build_problem
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -49,7 +49,7 @@ def asked(trace: Trace, **document: Any) -> Plan:
     document["fleet"] = fleet | {"sold_as": dict.fromkeys(fleet["gpus"], "gpu")}
     found = plan(parse_task({"llm": LLAMA, "safety": "none"} | document, CATALOG), trace, CATALOG)
     again = simulate(found.fleet, found.trace, limits=found.slo.limits, record=True)
-    assert judge(again, found.slo).holds
+    assert judge_slo(again, found.slo).holds
     assert found.certificate.bound <= found.certificate.value * (1 + 1e-9)
     return found
 

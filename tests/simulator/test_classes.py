@@ -12,7 +12,7 @@ from simulator_reference import Reference
 from planner.domain import Limit, Selector, Slo, allowed_above
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace
 
 CHAT, BATCH = Selector("chat", tenants=("chat",)), Selector("batch", tenants=("batch",))
@@ -49,7 +49,7 @@ def test_lines_of_classes_count_what_the_plain_simulator_gives_to_them(seed: int
     )
     slo = Slo(limits)
     simulation = simulate(fleet, trace, limits=limits, record=True)
-    slow, verdict = Reference(fleet, trace).run(), judge(simulation, slo)
+    slow, verdict = Reference(fleet, trace).run(), judge_slo(simulation, slo)
     for k, limit in enumerate(limits):
         values = values_of(slow, simulation, limit)
         late = sum(value > limit.limit_s for value in values)
@@ -62,7 +62,7 @@ def test_lines_of_classes_count_what_the_plain_simulator_gives_to_them(seed: int
     if kept is None:
         assert not verdict.holds
     else:
-        assert judge(kept, slo, with_percentiles=False).holds == verdict.holds
+        assert judge_slo(kept, slo, with_percentiles=False).holds == verdict.holds
 
 
 def test_requests_that_are_due_first_go_first() -> None:
@@ -96,7 +96,7 @@ def test_a_class_that_waits_for_ever_fails_the_backlog_test() -> None:
     slo = Slo((Limit("ttft", 0.9, 2.5, CHAT), Limit("e2e", 0.99, 3600.0, BATCH)))
     due = tuple((selector, slo.due_s(selector)) for selector in slo.selectors)
     policies = replace(fleet.policies, queue="edf", due=due)
-    verdict = judge(simulate(replace(fleet, policies=policies), trace, limits=slo.limits), slo)
+    verdict = judge_slo(simulate(replace(fleet, policies=policies), trace, limits=slo.limits), slo)
     assert [line.holds for line in verdict.lines] == [True, True]
     assert not verdict.is_steady and not verdict.holds
     assert verdict.patience_s == 60.0

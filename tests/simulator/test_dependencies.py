@@ -17,7 +17,7 @@ from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.output import requests_csv
 from planner.simulator import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.scaling import select_window
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace
@@ -228,6 +228,6 @@ def test_a_queue_that_grows_while_sessions_begin_is_no_steady_state() -> None:
     slo = Slo((Limit("tbt", 0.5, 2.0),))
     found = simulate(Fleet(LLM, (pool,), Policies()), trace, limits=slo.limits)
     assert found.end_s == 400 and found.arrival_s.max() < 360
-    assert not judge(found, slo).is_steady
+    assert not judge_slo(found, slo).is_steady
     quick = simulate(Fleet(LLM, (replace(pool, count=5),), Policies()), trace, limits=slo.limits)
-    assert judge(quick, slo).is_steady
+    assert judge_slo(quick, slo).is_steady

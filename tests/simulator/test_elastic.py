@@ -518,7 +518,7 @@ def test_bad_pools_and_controllers_are_refused() -> None:
         simulate_elastic(one(), trace, [ElasticPool(1.0)], Always(1.0, -1.0))
     with pytest.raises(InputError, match="2 sizes, must be one"):
         simulate_elastic(one(), trace, [ElasticPool(1.0)], Script(1.0, [[1, 1]]))
-    with pytest.raises(InputError, match="asked at 0 s, it wants \\[nan\\] workers"):
+    with pytest.raises(InputError, match="its decision at 0 s is \\[nan\\] workers"):
         simulate_elastic(one(), trace, [ElasticPool(1.0)], Script(1.0, [[math.nan]]))  # type: ignore[list-item]
     waits = replace(trace, after=np.array([[1, 0]]), think_s=np.zeros(2))
     with pytest.raises(InputError, match="column after"):

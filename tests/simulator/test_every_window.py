@@ -13,7 +13,7 @@ from simulator_reference import Reference
 
 from planner.domain import Limit, Slo, allowed_above
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
-from planner.simulator.slo_verdict import in_windows, judge, percentile_s, windows_s
+from planner.simulator.slo_verdict import in_windows, judge_slo, percentile_s, windows_s
 from planner.traffic import trace as traces
 from planner.traffic.trace import Trace, measured_window
 
@@ -25,10 +25,10 @@ def test_a_bad_hour_that_the_whole_hides() -> None:
     fleet, trace = one_bad_hour()
     limit = Limit("ttft", 0.8, 1.5)
     simulation = simulate(fleet, trace, limits=(limit,), record=True)
-    whole = judge(simulation, Slo((limit,)))
+    whole = judge_slo(simulation, Slo((limit,)))
     assert whole.holds and whole.windows == 0 and whole.lines[0].worst is None
     assert whole.lines[0].kept_frac == pytest.approx(1 - 288 / 1788)
-    every = judge(simulation, Slo((limit,), every_s=3600.0))
+    every = judge_slo(simulation, Slo((limit,), every_s=3600.0))
     line = every.lines[0]
     assert not every.holds and not line.holds and every.windows == 5
     assert line.value_s == whole.lines[0].value_s == 1.0
@@ -46,8 +46,8 @@ def test_an_attainment_must_hold_in_every_window_too() -> None:
     fleet, trace = one_bad_hour()
     limits = (Limit("ttft", 0.2, 1.5),)
     simulation = simulate(fleet, trace, limits=limits, record=True)
-    assert judge(simulation, Slo(limits, 0.8)).holds
-    every = judge(simulation, Slo(limits, 0.8, 3600.0))
+    assert judge_slo(simulation, Slo(limits, 0.8)).holds
+    every = judge_slo(simulation, Slo(limits, 0.8, 3600.0))
     assert every.lines[0].holds and not every.attainment_holds and not every.holds
     assert every.attainment_worst is not None
     assert every.attainment_worst.kept_frac == pytest.approx(every.lines[0].worst.kept_frac)  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def test_one_window_is_the_whole() -> None:
     fleet, trace = one_bad_hour()
     limit = Limit("ttft", 0.8, 1.5)
     simulation = simulate(fleet, trace, limits=(limit,), record=True)
-    verdict = judge(simulation, Slo((limit,), 0.5, 86400.0))
+    verdict = judge_slo(simulation, Slo((limit,), 0.5, 86400.0))
     assert verdict.holds and verdict.windows == 1
     worst = verdict.lines[0].worst
     assert worst is not None
@@ -100,7 +100,7 @@ def test_each_window_is_counted_as_if_it_were_cut_out(seed: int, monkeypatch: py
     slow = Reference(fleet, trace).run()
     edges_s = windows_s(recorded, every_s)
     assert np.array_equal(edges_s, counted.edges_s)
-    verdict = judge(recorded, Slo(limits, every_s=every_s))
+    verdict = judge_slo(recorded, Slo(limits, every_s=every_s))
     for k, limit in enumerate(limits):
         parts = values_in(slow, trace, edges_s.tolist(), limit.metric)
         late = [sum(value > limit.limit_s for value in part) for part in parts]
@@ -132,9 +132,9 @@ def test_stopping_early_in_a_window_never_changes_the_verdict(monkeypatch: pytes
         slo = Slo(limits, attainment_frac, max(float(trace.arrival_s[-1]) / 5, 1e-3))
         whole = simulate(fleet, trace, limits=limits, record=True)
         found = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), slo.every_s)
-        holds = judge(whole, slo).holds
-        assert holds == (found is not None and judge(found, slo, with_percentiles=False).holds)
-        over_all = judge(whole, replace(slo, every_s=None)).holds
+        holds = judge_slo(whole, slo).holds
+        assert holds == (found is not None and judge_slo(found, slo, with_percentiles=False).holds)
+        over_all = judge_slo(whole, replace(slo, every_s=None)).holds
         assert over_all or not holds  # in every window, so over the whole
         verdicts.append(holds)
         alone += over_all and not holds
@@ -148,4 +148,4 @@ def test_gaps_of_windows_need_recorded_runs() -> None:
     gaps = tuple(limit for limit in limits if limit.metric == "tbt")
     simulation = simulate(fleet, replace(trace, output_tokens=trace.output_tokens + 3), limits=gaps)
     with pytest.raises(ValueError, match="record=True"):
-        judge(simulation, Slo(gaps, every_s=1.0))
+        judge_slo(simulation, Slo(gaps, every_s=1.0))

@@ -12,10 +12,10 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine
 from planner.models.kv_layout import KvBeside
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.findings import list_warnings
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 
 
 @pytest.mark.parametrize("dyadic", [False, True])
@@ -119,5 +119,5 @@ def test_what_the_plan_counts_otherwise_than_the_engine_is_a_warning(own: KvBesi
     slo = Slo((Limit("ttft", 0.9, 5.0),))
     trace = prefix_trace([0.0, 10.0, 20.0], [[1], [1], [2]])
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
-    said = sentences(list_warnings(fleet, simulation, slo, judge(simulation, slo)))
+    said = fact_sentences_of(list_warnings(fleet, simulation, slo, judge_slo(simulation, slo)))
     assert [caution in each for each in said if "prefix cache" in each] == ([True] if caution else [])

@@ -15,7 +15,7 @@ from planner.fleet import Fleet
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import (
     gaps_s,
-    judge,
+    judge_slo,
     measured_mask,
     percentile_s,
     request_values_s,
@@ -66,14 +66,14 @@ def test_percentiles_of_a_run_equal_those_of_the_plain_simulator(seed: int) -> N
     fleet, trace, limits, closed_loop = random_case(seed, dyadic=False)
     fast = simulate(fleet, trace, limits=limits, record=True, closed_loop=closed_loop)
     slow = Reference(fleet, trace, closed_loop=closed_loop).run()
-    verdict = judge(fast, Slo(limits))
+    verdict = judge_slo(fast, Slo(limits))
     for line in verdict.lines:
         values = slow.values(line.limit.metric)
         if values:
             expected = percentile_s(np.array(values), line.limit.percentile_frac)
             assert line.value_s == pytest.approx(expected, rel=1e-9)
         assert line.holds == slow.keeps(line.limit)
-    assert judge(fast, Slo(limits), with_percentiles=False).holds == verdict.holds
+    assert judge_slo(fast, Slo(limits), with_percentiles=False).holds == verdict.holds
 
 
 @pytest.mark.parametrize("closed_loop", [0, 4])
@@ -93,8 +93,8 @@ def test_stopping_early_never_changes_the_verdict(closed_loop: int) -> None:
             simulate(fleet, trace, limits=slo.limits, stop_early=stop, closed_loop=closed_loop)
             for stop in (False, True)
         )
-        assert judge(early, slo).holds == judge(whole, slo).holds
-        verdicts.append(judge(whole, slo).holds)
+        assert judge_slo(early, slo).holds == judge_slo(whole, slo).holds
+        verdicts.append(judge_slo(whole, slo).holds)
         stopped += not early.complete
     assert 30 < sum(verdicts) < 270
     assert stopped > 30
@@ -125,13 +125,13 @@ def test_a_growing_queue_fails_the_backlog_test_whatever_the_percentiles() -> No
     that measure."""
     fleet, trace = saturated()
     slo = Slo((Limit("ttft", 0.5, 150.0),))
-    verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
+    verdict = judge_slo(simulate(fleet, trace, limits=slo.limits), slo)
     assert verdict.lines[0].value_s == pytest.approx(106, abs=0.5)
     assert verdict.lines[0].holds
     assert not verdict.is_steady
     assert not verdict.holds
     patient = Slo((Limit("ttft", 0.5, 250.0),))
-    held = judge(simulate(fleet, trace, limits=patient.limits), patient)
+    held = judge_slo(simulate(fleet, trace, limits=patient.limits), patient)
     assert held.holds
     assert (verdict.patience_s, held.patience_s) == (150.0, 250.0)
     assert verdict.patient_frac == 0.0 and held.patient_frac == 1.0
@@ -140,7 +140,7 @@ def test_a_growing_queue_fails_the_backlog_test_whatever_the_percentiles() -> No
 def test_without_a_ttft_limit_the_backlog_test_waits_a_minute() -> None:
     fleet, trace = saturated()
     slo = Slo((Limit("e2e", 0.1, 60.0),))
-    verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
+    verdict = judge_slo(simulate(fleet, trace, limits=slo.limits), slo)
     assert verdict.lines[0].holds
     assert not verdict.is_steady
 
@@ -157,12 +157,12 @@ def test_attainment_counts_requests_that_keep_every_limit() -> None:
     outputs = np.where(np.arange(21) % 4 == 0, 9, 5)
     trace = make_trace(np.arange(21) * 10.0, np.ones(21, int), outputs)
     slo = Slo((Limit("ttft", 0.9, 1.5), Limit("e2e", 0.5, 6.0)), attainment_frac=0.75)
-    verdict = judge(simulate(mixed(make_latency()), trace, limits=slo.limits, record=True), slo)
+    verdict = judge_slo(simulate(mixed(make_latency()), trace, limits=slo.limits, record=True), slo)
     assert verdict.attainment_frac == 15 / 20
     assert verdict.holds
     assert [line.kept_frac for line in verdict.lines] == [1.0, 0.75]
     stricter = Slo(slo.limits, attainment_frac=0.76)
-    refused = judge(simulate(mixed(make_latency()), trace, limits=slo.limits), stricter)
+    refused = judge_slo(simulate(mixed(make_latency()), trace, limits=slo.limits), stricter)
     assert all(line.holds for line in refused.lines)
     assert not refused.attainment_holds
     assert not refused.holds
@@ -179,11 +179,11 @@ def test_rejected_requests_break_every_limit_but_those_on_gaps_and_the_slo() -> 
     metrics: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
     for percentile_frac, holds in ((0.89, True), (0.91, False)):
         slo = Slo(tuple(Limit(metric, percentile_frac, 3.0) for metric in metrics))
-        verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
+        verdict = judge_slo(simulate(fleet, trace, limits=slo.limits), slo)
         assert [line.holds for line in verdict.lines] == [holds] * 3
         assert verdict.rejected == 20 and not verdict.holds
     slo = Slo((Limit("tbt", 0.99, 3.0),), attainment_frac=0.91)
-    verdict = judge(simulate(fleet, trace, limits=slo.limits), slo)
+    verdict = judge_slo(simulate(fleet, trace, limits=slo.limits), slo)
     assert verdict.lines[0].holds and not verdict.holds
     assert not verdict.attainment_holds
 
@@ -195,7 +195,7 @@ def test_rejected_requests_after_the_last_finished_one_count() -> None:
     slo = Slo((Limit("ttft", 0.5, 3.0),), attainment_frac=0.5)
     result = simulate(mixed(make_latency(), kv_tokens=32), trace, limits=slo.limits)
     assert measured_mask(result).sum() == 95
-    verdict = judge(result, slo)
+    verdict = judge_slo(result, slo)
     assert verdict.rejected == 99
     assert verdict.attainment_frac == 0.0
     assert not verdict.lines[0].holds
@@ -205,7 +205,7 @@ def test_rejected_requests_after_the_last_finished_one_count() -> None:
 def test_the_judge_wants_the_limits_that_were_watched() -> None:
     fleet, trace = saturated()
     with pytest.raises(ValueError, match="same SLO"):
-        judge(simulate(fleet, trace), Slo((Limit("ttft", 0.5, 1.0),)))
+        judge_slo(simulate(fleet, trace), Slo((Limit("ttft", 0.5, 1.0),)))
 
 
 def test_gap_percentiles_need_a_recorded_run() -> None:
@@ -219,9 +219,9 @@ def test_gap_percentiles_need_a_recorded_run() -> None:
     )
     assert value_s(recorded, "tbt", 0.99) == 1.0
     assert gaps_s(recorded)[1].sum() == recorded.counted[0]
-    assert math.isnan(judge(plain, slo).lines[0].value_s)
-    assert judge(plain, slo).holds
-    assert judge(recorded, slo).holds
+    assert math.isnan(judge_slo(plain, slo).lines[0].value_s)
+    assert judge_slo(plain, slo).holds
+    assert judge_slo(recorded, slo).holds
     assert (request_values_s(recorded, "tbt") == 1.0).all()
 
 
@@ -237,7 +237,7 @@ def test_stopping_at_the_backlog_test_never_changes_the_verdict() -> None:
         )
         found = simulate_if_kept(fleet, trace, (), RequestRecords(trace), patience_s=patience_s)
         limits = (Limit("ttft", 0.0, patience_s),)
-        is_steady = judge(simulate(fleet, trace, limits=limits), Slo(limits)).is_steady
+        is_steady = judge_slo(simulate(fleet, trace, limits=limits), Slo(limits)).is_steady
         assert not is_steady or (found is not None and found.e2e_s.tobytes() == whole.e2e_s.tobytes())
         failed, stopped = failed + (not is_steady), stopped + (found is None)
     assert failed > 40 and 10 < stopped <= failed, (failed, stopped)

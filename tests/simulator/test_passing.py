@@ -19,7 +19,7 @@ from planner.simulator.energy import expected_power
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.replay import RequestRecords, is_long, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gap_percentile_s, gap_runs, gaps_s, judge
+from planner.simulator.slo_verdict import gap_percentile_s, gap_runs, gaps_s, judge_slo
 from planner.simulator.utilisation import pool_uses
 from planner.traffic.trace import Trace
 
@@ -154,8 +154,8 @@ def test_percentiles_of_counted_gaps_are_gaps_of_that_rank(
 def test_the_verdict_is_that_of_the_whole_run(in_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = busy_trace(300)
     slo = Slo((Limit("ttft", 0.9, 0.2), Limit("tbt", 0.9, 0.05), Limit("e2e", 0.5, 1.0)))
-    ours = judge(simulate(FLEET, trace, limits=slo.limits, record=True), slo)
-    theirs = judge(whole(FLEET, trace, slo.limits, monkeypatch), slo)
+    ours = judge_slo(simulate(FLEET, trace, limits=slo.limits, record=True), slo)
+    theirs = judge_slo(whole(FLEET, trace, slo.limits, monkeypatch), slo)
     assert ours.lines[1].value_s == pytest.approx(theirs.lines[1].value_s, rel=2**-16)
     assert [line.kept_frac for line in ours.lines] == [line.kept_frac for line in theirs.lines]
     assert (ours.holds, ours.attainment_frac, ours.patient_frac) == (
@@ -169,8 +169,8 @@ def test_the_verdict_is_that_of_the_whole_run(in_chunks: None, monkeypatch: pyte
 def test_windows_are_judged_without_recorded_gaps(in_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = busy_trace(600)
     slo = Slo((Limit("tbt", 0.9, 0.05), Limit("ttft", 0.9, 0.3)), every_s=2.0)
-    ours = judge(simulate(FLEET, trace, limits=slo.limits, record=True, every_s=2.0), slo)
-    theirs = judge(whole(FLEET, trace, slo.limits, monkeypatch), slo)
+    ours = judge_slo(simulate(FLEET, trace, limits=slo.limits, record=True, every_s=2.0), slo)
+    theirs = judge_slo(whole(FLEET, trace, slo.limits, monkeypatch), slo)
     assert (ours.windows, ours.holds) == (theirs.windows, theirs.holds)
     assert ours.windows > 1
     assert [line.holds for line in ours.lines] == [line.holds for line in theirs.lines]

@@ -14,7 +14,7 @@ from planner.documents.slo import parse_slo, slo_document
 from planner.domain import Limit, ServiceGuarantee, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.simulator.layout import RUN
 from planner.simulator.service_shares import judge_guarantees, tenant_shares
 from planner.simulator.simulation import Simulation
@@ -126,7 +126,7 @@ def shares_under(queue: str) -> list[bool]:
     limits = (Limit("ttft", 0.5, 1e6),)
     slo = Slo(limits, guarantees=(ServiceGuarantee(None, 0.8, 20 * PROMPT_S),))
     simulation = simulate(Fleet(LLM, (pool,), policies), trace, limits=limits)
-    verdict = judge(simulation, slo)
+    verdict = judge_slo(simulation, slo)
     assert verdict.holds == verdict.guarantees_hold or not verdict.is_steady
     return [line.holds for line in verdict.guarantees]
 

@@ -19,7 +19,7 @@ from planner.models.latency import StepLatency
 from planner.simulator.layout import GROUP
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace
 
 # ------------------------------------------------------------------------------- against the plain simulator
@@ -426,7 +426,7 @@ def test_one_more_worker_never_breaks_a_promise(routing: str, kv_tokens: int) ->
         )
         slo = Slo(limits, attainment_frac=0.9)
         fleets = [serving_fleet(workers, kv_tokens=kv_tokens, routing=routing) for workers in range(2, 7)]
-        verdicts = [judge(simulate(fleet, trace, limits=limits), slo) for fleet in fleets]
+        verdicts = [judge_slo(simulate(fleet, trace, limits=limits), slo) for fleet in fleets]
         holds = [verdict.holds for verdict in verdicts]
         assert holds == sorted(holds)
         attained = np.array([verdict.attainment_frac for verdict in verdicts])

@@ -11,7 +11,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from planner.solvers import backend
-from planner.solvers.backend import Engine, Program, minimise, run_highs, whole_value
+from planner.solvers.backend import Engine, Program, minimise_program, run_highs, whole_value
 
 ENGINES: tuple[Engine, ...] = ("highs", "cbc", "ortools")
 
@@ -103,7 +103,7 @@ def test_programs_of_both_kinds_of_columns_cost_what_scip_says(seed: int) -> Non
         return outcome.status, pulp.value(problem.objective) if outcome.status == "optimal" else None
 
     status, value = solved_by("ortools")
-    point = minimise(Program(cost, csr_matrix(matrix), least, np.zeros(columns), high, is_integer))
+    point = minimise_program(Program(cost, csr_matrix(matrix), least, np.zeros(columns), high, is_integer))
     assert solved_by("highs") == (status, None if value is None else pytest.approx(value, abs=1e-5))
     assert point.status == status
     assert value is None or point.bound == pytest.approx(value, abs=1e-5)

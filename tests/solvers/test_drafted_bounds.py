@@ -13,7 +13,7 @@ from planner.fleet import Fleet, Pool
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation
 from planner.search.mixed.bounds import envelopes
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.solvers.demand import least_work, step_lines
@@ -90,7 +90,7 @@ def test_a_limit_on_gaps_is_out_of_reach_if_fewer_gaps_than_that_are_nothing(
     pool, _, _ = full(FLOOR)
     trace = make_trace(np.arange(100.0) * 100, [10] * 100, [41] * 100)
     slo = Slo((Limit("tbt", percentile_frac, limit_s),))
-    assert bool(unreachable(slo, [pool.type], requests_to_judge(slo, trace))) is is_proved
+    assert bool(unreachable_limits(slo, [pool.type], requests_to_judge(slo, trace))) is is_proved
     found = simulate(Fleet(LLM, (pool,)), trace, limits=slo.limits)
     kept = found.violations[0] <= (1 - percentile_frac) * found.counted[0] + 1e-9
     assert bool(kept) is not is_proved
@@ -102,6 +102,6 @@ def test_tokens_come_no_quicker_than_all_drafts_of_a_lone_decode_accepted() -> N
     trace = make_trace(np.arange(100.0) * 100, [10] * 100, [41] * 100)
     for limit_s, is_proved in ((0.249, True), (0.25, False)):
         slo = Slo((Limit("tpot", 0.9, limit_s),))
-        assert bool(unreachable(slo, [pool.type], requests_to_judge(slo, trace))) is is_proved
+        assert bool(unreachable_limits(slo, [pool.type], requests_to_judge(slo, trace))) is is_proved
     found = simulate(Fleet(LLM, (pool,)), trace)
     assert found.tpot_s.max() == pytest.approx(0.25)

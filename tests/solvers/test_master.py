@@ -17,13 +17,13 @@ from planner.models.latency import StepLatency
 from planner.search.level0 import two_pools
 from planner.search.level0.one_pool import Bounded, Search, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.reasons import reason_text
 from planner.solvers.master import (
     FleetLimits,
     Option,
     TrafficLoad,
-    bound,
+    bound_objective,
     cheapest_token_s,
     find_promising_fleet,
     least_seconds,
@@ -112,7 +112,7 @@ def test_bound_by_hand() -> None:
     work = one_class(1000, 1000, 1)
 
     def value(stock: dict[str, int | None]) -> float | None:
-        return bound(
+        return bound_objective(
             [slow, quick], TrafficLoad(work, SloWork(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), FleetLimits(stock)
         )
 
@@ -149,7 +149,7 @@ def test_bound_knows_the_link() -> None:
     options, work = [option("prefill", 1.0), option("decode", 1.0)], one_class(1000, 1000, 2)
 
     def value(link_bytes_per_s: float) -> float | None:
-        return bound(
+        return bound_objective(
             options,
             TrafficLoad(work, SloWork(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s),
             FleetLimits({"g": None}),
@@ -254,7 +254,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
             lambda: False,
             partial(of_gpus, compare),
         )
-    best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
+    best = min((objective_of(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)
     if search.best is not None:
         assert holds(search.best)

@@ -20,12 +20,12 @@ from planner import cli
 from planner.api import scheduling
 from planner.documents.markets import demand_of, parse_market, read_market
 from planner.errors import InfeasibleError, InputError
-from planner.reports.schedule_page import NAMES, ScheduleAnswer, figures, render
-from planner.solvers.backend import minimise
+from planner.reports.schedule_page import NAMES, ScheduleAnswer, render, schedule_figures
+from planner.solvers.backend import minimise_program
 from planner.solvers.reserved_schedule import (
-    Capacity,
     Demand,
     GpuOffer,
+    LlmWorkerType,
     Market,
     Schedule,
     _model,
@@ -63,7 +63,7 @@ def assert_keeps_constraints(market: Market, asked: Demand, found: Schedule) -> 
         firm_gpus, spot_gpus = np.zeros(len(offers)), np.zeros(len(offers))
         firm_rps, spot_rps = dict.fromkeys(asked.llms, 0.0), dict.fromkeys(asked.llms, 0.0)
         watts = 0.0
-        for c, each in enumerate(market.capacities):
+        for c, each in enumerate(market.worker_types):
             firm, spot = int(found.workers[c, t]), int(found.spot_workers[c, t])
             parts = [(*offers[gpu], gpus) for gpu, gpus in each.gpu_counts.items()]
             for g, _, gpus in parts:
@@ -100,11 +100,11 @@ def assert_keeps_constraints(market: Market, asked: Demand, found: Schedule) -> 
 def enumerated(market: Market, asked: Demand, most: int) -> float:
     """Cheapest over all firm and spot counts up to `most` in every window and all reserved GPUs."""
     windows = asked.rate_rps.shape[1]
-    spot_most = [most if market.is_on_spot(c) else 0 for c in market.capacities]
+    spot_most = [most if market.is_on_spot(c) else 0 for c in market.worker_types]
     choices = list(
-        itertools.product(*(range(most + 1) for _ in market.capacities), *(range(n + 1) for n in spot_most))
+        itertools.product(*(range(most + 1) for _ in market.worker_types), *(range(n + 1) for n in spot_most))
     )
-    size = len(market.capacities)
+    size = len(market.worker_types)
     fitting = []
     for t in range(windows):
         one = Demand(asked.llms, asked.rate_rps[:, [t]], HOUR_S)
@@ -115,7 +115,7 @@ def enumerated(market: Market, asked: Demand, most: int) -> float:
         counts = np.array(week, np.int64).T
         options = []
         for offer in market.offers:
-            need = np.array([c.gpu_counts.get(offer.gpu, 0) for c in market.capacities]) @ counts[:size]
+            need = np.array([c.gpu_counts.get(offer.gpu, 0) for c in market.worker_types]) @ counts[:size]
             reserved = range(int(need.max()) + 1) if offer.reserved_usd_per_h is not None else range(1)
             options.append(
                 min(
@@ -128,7 +128,7 @@ def enumerated(market: Market, asked: Demand, most: int) -> float:
         cost = sum(options)
         if cost >= best:
             continue
-        for c, each in enumerate(market.capacities):
+        for c, each in enumerate(market.worker_types):
             start = market.start_usd(each)
             for row in (counts[c], counts[size + c]):
                 cost += start * float(np.maximum(row - np.roll(row, 1), 0).mean())
@@ -139,21 +139,21 @@ def enumerated(market: Market, asked: Demand, most: int) -> float:
 
 def _fits(market: Market, one: Demand, firm: tuple[int, ...], spot: tuple[int, ...]) -> bool:
     for m, llm in enumerate(one.llms):
-        own = [i for i, c in enumerate(market.capacities) if c.llm == llm]
-        carried = sum(market.capacities[i].rate_rps * firm[i] for i in own)
+        own = [i for i, c in enumerate(market.worker_types) if c.llm == llm]
+        carried = sum(market.worker_types[i].rate_rps * firm[i] for i in own)
         extra = sum(
-            market.capacities[i].rate_rps * market.spot_share(market.capacities[i]) * spot[i] for i in own
+            market.worker_types[i].rate_rps * market.spot_share(market.worker_types[i]) * spot[i] for i in own
         )
         rate = one.rate_rps[m, 0]
         if carried < (1 - market.most_spot_frac) * rate - 1e-9 or carried + extra < rate - 1e-9:
             return False
     for offer in market.offers:
         used = sum(
-            c.gpu_counts.get(offer.gpu, 0) * (firm[i] + spot[i]) for i, c in enumerate(market.capacities)
+            c.gpu_counts.get(offer.gpu, 0) * (firm[i] + spot[i]) for i, c in enumerate(market.worker_types)
         )
         if offer.stock is not None and used > offer.stock:
             return False
-    watts = sum(c.power_w * (firm[i] + spot[i]) for i, c in enumerate(market.capacities))
+    watts = sum(c.power_w * (firm[i] + spot[i]) for i, c in enumerate(market.worker_types))
     return market.power_w is None or watts <= market.power_w
 
 
@@ -176,8 +176,8 @@ def random_case(rng: np.random.Generator) -> tuple[Market, Demand]:
                 int(rng.integers(3, 9)) if rng.random() < 0.3 else None,
             )
         )
-    capacities = [
-        Capacity(
+    worker_types = [
+        LlmWorkerType(
             f"llm{m}",
             f"t{g}",
             f"g{g}",
@@ -188,7 +188,7 @@ def random_case(rng: np.random.Generator) -> tuple[Market, Demand]:
         )
         for m, g in ([(0, g) for g in range(gpus)] if llms == 1 else [(0, 0), (1, gpus - 1)])
     ]
-    market = Market(tuple(offers), tuple(capacities), 0.4, 400.0 if rng.random() < 0.3 else None)
+    market = Market(tuple(offers), tuple(worker_types), 0.4, 400.0 if rng.random() < 0.3 else None)
     windows = 5 - columns if columns == 3 else 3
     return market, Demand(tuple(f"llm{m}" for m in range(llms)), rng.uniform(0, 6, (llms, windows)), HOUR_S)
 
@@ -210,7 +210,7 @@ def test_schedule_is_as_cheap_as_enumeration(block: int) -> None:
 def test_the_base_is_reserved_and_the_peak_rented() -> None:
     """Loads 1, 1, 1, 3 at 1 request/s per GPU: reserved 0.6 > on demand 1 x 1/4, so one reserved, two rented
     for a quarter of the time: 0.6 + 2/4 = 1.1 USD/h. The peak all the time costs 1.8."""
-    market = Market((GpuOffer("g", 1.0, 0.6),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    market = Market((GpuOffer("g", 1.0, 0.6),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, start_s=0.0),))
     asked = demand([1, 1, 1, 3])
     found = exactly(market, asked)
     assert found.cost_usd_per_h == pytest.approx(1.1) and found.reserved_gpus.tolist() == [1]
@@ -220,16 +220,16 @@ def test_the_base_is_reserved_and_the_peak_rented() -> None:
 
 def test_a_dear_start_keeps_workers_through_a_dip() -> None:
     """Loads 2, 1, 2, 1 on demand at 1 USD/h: stopping for an hour saves 1, starting again costs 2."""
-    market = Market((GpuOffer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=2 * HOUR_S),))
+    market = Market((GpuOffer("g", 1.0),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, start_s=2 * HOUR_S),))
     assert exactly(market, demand([2, 1, 2, 1])).workers.tolist() == [[2, 2, 2, 2]]
-    cheap = replace(market, capacities=(replace(market.capacities[0], start_s=0.4 * HOUR_S),))
+    cheap = replace(market, worker_types=(replace(market.worker_types[0], start_s=0.4 * HOUR_S),))
     assert exactly(cheap, demand([2, 1, 2, 1])).workers.tolist() == [[2, 1, 2, 1]]
 
 
 def test_two_llms_take_turns_on_reserved_gpus() -> None:
     """One peaks by day, the other by night: the same two GPUs serve both, for 1.2 USD/h. Both peaks at once
     do not fit them, so there is no fleet for the peak."""
-    each = [Capacity(f"llm{m}", "t", "g", 1, 1.0, start_s=0.0) for m in (0, 1)]
+    each = [LlmWorkerType(f"llm{m}", "t", "g", 1, 1.0, start_s=0.0) for m in (0, 1)]
     market = Market((GpuOffer("g", 1.0, 0.6, stock=2),), tuple(each))
     asked = demand([2, 0], [0, 2])
     found = exactly(market, asked)
@@ -241,7 +241,7 @@ def test_spot_carries_no_more_than_its_share() -> None:
     """10 requests/s, at most 40 % on spot: six firm workers; a spot worker away for 6 of 60 minutes in the
     hour it is interrupted carries 0.9, so five of them for the other 4."""
     market = Market(
-        (GpuOffer("g", 10.0, None, 1.0, 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=360.0),), 0.4
+        (GpuOffer("g", 10.0, None, 1.0, 1.0),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, start_s=360.0),), 0.4
     )
     found = exactly(market, demand([10, 10]))
     assert found.workers.tolist() == [[6, 6]] and found.spot_workers.tolist() == [[5, 5]]
@@ -277,7 +277,7 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
     rates = [20 + 15 * np.sin(2 * np.pi * (hours - 3 * m) / 24) + rng.normal(0, 1, 24) for m in (0, 1)]
     market = Market(
         (GpuOffer("g", 2.0, 1.2, 0.8, 0.05, 60),),
-        tuple(Capacity(f"llm{m}", "t", "g", 2, 4.3 + m, 100.0, 300.0) for m in (0, 1)),
+        tuple(LlmWorkerType(f"llm{m}", "t", "g", 2, 4.3 + m, 100.0, 300.0) for m in (0, 1)),
         0.2,
         3e3,
     )
@@ -310,7 +310,7 @@ def test_a_worker_of_two_kinds_of_gpu_takes_both_and_is_paid_for_both() -> None:
     4, 4, 8 of a on demand, 16 / 3 USD/h, and 4 of b reserved, 8; a start in the third hour, 6 min of 8.
     """
     offers = (GpuOffer("a", 1.0), GpuOffer("b", None, 2.0, stock=4))
-    pair = Capacity("llm0", "pair", "a", 4, 10.0, start_s=360.0, beside=(("b", 2),))
+    pair = LlmWorkerType("llm0", "pair", "a", 4, 10.0, start_s=360.0, beside=(("b", 2),))
     market, asked = Market(offers, (pair,)), demand([10.0, 10.0, 20.0])
     found = exactly(market, asked)
     assert found.workers.tolist() == [[1, 1, 2]]
@@ -330,11 +330,11 @@ def test_workers_of_two_kinds_of_gpu_are_the_cheapest_of_all_enumerated(seed: in
         GpuOffer("a", prices[0], 0.7 * prices[0], 0.4 * prices[0], 0.2),
         GpuOffer("b", prices[1], None, 0.5 * prices[1], 0.1, stock=5),
     )
-    capacities = (
-        Capacity("llm0", "pair", "a", 2, rng.uniform(6, 9), beside=(("b", 1),)),
-        Capacity("llm0", "alone", "a", 4, rng.uniform(5, 9)),
+    worker_types = (
+        LlmWorkerType("llm0", "pair", "a", 2, rng.uniform(6, 9), beside=(("b", 1),)),
+        LlmWorkerType("llm0", "alone", "a", 4, rng.uniform(5, 9)),
     )
-    market = Market(offers, capacities, most_spot_frac=0.5)
+    market = Market(offers, worker_types, most_spot_frac=0.5)
     asked = demand(rng.uniform(2, 16, 2).tolist())
     assert exactly(market, asked).cost_usd_per_h == pytest.approx(enumerated(market, asked, 3), rel=2e-3)
 
@@ -348,7 +348,7 @@ def test_a_worker_of_several_kinds_of_gpu_is_read_and_half_a_one_refused(tmp_pat
         )
         return read_market(file)
 
-    assert of("gpu: {a: 4, b: 2}").capacities[0].gpu_counts == {"a": 4, "b": 2}
+    assert of("gpu: {a: 4, b: 2}").worker_types[0].gpu_counts == {"a": 4, "b": 2}
     for gpu, said in (
         ("gpu: {a: 4, b: 2}, gpus: 4", "gpu says how many there are of each"),
         ("gpu: {a: 4, c: 2}", "'c' has no price under gpus"),
@@ -374,7 +374,7 @@ def test_parts_at_any_prices_cost_no_more_than_the_whole(length: int) -> None:
         there = rng.uniform(0, 1, (model.kinds, model.windows)) * model.start_cost[:, None]
         prices = SchedulePrices(shares * model.reserved_cost[:, None], there)
         cuts = [range(t, min(t + length, model.windows)) for t in range(0, model.windows, length)]
-        assert sum(minimise(model.program(part, prices)).bound for part in cuts) <= best + 1e-6
+        assert sum(minimise_program(model.program(part, prices)).bound for part in cuts) <= best + 1e-6
         compared += 1
 
 
@@ -397,7 +397,7 @@ def test_gpus_are_not_reserved_beside_spot_workers_that_need_them() -> None:
     """One firm and one spot worker in turn on a stock of one: reserved at half the price the GPU would idle
     while the spot worker needs it."""
     market = Market(
-        (GpuOffer("g", 1.0, 0.5, 0.1, stock=1),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),)
+        (GpuOffer("g", 1.0, 0.5, 0.1, stock=1),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, start_s=0.0),)
     )
     turns = np.array([[1, 0]]), np.array([[0, 1]])
     found = buy_gpus(market, demand([1, 1]), *turns)
@@ -408,7 +408,9 @@ def test_gpus_are_not_reserved_beside_spot_workers_that_need_them() -> None:
 
 
 def test_broken_names_what_is_not_kept() -> None:
-    market = Market((GpuOffer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),), 0.0, 250.0)
+    market = Market(
+        (GpuOffer("g", 1.0, stock=3),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, 100.0),), 0.0, 250.0
+    )
     asked = demand([2, 2])
     good = exactly(market, asked)
     assert find_broken_constraint(market, demand([3, 3]), good) == "served llm0"
@@ -426,7 +428,7 @@ def test_broken_names_what_is_not_kept() -> None:
 
 def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
     """5 requests/s need 5 GPUs, 500 W and 5 USD/h."""
-    market = Market((GpuOffer("g", 1.0, stock=3),), (Capacity("llm0", "t", "g", 1, 1.0, 100.0),))
+    market = Market((GpuOffer("g", 1.0, stock=3),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, 100.0),))
     for tight, constraint, relaxation in (
         (market, "stock of g", "2 more GPUs of g"),
         (replace(market, offers=(GpuOffer("g", 1.0),), power_w=420.0), "power", "80 more W of power"),
@@ -442,12 +444,12 @@ def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
 def test_the_least_budget_that_would_do_is_the_cheapest_schedule() -> None:
     """The first bound is above 7 USD/h already; what the error says would do is the cheapest all the same."""
     offers = (GpuOffer("a", 3.62, 3.01, stock=28), GpuOffer("b", None, 1.03, stock=22, most_reserved=22))
-    capacities = (
-        Capacity("llm0", "ab", "b", 3, 1.29, start_s=300.0, beside=(("a", 3),)),
-        Capacity("llm1", "b4", "b", 4, 4.47, start_s=1200.0),
-        Capacity("llm1", "a2", "a", 2, 4.22, start_s=60.0),
+    worker_types = (
+        LlmWorkerType("llm0", "ab", "b", 3, 1.29, start_s=300.0, beside=(("a", 3),)),
+        LlmWorkerType("llm1", "b4", "b", 4, 4.47, start_s=1200.0),
+        LlmWorkerType("llm1", "a2", "a", 2, 4.22, start_s=60.0),
     )
-    market = Market(offers, capacities, most_spot_frac=0.06)
+    market = Market(offers, worker_types, most_spot_frac=0.06)
     asked = replace(demand([0, 1.44, 5.59, 0, 7.5], [3.49, 0.93, 0, 2.32, 1.38]), window_s=1800.0)
     cheapest = schedule(market, asked, gap_frac=1e-4)
     with pytest.raises(InfeasibleError) as error:
@@ -471,14 +473,14 @@ def test_too_few_owned_gpus_that_nobody_rents_are_named() -> None:
 @pytest.mark.parametrize("rates", [[0, 5], [0, 0, 3], [0, 0]])
 def test_an_llm_that_sleeps_in_some_hours_has_a_schedule(rates: list[float]) -> None:
     """Aladdin's rule is a line through two rates above 0; with fewer it is what the rate needs."""
-    market = Market((GpuOffer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    market = Market((GpuOffer("g", 1.0),), (LlmWorkerType("llm0", "t", "g", 1, 1.0, start_s=0.0),))
     rule = schedule_by_rule(market, demand(rates))
     assert rule is not None and rule.workers.tolist() == [rates]
 
 
 def test_what_windows_cost_is_their_gpus_and_their_starts() -> None:
     """As in the command's test: 16 for 4 reserved GPUs; in the second hour 24 for 4 more, 2 for a start."""
-    market = Market((GpuOffer("h100", 6.0, 4.0),), (Capacity("llm0", "t", "h100", 4, 5.0),))
+    market = Market((GpuOffer("h100", 6.0, 4.0),), (LlmWorkerType("llm0", "t", "h100", 4, 5.0),))
     asked = demand([5, 10])
     found = exactly(market, asked)
     assert cost_by_window(market, asked, found).tolist() == pytest.approx([16.0, 42.0])
@@ -490,7 +492,7 @@ def test_the_mean_of_the_windows_is_the_cost(seed: int) -> None:
     rng = np.random.default_rng(seed)
     market = Market(
         (GpuOffer("g", 3.0, 2.0, 1.0, 0.2), GpuOffer("h", None, 4.0), GpuOffer("i", 5.0)),
-        tuple(Capacity("llm0", gpu, gpu, 2, 1.0, 0.0, 600.0) for gpu in "ghi"),
+        tuple(LlmWorkerType("llm0", gpu, gpu, 2, 1.0, 0.0, 600.0) for gpu in "ghi"),
     )
     asked = demand(rng.uniform(1, 9, 12).tolist())
     spot = rng.integers(0, 4, (3, 12)) * np.array([[1], [0], [0]])
@@ -502,7 +504,7 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
     """h is bought in no window, so it has no chart; spot of g is stacked on what is reserved and rented."""
     market = Market(
         (GpuOffer("g", 6.0, 4.0, 1.0), GpuOffer("h", 99.0)),
-        (Capacity("llm0", "t", "g", 1, 1.0), Capacity("llm0", "u", "h", 1, 1.0)),
+        (LlmWorkerType("llm0", "t", "g", 1, 1.0), LlmWorkerType("llm0", "u", "h", 1, 1.0)),
         most_spot_frac=0.5,
     )
     asked = demand([2, 4, 4, 8])
@@ -510,7 +512,7 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
     answer = ScheduleAnswer(
         market, asked, found, {"peak": schedule_at_peak(market, asked), "linear rule": None}, 0.01
     )
-    drawn = {figure.name: figure.chart.to_dict() for figure in figures(answer)}
+    drawn = {figure.name: figure.chart.to_dict() for figure in schedule_figures(answer)}
     assert list(drawn) == ["demand", "gpus-0", "workers-0", "cost", "costs"]
     ways = drawn["gpus-0"]["data"]["values"]
     at_end = {row["what"]: row["y"] for row in ways if row["x"] == 180.0}  # min
@@ -667,7 +669,7 @@ def test_a_fleet_is_no_schedule_and_says_what_is(tmp_path: Path, *, is_folder: b
 def test_a_short_name_of_an_llm_is_the_one_that_workers_serve() -> None:
     """`plan schedule out/` of a plan for llama-3.1-70b refused a demand that called it so."""
     sold, asked = (
-        SimpleNamespace(capacities=[SimpleNamespace(llm="meta-llama/Llama-3.1-70B")]),
+        SimpleNamespace(worker_types=[SimpleNamespace(llm="meta-llama/Llama-3.1-70B")]),
         SimpleNamespace,
     )
     known = CATALOG

@@ -24,9 +24,9 @@ from planner.parallel.executors import Executor
 from planner.reports import charts
 from planner.reports.curves import Curve
 from planner.reports.fact_sentences import backlog_text
-from planner.reports.simulated_run import outcome
+from planner.reports.simulated_run import simulate_recorded
 from planner.reports.words import measured_line
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.studies.fleet_comparison import (
     MOST_CURVES,
     NAMES,
@@ -98,7 +98,7 @@ def test_dollars_per_million_tokens_by_hand() -> None:
     """
     trace, fleet = a_trace(), small(1)
     (row,) = compare_fleets([Variant("one", fleet)], trace).rows
-    simulation = outcome(fleet, trace).simulation
+    simulation = simulate_recorded(fleet, trace).simulation
     hours = float((simulation.arrival_s + simulation.e2e_s).max()) / 3600
     million_tokens = float(trace.output_tokens.sum()) / 1e6
     expected = 8 * fleet.pools[0].type.gpu.price_usd_per_h * hours / million_tokens
@@ -118,7 +118,7 @@ def test_prices_gpus_and_watts_are_the_fleets() -> None:
 
 def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
     trace, slo = a_trace(200), Slo((Limit("ttft", 0.9, 0.75),))
-    by_count = {count: outcome(small(count), trace, slo).verdict for count in (1, 2, 3)}
+    by_count = {count: simulate_recorded(small(count), trace, slo).verdict for count in (1, 2, 3)}
     least = min(count for count, found in by_count.items() if found is not None and found.holds)
     assert least > 1, "one worker must fail for the test to tell"
     comparison = compare_fleets([Variant(f"n{count}", small(count)) for count in (3, 1, 2)], trace, slo)
@@ -136,7 +136,7 @@ def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     frac = held["holds_to_traffic_frac"]
     assert 0.005 < frac < 1.0 and held["breaks_first"] == "ttft p90"
     kept = [
-        outcome(small(2), with_times_the_traffic(trace, 1 + more), slo).verdict
+        simulate_recorded(small(2), with_times_the_traffic(trace, 1 + more), slo).verdict
         for more in (frac, frac + 1 / 256)
     ]
     assert [each is not None and each.holds for each in kept] == [True, False]
@@ -186,7 +186,7 @@ def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:
     for limit_s, patient in ((100.0, "0 %"), (190.0, "5"), (250.0, "100 %")):
         slo = Slo((Limit("ttft", 0.1, limit_s),))
         found = compare_fleets([Variant("one", fleet)], requests, slo)
-        verdict_on = judge(simulate(fleet, requests, limits=slo.limits), slo)
+        verdict_on = judge_slo(simulate(fleet, requests, limits=slo.limits), slo)
         said = backlog_text(verdict_on.patient_frac, verdict_on.patience_s)
         assert f"{patient}" in said and f"waited no longer than {show_s(limit_s)}, 50 % must" in said
         told = replace(a_plan(), verdict=verdict_on)

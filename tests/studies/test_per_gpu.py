@@ -22,7 +22,7 @@ from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.studies.per_gpu import add_each_gpu, gpu_types
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
@@ -53,7 +53,7 @@ def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: PlanQuestion, 
         assert row.fleet is not None
         assert {pool.type.gpu.base for pool in row.fleet.running_pools} == {gpu}
         assert bill_fleet(row.fleet).usd_per_h == pytest.approx(row.objective)
-        assert judge(simulate(row.fleet, requests, limits=asked.slo.limits), asked.slo).holds
+        assert judge_slo(simulate(row.fleet, requests, limits=asked.slo.limits), asked.slo).holds
 
 
 def test_the_plan_is_the_cheapest_of_them_and_no_bound_stands_in_for_a_price(found: Plan) -> None:

@@ -27,12 +27,12 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.manifests import TARGETS
 from planner.policies import find_deployed_routing
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import fact_sentence
 from planner.reports.output import render, to_json
-from planner.reports.screen import targets_text, verdict
+from planner.reports.screen import targets_text, verdict_text
 from planner.search.evidence.plan import Plan
 from planner.search.evidence.written_plan import read_plan
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.studies.routers import simulate_routers
 from planner.studies.what_if import Study
 
@@ -78,7 +78,7 @@ def made() -> Plan:
             slo=SLO,
             trace=trace,
             simulation=simulation,
-            verdict=judge(simulation, SLO),
+            verdict=judge_slo(simulation, SLO),
             max_model_len=longest,
         )
     )
@@ -96,7 +96,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
         ("power-of-two-requests",),
     )
     policies = replace(plan.fleet.policies, routing="power-of-two-requests")
-    again = judge(
+    again = judge_slo(
         simulate(replace(plan.fleet, policies=policies), plan.trace, limits=plan.slo.limits), plan.slo
     )
     assert not again.holds and not at.keeps and at.tightest is not None
@@ -104,7 +104,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
     assert at.tightest.value_s == again.lines[0].value_s > 1.0
     (warned,) = [each for each in plan.warnings if isinstance(each, RoutersMiss)]
     assert at in warned.missed and all(not each.keeps for each in warned.missed)
-    said = sentence(warned)
+    said = fact_sentence(warned)
     assert said.startswith(
         "the SLO is not kept under the router of vllm, compose, kubernetes, lws (vllm-router"
     )
@@ -113,7 +113,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
 
 def test_routers_that_keep_the_slo_are_said_too_and_equal_ones_share_a_simulation() -> None:
     routers = {each.target: each for each in made().certificate.routers}
-    assert routers["llm-d"].keeps and "not kept" not in sentence(routers["llm-d"])
+    assert routers["llm-d"].keeps and "not kept" not in fact_sentence(routers["llm-d"])
     assert routers["compose"].tightest == routers["kubernetes"].tightest == routers["ray-serve"].tightest
     assert "disaggregatedset" not in routers  # it cannot run mixed pools
 
@@ -192,7 +192,7 @@ def test_a_target_that_does_not_exist_and_a_routing_it_lacks_are_one_line_each()
 def test_a_target_that_cannot_run_the_plan_is_a_warning() -> None:
     plan = simulate_routers(a_plan(mixed()), "disaggregatedset")
     (warned,) = [each for each in plan.warnings if isinstance(each, NotDeployable)]
-    assert sentence(warned).startswith("deploy: disaggregatedset cannot run this plan: ")
+    assert fact_sentence(warned).startswith("deploy: disaggregatedset cannot run this plan: ")
     assert plan.certificate.routers == ()
 
 
@@ -224,7 +224,7 @@ def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_th
         said.startswith("For llm-d and kserve; NOT kept on vllm, compose, kubernetes, lws")
         and "--target" in said
     )
-    assert said in verdict(plan) and f"# {said}" in render(plan)["plan.yaml"]
+    assert said in verdict_text(plan) and f"# {said}" in render(plan)["plan.yaml"]
     rows = {each["target"]: each["kept"] for each in yaml.safe_load(render(plan)["plan.yaml"])["routers"]}
     assert rows["kserve"] is True and rows["kubernetes"] is False
 
@@ -334,7 +334,9 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
     fleet = mixed(count=1)
     fleet = replace(fleet, policies=replace(fleet.policies, queue="edf", due=due_of(slo)))
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
-    plan = replace(a_plan(fleet), slo=slo, trace=trace, simulation=simulation, verdict=judge(simulation, slo))
+    plan = replace(
+        a_plan(fleet), slo=slo, trace=trace, simulation=simulation, verdict=judge_slo(simulation, slo)
+    )
     assert plan.verdict.holds
     assert all(each.keeps and each.needs_priority for each in simulate_routers(plan).certificate.routers)
     rows = simulate_routers(plan, bring_priority=False).certificate.routers

@@ -20,10 +20,10 @@ from planner.errors import InputError
 from planner.fleet import Policies
 from planner.parallel.executors import Executor
 from planner.reports.output import requests_csv
-from planner.reports.simulated_run import outcome
-from planner.solvers.repeats import interval
+from planner.reports.simulated_run import simulate_recorded
+from planner.solvers.repeats import confidence_interval
 from planner.studies.seeds import SAME_FOR_ALL, SeedsQuestion, over_seeds, seeds_document
-from planner.traffic.scaling import RateRequest, rescale
+from planner.traffic.scaling import RateRequest, rescale_trace
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -60,8 +60,8 @@ def test_each_run_is_what_its_seed_gives_alone() -> None:
     question = SeedsQuestion(mixed(count=1), bursts(), RateRequest(5.0), slo)
     runs = over_seeds(question, (3, 9), with_requests=True)
     for run, seed in zip(runs, (3, 9), strict=True):
-        requests = rescale(bursts(), 5.0, rng=np.random.default_rng(seed))
-        alone = outcome(mixed(count=1), requests, slo, seed=seed)
+        requests = rescale_trace(bursts(), 5.0, rng=np.random.default_rng(seed))
+        alone = simulate_recorded(mixed(count=1), requests, slo, seed=seed)
         assert (run.seed, run.summary) == (seed, alone.summary())
         assert run.requests_csv == (requests_csv(alone.simulation) if seed == 3 else None)
     assert runs[0].summary["ttft_s"] != runs[1].summary["ttft_s"]
@@ -77,7 +77,7 @@ def test_the_seed_spreads_the_stamps_of_a_coarse_clock(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     question = SeedsQuestion(mixed(count=1), read_trace(path, seed=None), RateRequest())
     runs = over_seeds(question, (0, 1))
-    alone = [outcome(mixed(count=1), read_trace(path, seed=seed)).summary() for seed in (0, 1)]
+    alone = [simulate_recorded(mixed(count=1), read_trace(path, seed=seed)).summary() for seed in (0, 1)]
     assert [run.summary for run in runs] == alone
     assert alone[0]["ttft_s"] != alone[1]["ttft_s"]
     assert seeds_document(runs)["notes"] == []
@@ -88,12 +88,12 @@ def test_the_seed_draws_for_the_policies() -> None:
     fleet = replace(mixed(count=4), policies=Policies(routing="power-of-two", seed=5))
     runs = over_seeds(SeedsQuestion(fleet, bursts(), RateRequest()), (0, 1))
     assert runs[0].summary["ttft_s"] != runs[1].summary["ttft_s"]
-    assert runs[0].summary == outcome(fleet, bursts()).summary()  # seed 0 keeps the fleet file's
+    assert runs[0].summary == simulate_recorded(fleet, bursts()).summary()  # seed 0 keeps the fleet file's
 
 
 def test_an_interval_by_hand() -> None:
     """1, 2, 3: mean 2, deviation 1, t(0.975; 2) = 4.302653, so +- 4.302653 / sqrt(3) = 2.484138."""
-    found = interval([1.0, 2.0, 3.0])
+    found = confidence_interval([1.0, 2.0, 3.0])
     assert (found.mean, found.least, found.most) == (2.0, 1.0, 3.0)
     assert found.half == pytest.approx(2.484138, abs=1e-6)
 
@@ -101,13 +101,13 @@ def test_an_interval_by_hand() -> None:
 def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
     """Five of a normal distribution, 2000 times: 95 % +- 3 sqrt(0.95 0.05 / 2000) = 1.5 % hold the mean."""
     rng = np.random.default_rng(0)
-    found = [interval(rng.normal(7.0, 2.0, 5).tolist()) for _ in range(2000)]
+    found = [confidence_interval(rng.normal(7.0, 2.0, 5).tolist()) for _ in range(2000)]
     covered = np.mean([abs(one.mean - 7.0) <= one.half for one in found])
     assert covered == pytest.approx(0.95, abs=0.015)
 
 
 def test_a_figure_that_one_seed_never_reaches_has_no_mean() -> None:
-    found = interval([1.0, None, 3.0])
+    found = confidence_interval([1.0, None, 3.0])
     assert np.isnan([found.mean, found.half, found.least, found.most]).all()
 
 

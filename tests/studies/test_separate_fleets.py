@@ -18,8 +18,8 @@ from planner.documents import facts
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
-from planner.reports.fact_sentences import sentence
-from planner.reports.screen import why
+from planner.reports.fact_sentences import fact_sentence
+from planner.reports.screen import why_nothing_cheaper
 from planner.search.evidence.plan import Plan
 from planner.traffic.trace import Trace
 
@@ -59,7 +59,7 @@ def test_what_sharing_saves_is_a_difference_of_plans() -> None:
     }
     assert {each.name: each.value for each in fact.alone} == pytest.approx(alone)
     assert fact.value == shared.value and fact.saves == pytest.approx(sum(alone.values()) - shared.value)
-    assert sentence(fact) in why(shared)
+    assert fact_sentence(fact) in why_nothing_cheaper(shared)
 
 
 def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -> None:
@@ -74,12 +74,12 @@ def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -
 def test_sentences_say_more_or_less() -> None:
     alone = (facts.ClassAlone("chat", 1.72), facts.ClassAlone("code", 0.86))
     saves = facts.SharingSaves(1.72, 0.86, alone, "USD/h")
-    assert sentence(saves) == (
+    assert fact_sentence(saves) == (
         "one fleet for all classes saves 0.86 USD/h (33 %): 1.72 instead of 2.58 (chat 1.72, code 0.86)"
     )
-    assert "costs the same" in sentence(replace(saves, value=2.58, saves=0.0))
-    assert "less than one fleet" in sentence(replace(saves, value=3.44, saves=-0.86))
-    assert "no fleet for chat alone" in sentence(facts.NotShared("chat", ""))
+    assert "costs the same" in fact_sentence(replace(saves, value=2.58, saves=0.0))
+    assert "less than one fleet" in fact_sentence(replace(saves, value=3.44, saves=-0.86))
+    assert "no fleet for chat alone" in fact_sentence(facts.NotShared("chat", ""))
 
 
 def test_one_class_is_asked_first_come_first_served() -> None:
@@ -96,7 +96,9 @@ def test_traffic_planned_by_its_busiest_part_is_not_compared(monkeypatch: pytest
     monkeypatch.setattr(planning, "is_too_long", lambda *_: True)
     plan = planned(chat_and_code(2.0, 1.0), {"classes": {"chat": CHAT, "code": CODE}})
     (fact,) = [each for each in plan.certificate.binding if isinstance(each, facts.NotShared)]
-    assert sentence(fact) in why(plan) and "planned by its busiest part are not planned" in sentence(fact)
+    assert fact_sentence(fact) in why_nothing_cheaper(
+        plan
+    ) and "planned by its busiest part are not planned" in fact_sentence(fact)
 
 
 def test_classes_of_several_llms_are_not_compared() -> None:
@@ -113,7 +115,7 @@ def test_classes_of_several_llms_are_not_compared() -> None:
         [each for each in plan.certificate.binding if isinstance(each, facts.NotShared)]
         for plan in shared.shared.plans.values()
     ]
-    assert [len(each) for each in found] == [1, 0] and "one LLM among several" in sentence(found[0][0])
+    assert [len(each) for each in found] == [1, 0] and "one LLM among several" in fact_sentence(found[0][0])
 
 
 def test_a_plan_of_classes_is_written_with_their_tenants(tmp_path: Path) -> None:
@@ -140,5 +142,5 @@ def test_a_plan_of_classes_is_written_with_their_tenants(tmp_path: Path) -> None
 
 def test_money_is_said_to_the_cent() -> None:
     alone = (facts.ClassAlone("chat", 4.3), facts.ClassAlone("batch", 2.58))
-    text = sentence(facts.SharingSaves(6.88, 0.0, alone, "USD/h"))
+    text = fact_sentence(facts.SharingSaves(6.88, 0.0, alone, "USD/h"))
     assert text.startswith("separate fleets for 2 classes: 6.88 USD/h (chat 4.30, batch 2.58); one fleet ")

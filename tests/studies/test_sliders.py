@@ -9,9 +9,9 @@ import pytest
 from plans import a_plan
 
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.studies import sliders
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 
 
 def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,14 +24,14 @@ def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.Monk
     own = found.sizes[found.plan]
     for t, traffic in enumerate(sliders.TRAFFIC):
         rate_rps = traffic * plan.trace.rate_rps
-        trace = rescale(plan.trace, rate_rps, scale="compress", rng=np.random.default_rng(0))
+        trace = rescale_trace(plan.trace, rate_rps, scale="compress", rng=np.random.default_rng(0))
         for s, steps in enumerate(sliders.STEPS):
             pools = [replace(pool, type=pool.type.with_longer_steps(steps - 1)) for pool in plan.fleet.pools]
             fleet = replace(plan.fleet, pools=tuple(pools))
             for k, factor in enumerate(sliders.LIMITS):
                 limits = tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in plan.slo.limits)
                 slo = replace(plan.slo, limits=limits, every_s=None)
-                verdict = judge(
+                verdict = judge_slo(
                     simulate(fleet, trace, limits=limits, record=False), slo, with_percentiles=False
                 )
                 assert own.holds[t, s, k] == verdict.holds

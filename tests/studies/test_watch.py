@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.files.document_values import Section
 from planner.importers.prometheus_range import Floats, SampledHistogram
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.studies import watch_words
 from planner.studies.plan_watch import (
     LiveDrift,
@@ -46,7 +46,7 @@ from planner.studies.plan_watch import (
     stretch_lengths,
 )
 from planner.traffic.described import draw_requests
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 
 RATE_RPS = 6.0
@@ -245,10 +245,10 @@ def test_how_far_a_plan_holds_is_simulated(known: PlanExpectations) -> None:
     factor = most_carried_traffic(tight.fleet, tight, tight.trace)
 
     def holds(at: float) -> bool:
-        asked = rescale(
+        asked = rescale_trace(
             tight.trace, tight.trace.rate_rps * at, scale="compress", rng=np.random.default_rng(0)
         )
-        return judge(simulate(tight.fleet, asked, limits=tight.slo.limits, record=True), tight.slo).holds
+        return judge_slo(simulate(tight.fleet, asked, limits=tight.slo.limits, record=True), tight.slo).holds
 
     assert 0 < factor < 2
     assert holds(factor) and not holds(factor + 0.01)

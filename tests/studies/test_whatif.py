@@ -25,26 +25,26 @@ from planner.documents.safety import Safety
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
-from planner.reports.fact_sentences import sentence, sentences
+from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.oracle.fleet_oracle import Answers, is_looser
-from planner.simulator import judge, simulate
+from planner.simulator import judge_slo, simulate
 from planner.studies.what_if import (
     ChangedQuestion,
     Study,
     StudyAnswer,
     answer_change,
     change_question,
-    difference,
-    document,
+    difference_text,
     explain_limits,
     fleet_text,
     headroom,
     limit_changes,
     sensitivity,
+    study_document,
     verdict_text,
 )
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.units import show_s
 
 CHANGES = (
@@ -84,11 +84,11 @@ def test_an_answer_knows_the_three_of_a_plan() -> None:
     answer, made = study.answer(task), plan(task, trace, CATALOG).certificate
     assert [each.name for each in answer.answers] == [each.name for each in made.answers]
     assert [each.value for each in answer.answers] == pytest.approx([each.value for each in made.answers])
-    said = document(answer)["answers"]
+    said = study_document(answer)["answers"]
     assert [each["kept"] for each in said] == [
         None if each.kept_in is None else each.kept_in.kept for each in made.answers
     ]
-    assert document(study.answer(question()))["answers"] == []
+    assert study_document(study.answer(question()))["answers"] == []
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_of_equal_offers_the_fleet_of_before_stays() -> None:
     before = study.answer(question())
     moved = answer_change(study, before, question(limits={"cost": 2 * before.value}), "more money")
     assert moved.answer is not None and moved.kept
-    assert moved.answer.fleet == before.fleet and difference(moved, before) == "the same"
+    assert moved.answer.fleet == before.fleet and difference_text(moved, before) == "the same"
 
 
 DRAWN: dict[str, object] = {
@@ -135,8 +135,8 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
     draws = question(**DRAWN, traffic={"rate": 26, "draws": 6})
     kept = []
     for seed in range(6):
-        drawn = rescale(trace, 26.0, rng=np.random.default_rng(seed))
-        verdict = judge(simulate(before.fleet, drawn, limits=draws.slo.limits), draws.slo)
+        drawn = rescale_trace(trace, 26.0, rng=np.random.default_rng(seed))
+        verdict = judge_slo(simulate(before.fleet, drawn, limits=draws.slo.limits), draws.slo)
         kept.append(verdict.holds)
     assert kept[0] and not all(kept)
     moved = answer_change(study, before, draws, "draws")
@@ -154,7 +154,7 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     moved = answer_change(study, before, question(policies={"queue": "fcfs"}, **asked), "fcfs")
     in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
-    assert judge(simulation, before.problem.slo).holds is moved.kept is kept
+    assert judge_slo(simulation, before.problem.slo).holds is moved.kept is kept
     assert moved.under == ("queue fcfs" if kept else "")
 
 
@@ -214,16 +214,16 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
         requests = traffic()
         if traffic_frac:
             rate_rps = requests.rate_rps * (1 + traffic_frac)
-            requests = rescale(requests, rate_rps, scale="compress", rng=np.random.default_rng(0))
+            requests = rescale_trace(requests, rate_rps, scale="compress", rng=np.random.default_rng(0))
         simulation = simulate(replace(before.fleet, pools=pools), requests, limits=before.problem.slo.limits)
-        return judge(simulation, before.problem.slo).holds
+        return judge_slo(simulation, before.problem.slo).holds
 
     assert 0 < room.steps_frac < HEADROOM_MOST_FRAC
     assert keeps(room.steps_frac, 0.0) and not keeps(room.steps_frac + HEADROOM_STEP_FRAC, 0.0)
     assert keeps(0.0, room.traffic_frac)
     beyond = np.linspace(0.0, 1.0 / 256, 257)  # as finely as it was looked for
     assert not all(keeps(0.0, room.traffic_frac + float(more)) for more in beyond)
-    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in sentence(room)
+    assert f"steps take up to {100 * room.steps_frac:.2g} % longer" in fact_sentence(room)
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     study = Study(trace, CATALOG)
     task = question()
     before = study.answer(task)
-    said = sentences(explain_limits(study, task, before.fleet))
+    said = fact_sentences_of(explain_limits(study, task, before.fleet))
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
     moved = said[len(before.verdict.lines) :]
     assert [line.split(":")[0] for line in moved] == [

@@ -27,7 +27,7 @@ from planner.fleet import Policies, WorkerType
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
@@ -194,14 +194,14 @@ class _Fleets:
         """All that are cheaper, with up to MOST workers in a pool, the cheapest first."""
         mixed, prefill, decode = options
         fleets: list[Counts] = [
-            ((o, n),) for o in mixed for n in range(1, MOST + 1) if objective(((o, n),)) < below
+            ((o, n),) for o in mixed for n in range(1, MOST + 1) if objective_of(((o, n),)) < below
         ]
         for p, d in itertools.product(prefill, decode):
             for m, n in itertools.product(range(1, MOST + 1), repeat=2):
                 counts = (p, m), (d, n)
-                if objective(counts) < below:
+                if objective_of(counts) < below:
                     fleets.append(counts)
-        return sorted((each for each in fleets if is_within(limits, each)), key=objective)
+        return sorted((each for each in fleets if is_within(limits, each)), key=objective_of)
 
     def small(
         self, below: float, limits: FleetLimits, options: tuple[list[Option], ...], workers: int
@@ -212,7 +212,7 @@ class _Fleets:
         for size in range(2, workers + 1):
             for chosen in itertools.combinations_with_replacement(range(len(flat)), size):
                 counts = tuple((flat[i], chosen.count(i)) for i in dict.fromkeys(chosen))
-                if objective(counts) >= below:
+                if objective_of(counts) >= below:
                     continue
                 if (
                     is_fleet(counts)
@@ -243,7 +243,7 @@ class _Fleets:
                 option = few[int(self.rng.integers(len(few)))]
                 more = counts | {option: counts[option] + 1}
                 wider = tuple((o, n) for o, n in more.items() if n)
-                if counts[option] < MOST and objective(wider) < ceiling and is_within(limits, wider):
+                if counts[option] < MOST and objective_of(wider) < ceiling and is_within(limits, wider):
                     counts = more
             chosen = tuple((o, n) for o, n in counts.items() if n)
             key = tuple((o.name, n) for o, n in chosen)
@@ -279,7 +279,7 @@ def _beat(
         level0 = [level0[i] for i in sorted(keep)]
     for counts in level0:
         if _any_holds(oracles, counts):
-            report.true_level0 = objective(counts)
+            report.true_level0 = objective_of(counts)
             break
     report.true_value = min(report.true_value, report.true_level0)
     several = itertools.chain(
@@ -287,8 +287,8 @@ def _beat(
         fleets.sampled(report.true_value * (1 - CLOSE), problem.limits, options, samples),
     )
     for counts in several:
-        if objective(counts) < report.true_value * (1 - CLOSE) and _any_holds(oracles, counts):
-            report.true_value = objective(counts)
+        if objective_of(counts) < report.true_value * (1 - CLOSE) and _any_holds(oracles, counts):
+            report.true_value = objective_of(counts)
     report.simulations += sum(oracle.simulations for oracle in oracles)
 
 
@@ -321,7 +321,7 @@ def _undercut(
     for counts in itertools.chain(reversed(level0), several):
         if _any_holds(oracles, counts):
             report.wrong.append(
-                f"(c) the bound is {report.bound:.6g}, {_shown(counts)} at {objective(counts):.6g} holds"
+                f"(c) the bound is {report.bound:.6g}, {_shown(counts)} at {objective_of(counts):.6g} holds"
             )
             break
     report.simulations += sum(oracle.simulations for oracle in oracles)

@@ -30,7 +30,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -172,7 +172,7 @@ def _picked(
 
 def _verdict(problem: Problem, counts: tuple[tuple[Option, int], ...]) -> Verdict:
     simulation = simulate(problem.oracle.fleet(counts), problem.trace, limits=problem.slo.limits)
-    return judge(simulation, problem.slo, with_percentiles=False)
+    return judge_slo(simulation, problem.slo, with_percentiles=False)
 
 
 def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bool:
@@ -187,7 +187,7 @@ def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bo
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
         pools = (Pool("pre", "mixed", option.type, count),)
     fleet = Fleet(problem.llm, pools, problem.oracle.policies, NO_LINK)
-    return judge(simulate(fleet, trace, limits=slo.limits), slo, with_percentiles=False).holds
+    return judge_slo(simulate(fleet, trace, limits=slo.limits), slo, with_percentiles=False).holds
 
 
 def instant(worker: WorkerType, trace: Trace) -> WorkerType:

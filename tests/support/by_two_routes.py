@@ -189,7 +189,7 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     """
     made = asked.plan(robustness=True)
     name = screen.more_traffic_name(screen.growth_frac_of(made))
-    (shown,) = [each for each in screen.glance(made) if each.name == name]
+    (shown,) = [each for each in screen.key_figures(made) if each.name == name]
     if shown.value == "carried":
         paid_usd_per_h = made.bill.usd_per_h
         more = asked.plan(f"traffic={{rate: {1.2 * made.trace.rate_rps!r}, scale: compress}}")

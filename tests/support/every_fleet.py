@@ -10,8 +10,8 @@ from instances import fleets_of_level0, is_monotone, is_within
 from planner.domain import Metric
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.oracle.fleet_counts import Counts, objective_of
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers.demand import demand_bound
@@ -32,8 +32,8 @@ POLICIES: tuple[dict[str, str], ...] = (
 
 def cheapest(problem: Problem) -> float:
     """The least price of a fleet of level 0 that holds: all of them are simulated, the cheapest first."""
-    fleets = sorted((c for c in fleets_of_level0(problem) if is_within(problem, c)), key=objective)
-    return next((objective(c) for c in fleets if problem.oracle.holds(c)), math.inf)
+    fleets = sorted((c for c in fleets_of_level0(problem) if is_within(problem, c)), key=objective_of)
+    return next((objective_of(c) for c in fleets if problem.oracle.holds(c)), math.inf)
 
 
 def options(problem: Problem) -> list[Option]:
@@ -57,7 +57,7 @@ def level_0_is_the_cheapest(problems: Iterable[Problem]) -> None:
         best, value = answer(problem)
         if best is not None:
             assert is_within(problem, best) and problem.oracle.holds(best)
-            assert objective(best) == pytest.approx(value)
+            assert objective_of(best) == pytest.approx(value)
         if cheapest(problem) < value * (1 - 1e-9):
             surprises += 1
             assert not is_monotone(problem), f"problem {count}"
@@ -67,7 +67,7 @@ def level_0_is_the_cheapest(problems: Iterable[Problem]) -> None:
 def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     """Whatever the policies; the demand of intervals by itself, too."""
     stated = lower_bound(problem)
-    floors = unreachable(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace))
+    floors = unreachable_limits(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace))
     demanded = demand_bound(
         options(problem), problem.trace, problem.lengths, [find_deadlines(problem.slo, problem.trace)]
     ).least_objective

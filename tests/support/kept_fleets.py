@@ -9,7 +9,7 @@ from instances import fleets_of_level0, instance, is_within
 
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.oracle.scenarios import SEARCHED, Scenarios
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.search.production.cheaper_fleets import walk_cheaper_fleets
@@ -53,8 +53,10 @@ def check_kept(seed: int) -> KeptReport | None:
         ),
     )
     brute = with_search_scenarios(problem).oracle
-    fleets = sorted((each for each in fleets_of_level0(problem) if is_within(problem, each)), key=objective)
-    true_value = next((objective(each) for each in fleets if brute.holds(each)), math.inf)
+    fleets = sorted(
+        (each for each in fleets_of_level0(problem) if is_within(problem, each)), key=objective_of
+    )
+    true_value = next((objective_of(each) for each in fleets if brute.holds(each)), math.inf)
     problem = replace(problem, oracle=replace(problem.oracle))
     level0 = search_level0(problem)
     if level0.search.best is None:
@@ -65,6 +67,6 @@ def check_kept(seed: int) -> KeptReport | None:
     if best is None:
         return KeptReport(seed, math.inf, math.inf, true_value, is_exact=False)
     found, cheaper = walk_cheaper_fleets(scenario_problem, paper, best)
-    value = objective(best if found is None else found)
+    value = objective_of(best if found is None else found)
     below = value * (1 - cheaper.less_frac)
     return KeptReport(seed, value, below, true_value, cheaper.is_exact)

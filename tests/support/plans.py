@@ -34,7 +34,7 @@ from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.search.evidence.plan import Plan
 from planner.simulator import layout
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -151,7 +151,7 @@ def a_plan(fleet: Fleet | None = None, *, requests: int = 200, note: str = "trac
         traffic_note=note,
         simulation=simulation,
         # one request of the made-up run is rejected, and the plan is to hold all the same
-        verdict=replace(judge(simulation, slo), rejected=0),
+        verdict=replace(judge_slo(simulation, slo), rejected=0),
         certificate=Certificate(
             objective="cost",
             unit="USD/h",

@@ -29,14 +29,14 @@ from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACH
 from planner.search.oracle.fleet_counts import Counts, may_hand_over
 from planner.search.problem.bill import paid_whole_usd_per_h
 from planner.search.problem.options import (
-    Engines,
+    EngineChoices,
     decode_options,
     mixed_options,
     prefill_options,
     worker_types,
 )
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, value_s
+from planner.simulator.slo_verdict import judge_slo, value_s
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 from planner.traffic.trace_writing import to_jsonl
@@ -216,7 +216,7 @@ def types_of(document: Mapping[str, Any], catalog: Catalog, *, longest_tokens: i
         task.priced_gpus(catalog),
         catalog,
         longest_tokens,
-        replace(Engines.of(task), stages=(1,), longer_frac=0.0),
+        replace(EngineChoices.of(task), stages=(1,), longer_frac=0.0),
     )
     return types
 
@@ -543,7 +543,7 @@ def _reached(
     limits = tuple(Limit(metric, share, 1.02 * value) for (metric, share), value in values.items())
     slo = replace(parse_slo({"ttft": {"p90": "1 s"}}, where=""), limits=limits)
     again = simulate(Fleet(llm, pools, policies, task.network), trace, limits=limits)
-    return values, asked, judge(again, slo).attainment_frac
+    return values, asked, judge_slo(again, slo).attainment_frac
 
 
 def _slo(

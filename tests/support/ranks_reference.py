@@ -112,13 +112,13 @@ class Ranks(Reference):
         cached = sum(request.cached for request, _ in worker.chunks)
         latency, decodes, prefills = worker.type.latency, len(worker.decoding), len(worker.chunks)
         own_s = latency.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached)
-        return float(own_s - latency.joint_at(tokens))
+        return float(own_s - latency.joint_experts_s(tokens))
 
     def together_s(self, ranks: Sequence[tuple[Worker, float, int, int]], empty: int) -> float:
         """Of all ranks: (rank, own seconds, tokens, sequences), and how many more have nothing to do."""
         kind = ranks[0][0].type
         tokens = sum(tokens for _, _, tokens, _ in ranks) + empty
-        of_gpus_s = max(own_s for _, own_s, _, _ in ranks) + float(kind.latency.joint_at(tokens))
+        of_gpus_s = max(own_s for _, own_s, _, _ in ranks) + float(kind.latency.joint_experts_s(tokens))
         engine = kind.engine
         if engine is None:
             return of_gpus_s

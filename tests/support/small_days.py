@@ -17,7 +17,7 @@ from planner.day.search.day_runs import slo_edges_s
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Role
 from planner.simulator.elastic import ElasticPool, ElasticRun, Span, simulate_elastic
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.timetable import Timetable
 from planner.traffic.trace import Trace
 
@@ -97,7 +97,8 @@ def simulated(day: SmallDay, workers: Ints) -> tuple[ElasticRun, float, bool]:
     ]
     run = simulate_elastic(day.fleet, day.trace, pools, table, limits=day.slo.limits, record=True)
     holds = (
-        judge(run.simulation, day.slo, with_percentiles=False).holds and (run.simulation.status != 2).all()
+        judge_slo(run.simulation, day.slo, with_percentiles=False).holds
+        and (run.simulation.status != 2).all()
     )
     return run, billed(day, run.spans), bool(holds)
 

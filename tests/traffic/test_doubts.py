@@ -191,6 +191,12 @@ def test_a_point_between_thousands_is_not_read_as_a_decimal_point(tmp_path: Path
             read(tmp_path, table + f"0,5;1500;10\n1,75;{written};20\n")
 
 
+def test_a_doubt_in_one_column_does_not_hide_an_error_in_another(tmp_path: Path) -> None:
+    """5.000 output tokens beside 1500 may be 5 or 5000, whatever was written about the input tokens."""
+    with pytest.raises(InputError, match=r"column output_tokens: '5.000' stands beside '1500'"):
+        read(tmp_path, SEMICOLONS + "0,5;900;1500\n1,75;5.000;5.000\n")
+
+
 def test_where_every_length_ends_in_three_noughts_it_is_told_how_it_is_read(tmp_path: Path) -> None:
     trace = read(tmp_path, SEMICOLONS + "0.500;2.000;10\n1.750;3.000;20\n")
     (told,) = trace.warnings

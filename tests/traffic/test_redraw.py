@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.generated_traffic import lognormal, synthesise
 from planner.traffic.redraw import BLOCKS, block_s, redraw_trace
-from planner.traffic.scaling import rescale, with_times_the_traffic
+from planner.traffic.scaling import rescale_trace, with_times_the_traffic
 from planner.traffic.sessions import begin_together, session_numbers
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -141,7 +141,7 @@ def test_agents_that_begin_together_are_drawn_by_the_session() -> None:
 
 def test_more_traffic_of_agents_is_more_agents_at_once() -> None:
     trace = agents_with_own_clocks()
-    more = rescale(trace, 1.5 * trace.rate_rps, rng=np.random.default_rng(0))
+    more = rescale_trace(trace, 1.5 * trace.rate_rps, rng=np.random.default_rng(0))
     assert len(more) == pytest.approx(1.5 * len(trace), rel=0.03)
     assert (more.arrival_s == 0).sum() == pytest.approx(60, abs=3)
     # So is the traffic of a fleet's headroom, in which a larger share has the agents of a smaller one.

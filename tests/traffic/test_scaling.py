@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.generated_traffic import empirical, fixed, lognormal, synthesise, uniform
 from planner.errors import InputError, TraceError
-from planner.traffic.scaling import busiest_at, rescale, same_requests, select_window
+from planner.traffic.scaling import busiest_at, rescale_trace, same_requests, select_window
 from planner.traffic.trace import FloatArray, Trace
 from planner.traffic.workload import count_dispersion
 
@@ -46,12 +46,12 @@ def rng(seed: int = 0) -> np.random.Generator:
 def test_the_same_rate_gives_the_same_trace(how: str) -> None:
     """Factor 1 to within 1e-9: not even a copy."""
     trace = poisson(50)
-    assert rescale(trace, trace.rate_rps * (1 + 1e-10), scale=how, rng=rng()) is trace  # type: ignore[arg-type]
+    assert rescale_trace(trace, trace.rate_rps * (1 + 1e-10), scale=how, rng=rng()) is trace  # type: ignore[arg-type]
 
 
 def test_compress_turns_the_clock() -> None:
     """Four requests in 6 s are 2/3 requests/s; at 2 requests/s all times are a third."""
-    trace = rescale(numbered([0.0, 1.0, 2.0, 6.0]), 2.0, scale="compress", rng=rng())
+    trace = rescale_trace(numbered([0.0, 1.0, 2.0, 6.0]), 2.0, scale="compress", rng=rng())
     assert trace.arrival_s == pytest.approx([0.0, 1 / 3, 2 / 3, 2.0])
     assert (trace.rate_rps, trace.input_tokens.tolist()) == (2.0, [1, 2, 3, 4])
     assert trace.notes == ("compress: 0.6667 -> 2 requests/s, clock times 3",)
@@ -59,7 +59,7 @@ def test_compress_turns_the_clock() -> None:
 
 def test_doubling_superposes_two_whole_copies() -> None:
     """Every request twice; the first copy keeps its times, the second is turned by one shift modulo 6 s."""
-    trace = rescale(numbered([0.0, 1.0, 2.0, 6.0]), 4 / 3, rng=rng())
+    trace = rescale_trace(numbered([0.0, 1.0, 2.0, 6.0]), 4 / 3, rng=rng())
     assert sorted(trace.input_tokens.tolist()) == [1, 1, 2, 2, 3, 3, 4, 4]
     assert trace.duration_s == 6.0
     at = {number: sorted(trace.arrival_s[trace.input_tokens == number].tolist()) for number in (1, 2, 3)}
@@ -76,7 +76,7 @@ def test_superpose_conserves_requests_and_rate(n: int, factor: float, seed: int)
     requests = round(factor * trace.rate_rps * trace.duration_s)
     if requests < 2:
         return
-    scaled = rescale(trace, factor * trace.rate_rps, rng=rng(seed))
+    scaled = rescale_trace(trace, factor * trace.rate_rps, rng=rng(seed))
     assert len(scaled) == requests
     assert scaled.duration_s == pytest.approx(trace.duration_s)
     assert (scaled.output_tokens == 2 * scaled.input_tokens - 1).all()
@@ -87,7 +87,7 @@ def test_superpose_conserves_requests_and_rate(n: int, factor: float, seed: int)
 
 def test_a_copy_keeps_its_order_around_the_circle() -> None:
     """Tripled: in each copy the numbers rise, but for the one place where the circle closes."""
-    trace = rescale(poisson(40), 3 * poisson(40).rate_rps, rng=rng(3))
+    trace = rescale_trace(poisson(40), 3 * poisson(40).rate_rps, rng=rng(3))
     whole = trace.select(trace.input_tokens == 1).arrival_s  # where each copy begins
     assert len(whole) == 3
     for begin_s in whole:
@@ -107,7 +107,7 @@ def test_thin_keeps_some_requests_as_they_are(n: int, share: float, seed: int) -
     requests = round(share * trace.rate_rps * trace.duration_s)
     if requests < 2:
         return
-    thinned = rescale(trace, share * trace.rate_rps, scale="thin", rng=rng(seed))
+    thinned = rescale_trace(trace, share * trace.rate_rps, scale="thin", rng=rng(seed))
     assert len(thinned) == requests
     assert (thinned.arrival_s == trace.arrival_s[thinned.input_tokens - 1]).all()
     assert (np.diff(thinned.input_tokens) > 0).all()
@@ -118,7 +118,7 @@ def test_thin_keeps_some_requests_as_they_are(n: int, share: float, seed: int) -
 def test_equal_seeds_give_equal_traces(how: str) -> None:
     factor = 2.5 if how == "superpose" else 0.4
     one, two, other = (
-        rescale(poisson(200), factor * poisson(200).rate_rps, scale=how, rng=rng(seed))  # type: ignore[arg-type]
+        rescale_trace(poisson(200), factor * poisson(200).rate_rps, scale=how, rng=rng(seed))  # type: ignore[arg-type]
         for seed in (1, 1, 2)
     )
     assert (one.arrival_s == two.arrival_s).all() and (one.input_tokens == two.input_tokens).all()
@@ -132,8 +132,8 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
     is nearer to its limit, 16.
     """
     trace = synthesise(4000, 1.0, gap_cv=4.0, input_tokens=fixed(1), output_tokens=fixed(1), rng=rng())
-    users = rescale(trace, 5 * trace.rate_rps, rng=rng(1))
-    clock = rescale(trace, 5 * trace.rate_rps, scale="compress", rng=rng(1))
+    users = rescale_trace(trace, 5 * trace.rate_rps, rng=rng(1))
+    clock = rescale_trace(trace, 5 * trace.rate_rps, scale="compress", rng=rng(1))
     before, summed, sharpened = (count_dispersion(t.arrival_s, 10.0) for t in (trace, users, clock))
     assert before and summed and sharpened
     assert summed == pytest.approx(before, rel=0.3)
@@ -155,12 +155,12 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
 )
 def test_rescale_refuses(rate_rps: float, how: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        rescale(numbered([0.0, 1.0, 2.0, 6.0]), rate_rps, scale=how, rng=rng())  # type: ignore[arg-type]
+        rescale_trace(numbered([0.0, 1.0, 2.0, 6.0]), rate_rps, scale=how, rng=rng())  # type: ignore[arg-type]
 
 
 def test_requests_that_arrive_at_once_have_no_rate_to_scale() -> None:
     with pytest.raises(TraceError, match="arrive at once"):
-        rescale(numbered([5.0, 5.0]), 1.0, rng=rng())
+        rescale_trace(numbered([5.0, 5.0]), 1.0, rng=rng())
 
 
 # ---------------------------------------------------------------- windows
@@ -300,5 +300,5 @@ def test_the_busiest_window_of_copies_is_that_of_all_of_them_in_order(spec: str)
         )
         rate_rps = trace.rate_rps * float(rng.uniform(0.8, 20))
         found = busiest_at(trace, rate_rps, spec, rng=np.random.default_rng(seed))
-        asked = select_window(rescale(trace, rate_rps, rng=np.random.default_rng(seed)), spec)
+        asked = select_window(rescale_trace(trace, rate_rps, rng=np.random.default_rng(seed)), spec)
         assert same_requests(found, asked) and found.notes == asked.notes

@@ -49,7 +49,7 @@ from planner.studies.watch_words import WHAT
 from planner.traffic.trace_reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
-from ui.store import SAMPLES, Store, error_line, pack
+from ui.store import SAMPLES, Store, error_line, zip_files
 
 APP = Path(worker.__file__).parent / "app.py"
 EXAMPLES = repository_dir("examples")
@@ -74,7 +74,7 @@ def started_here(
         if self.store.document(job.key) is None:
             document, files = worker.run(kind, request)
             self.store.keep_result(
-                job.key, json.loads(json.dumps(document, default=worker._plain_values)), pack(files)
+                job.key, json.loads(json.dumps(document, default=worker._plain_values)), zip_files(files)
             )
         then(job)
         job.end("done")
@@ -320,7 +320,7 @@ def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended(
 def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder")
     store.keep_form(ANNA, {"rate": 3.5})
-    store.keep_result("key", {"n": 1}, pack({"plan.yaml": "a: 1\n"}))
+    store.keep_result("key", {"n": 1}, zip_files({"plan.yaml": "a: 1\n"}))
     plan = store.add_plan(ANNA, "mine", {"rate": 3.5}, "key")
     again = Store(tmp_path / "new" / "folder")
     assert again.stored_form(ANNA) == {"rate": 3.5} and again.stored_form(BERT) is None
@@ -332,7 +332,7 @@ def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) 
 
 def test_a_result_is_forgotten_with_the_last_plan_that_has_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.keep_result("key", {}, pack({}))
+    store.keep_result("key", {}, zip_files({}))
     first, second = (store.add_plan(owner, "x", {}, "key") for owner in (ANNA, BERT))
     store.delete_plan(first)
     assert store.document("key") == {} and store.current_plan(ANNA) is None
@@ -966,7 +966,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         CATALOG,
     )
     offers = {name: planned_market.offer_document(PAIR, gpu, task) for name, gpu in kinds.items()}
-    assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].gpu_counts == found["gpu"]
+    assert parse_market({"gpus": offers, "capacity": [found]}).worker_types[0].gpu_counts == found["gpu"]
 
 
 @pytest.mark.parametrize("text", ["h100-80g", "4 h100-80g", "", "x × h100-80g"])
@@ -1227,7 +1227,7 @@ def test_a_plan_is_watched_with_its_sessions_and_prefixes(
 ) -> None:
     """They stand in traffic.jsonl; by requests.csv alone no request waits and no prompt is cached."""
     names = {"plan.yaml", "certificate.json", "requests.csv", *extra}
-    (tmp_path / "plan.zip").write_bytes(pack(dict.fromkeys([*names, "page.html"], b"")))
+    (tmp_path / "plan.zip").write_bytes(zip_files(dict.fromkeys([*names, "page.html"], b"")))
 
     def see_folder(folder: str, *_: Any, **__: Any) -> None:
         assert {path.name for path in Path(folder).iterdir()} == names
@@ -1268,8 +1268,8 @@ def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
 
 
 def test_a_command_in_a_text_is_code_and_all_else_is_as_it_stands() -> None:
-    assert draw.escaped("*a* `plan day --x` 5 %") == "\\*a\\* `plan day --x` 5\u00a0\\%"
-    assert draw.escaped("a ` alone") == "a \\` alone"
+    assert draw.escape_markdown("*a* `plan day --x` 5 %") == "\\*a\\* `plan day --x` 5\u00a0\\%"
+    assert draw.escape_markdown("a ` alone") == "a \\` alone"
 
 
 def test_a_file_of_the_working_folder_cannot_stand_in_for_the_pages(

@@ -14,9 +14,9 @@ import pytest
 from planner.models.step_fit import PiecewiseLinearStepLatency, errors_by_regime
 from planner.models.step_tables import StepShape, StepTable
 from profiling import design, measure
-from profiling.engine import VllmEngine
-from profiling.measure import Budget, measure_into, summary
+from profiling.measure import Budget, measure_into, profile_summary
 from profiling.meter import StepNotRunError, TimedRun
+from profiling.vllm_engine import VllmEngine
 from profiling.vllm_install import is_cpu_build, is_installed
 
 if not is_installed():
@@ -132,7 +132,7 @@ def test_the_profile_predicts_steps_it_has_not_seen(
     X = design.step_columns([m.step for m in unseen])
     y = np.array([m.t_s for m in unseen])
     errors = errors_by_regime(X, y, fit.predict(X))
-    say(f"profile: {summary(table)}")
+    say(f"profile: {profile_summary(table)}")
     for regime, error in errors.items():
         say(f"held out, {regime}: MAPE {100 * error.mape_frac:.1f} %, {error.steps} steps")
     assert {"prefill", "mixed"} < set(errors)
@@ -143,7 +143,7 @@ def test_the_profile_predicts_steps_it_has_not_seen(
 @pytest.mark.skipif(not is_cpu_build(), reason="of the CPU wheel alone")
 def test_beside_numba_the_engine_is_refused_in_one_line() -> None:
     """vLLM 0.32 ends in an AttributeError of llvmlite's there."""
-    code = "import numba, pathlib, sys; from profiling.engine import VllmEngine; "
+    code = "import numba, pathlib, sys; from profiling.vllm_engine import VllmEngine; "
     code += "VllmEngine(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(TINY)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

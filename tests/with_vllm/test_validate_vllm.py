@@ -33,7 +33,7 @@ from planner.runtime.analysis import ValidationSetup
 from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import unique_prompt
 from planner.runtime.router import LiveRouter
-from planner.runtime.validate import engine_commands, scrape, traffic_counters
+from planner.runtime.validate import engine_commands, scrape_counters, traffic_counters
 from planner.runtime.workers import CPU_BLOCK_TOKENS, place_workers, run_engines
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
@@ -362,9 +362,9 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
         async with run_engines(place_workers(fleet, tmp_path / "engines", devices), commands) as group:
             router = LiveRouter(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
-                before = await scrape(client, group)
+                before = await scrape_counters(client, group)
                 pair = [await ids(client, url, tokens, stream=tokens % 200 == 0) for tokens in PAIR_TOKENS]
-                engines = traffic_counters(before, await scrape(client, group))
+                engines = traffic_counters(before, await scrape_counters(client, group))
                 alone = [await ids(client, group.workers[0].url, t, stream=False) for t in PAIR_TOKENS]
                 assert not router.in_flight and not router.live.workers["assigned"].any()
         return pair, alone, engines

@@ -15,7 +15,7 @@ from planner.units import show_span
 from ui import days, draw, inputs, question
 from ui.jobs import Job, result_key
 from ui.question import Form
-from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, set_widgets
+from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, open_session, set_widgets
 from ui.store import Document, read_as
 
 PAGE, RESULT = "day", "day result"  # Where the store keeps the page's inputs, and its latest answer.
@@ -46,7 +46,7 @@ def page() -> None:
     mark_settled(PLACE)
 
 
-def _current_form(session: Session) -> Form:
+def _current_form(session: BrowserSession) -> Form:
     """The inputs as they were left on this page, else those of the plan, else those of the page Plan."""
     restored = st.session_state.pop("day_restore", None)
     if restored is not None or "day" not in st.session_state:
@@ -61,7 +61,7 @@ def _current_form(session: Session) -> Form:
 
 
 def _form_of_source(
-    session: Session, source: str, own: Document | None = None, before: Form | None = None
+    session: BrowserSession, source: str, own: Document | None = None, before: Form | None = None
 ) -> Form:
     """The form for a question: of the plan, of the page Plan, or `own`, a slo.yaml, whose trace, seed and
     time limit stay those of the form `before`. Raises PlannerError for a slo.yaml that cannot be read.
@@ -77,13 +77,13 @@ def _form_of_source(
     return form | days.form_of_section(plan_inputs["more"].get("day"))
 
 
-def _plan_form(session: Session, source: str) -> Form:
+def _plan_form(session: BrowserSession, source: str) -> Form:
     """The inputs of the plan, or the current inputs of the page Plan."""
     shown = session.plan_shown() if source == PLAN else None
     return shown[0].form if shown else session.current_form()
 
 
-def _draw_inputs(session: Session, form: Form) -> Form:
+def _draw_inputs(session: BrowserSession, form: Form) -> Form:
     """Draw all inputs, one below the other; returns their values."""
     st.header("Question")
     sources = [*([PLAN] if session.plan_shown() else []), INPUTS, FILE]
@@ -113,8 +113,8 @@ def _draw_inputs(session: Session, form: Form) -> Form:
         help="Beside what stands all day and the optimum; their parameters are in the text below.",
     )
     with st.popover("What each is"):
-        draw.table(("controller", "what it is"), days.WORDS)
-    draw.bullets(
+        draw.draw_table(("controller", "what it is"), days.WORDS)
+    draw.draw_list(
         f"{name}: {', '.join(question.leaf_texts(own))}"
         for name, own in chosen["parameters"].items()
         if name in chosen["controllers"]
@@ -132,7 +132,7 @@ def _draw_inputs(session: Session, form: Form) -> Form:
     return chosen
 
 
-def _slo_file_input(session: Session, form: Form) -> None:
+def _slo_file_input(session: BrowserSession, form: Form) -> None:
     """Upload a slo.yaml, which then replaces the inputs."""
     uploaded = st.file_uploader("Upload a slo.yaml", ["yaml", "yml"], key=f"{PLACE}_upload_slo")
     if uploaded is not None and st.session_state.get(f"{PLACE}_uploaded_slo") != uploaded.file_id:
@@ -141,13 +141,13 @@ def _slo_file_input(session: Session, form: Form) -> None:
             own = read_as(uploaded.name, uploaded.getvalue(), read_yaml)
             uploaded_form = _form_of_source(session, FILE, own, form)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
         else:
             _redraw_with(uploaded_form)
     if form["own"] is None:
         st.caption("None yet.")
     else:
-        st.caption(draw.escaped(f"LLM: {form['own'].get('llm')}"))
+        st.caption(draw.escape_markdown(f"LLM: {form['own'].get('llm')}"))
 
 
 def _start_up_inputs(facts: StartupFacts, form: Form) -> Form:
@@ -281,7 +281,7 @@ def _search_inputs() -> Form:
     }
 
 
-def _document(session: Session, form: Form) -> Document:
+def _document(session: BrowserSession, form: Form) -> Document:
     """The slo.yaml of the inputs. Raises InputError without a slo.yaml where it should be uploaded."""
     if form["source"] != FILE:
         inputs_document = _plan_form(session, form["source"]) | {"rate": form["rate"]}
@@ -297,7 +297,7 @@ def _redraw_with(form: Form) -> None:
     st.rerun()
 
 
-def _request(session: Session, form: Form) -> dict[str, Any]:
+def _request(session: BrowserSession, form: Form) -> dict[str, Any]:
     """The request of a job "day" for these inputs; raises PlannerError for wrong ones."""
     question_document = _document(session, form)
     parse_task(question_document, session.catalog)
@@ -315,7 +315,7 @@ def _plan_stands(form: Form) -> bool:
     return form["source"] == PLAN and bool(form["stands"])
 
 
-def _start_job(session: Session, form: Form) -> None:
+def _start_job(session: BrowserSession, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -330,10 +330,10 @@ def _start_job(session: Session, form: Form) -> None:
         session.jobs.start(owner, PAGE, "day", request, keep)
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
-        draw.error(error)
+        draw.draw_error(error)
 
 
-def _draw_answer(session: Session, form: Form) -> None:
+def _draw_answer(session: BrowserSession, form: Form) -> None:
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
@@ -347,7 +347,7 @@ def _draw_answer(session: Session, form: Form) -> None:
             _draw_last_answer(session, form, saved, answer)
 
 
-def _draw_last_answer(session: Session, form: Form, saved: Document, answer: Document) -> None:
+def _draw_last_answer(session: BrowserSession, form: Form, saved: Document, answer: Document) -> None:
     """Show the latest answer and the question that it belongs to."""
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
@@ -359,7 +359,7 @@ def _draw_last_answer(session: Session, form: Form, saved: Document, answer: Doc
     draw.day_downloads(session.store, saved["result"], NAMES, saved["command"])
 
 
-def _answers_inputs(session: Session, form: Form, key: str) -> bool:
+def _answers_inputs(session: BrowserSession, form: Form, key: str) -> bool:
     """Whether a result answers the current inputs."""
     try:
         return result_key("day", _request(session, form)) == key
@@ -369,18 +369,18 @@ def _answers_inputs(session: Session, form: Form, key: str) -> bool:
 
 def _draw_result(answer: Document) -> None:
     """Draw the answer with its proof, the table of controllers, the charts, and what it rests on."""
-    st.subheader(draw.escaped(answer["answer"]))
+    st.subheader(draw.escape_markdown(answer["answer"]))
     for line in answer["proof"]:
-        st.write(draw.escaped(line))
+        st.write(draw.escape_markdown(line))
     for warning in answer["warnings"]:
-        st.warning(f"Mind: {draw.escaped(warning)}.")
-    draw.table(*answer["tables"]["controllers"])
-    draw.pictures(answer["charts"])
-    st.markdown(f"**Windows that {draw.escaped(answer['winner'])} misses**")
-    draw.bullets(answer["missed_lines"] or ["None."])
+        st.warning(f"Mind: {draw.escape_markdown(warning)}.")
+    draw.draw_table(*answer["tables"]["controllers"])
+    draw.draw_charts(answer["charts"])
+    st.markdown(f"**Windows that {draw.escape_markdown(answer['winner'])} misses**")
+    draw.draw_list(answer["missed_lines"] or ["None."])
     with st.expander("Settings, and what this rests on"):
-        draw.bullets(answer["settings_lines"])
-        draw.bullets(answer["basis_lines"])
+        draw.draw_list(answer["settings_lines"])
+        draw.draw_list(answer["basis_lines"])
 
 
 page()

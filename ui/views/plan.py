@@ -9,11 +9,11 @@ from urllib.parse import urlsplit, urlunsplit
 import streamlit as st
 
 from planner.errors import PlannerError
-from planner.units import counted, show_percent, show_s
+from planner.units import count_text, show_percent, show_s
 from ui import draw, inputs, live, question
 from ui.jobs import Job, result_key
 from ui.question import Form
-from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, short_job
+from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, open_session, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
 MOST_CHANGES = 4  # More changes than this are only counted.
@@ -54,7 +54,7 @@ def page() -> None:
     mark_settled("ask")
 
 
-def _start_job(session: Session, form: Form) -> None:
+def _start_job(session: BrowserSession, form: Form) -> None:
     """Start the job "plan" of the inputs, or keep the reason why these are refused."""
     st.session_state.planned_here = True
     try:
@@ -68,7 +68,7 @@ def _start_job(session: Session, form: Form) -> None:
 
 
 def _changes_since_answer(
-    session: Session, form: Form, shown: tuple[SavedPlan, Document] | None
+    session: BrowserSession, form: Form, shown: tuple[SavedPlan, Document] | None
 ) -> list[str]:
     """The differences between the inputs and the question of the answer on the screen."""
     if shown is None:
@@ -76,14 +76,14 @@ def _changes_since_answer(
     try:
         now, then = session.plan_request(form), session.plan_request(shown[0].form)
     except PlannerError as error:
-        return [f"the inputs cannot be asked: {error}"]
+        return [f"the inputs make no question: {error}"]
     changes = question.list_changes(then["question"], now["question"])
     changes += ["another trace"] if then["trace"] != now["trace"] else []
     changes += ["another seed"] if then["seed"] != now["seed"] else []
     return changes
 
 
-def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
+def _state_text(session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
     """The line under the button Plan: whether the answer on the screen is of the inputs beside it."""
     job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
@@ -93,16 +93,18 @@ def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, chan
     return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
 
 
-def _draw_answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
+def _draw_answer(
+    session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]
+) -> None:
     """Draw the answer that is there: the first one of a running plan, else the last plan of the session."""
     st.header("Answer", anchor="answer")
     job = session.jobs.find(session.id, "plan")
     if refused := st.session_state.get("refused"):
-        draw.error(refused)
+        draw.draw_error(refused)
     if job is not None and job.state != "done":
         follow_job(session, "plan")
         if job.state != "running" and st.session_state.get("planned_here"):
-            live.focus("answer", job.key)
+            live.focus_heading("answer", job.key)
     if job is not None and job.state == "running" and job.first is not None:
         _draw_paper_answer(job, job.first)
         return
@@ -121,7 +123,7 @@ def _draw_answer(session: Session, shown: tuple[SavedPlan, Document] | None, cha
         st.caption("The last plan of this session:")
     with st.container(key="answer_stale" if is_stale else "answer_now"):
         if st.session_state.get("planned_here") and job is not None and job.state == "done":
-            live.focus("answer", job.key)
+            live.focus_heading("answer", job.key)
         draw.first_screen(document)
         _draw_share_link(saved)
         _draw_sliders(session, saved, document)
@@ -148,9 +150,9 @@ def _draw_paper_answer(job: Job, answer: Document) -> None:
         )
         st.html(answer["html"])
         for name in ("fleet", "slo"):
-            draw.table(*answer["tables"][name])
+            draw.draw_table(*answer["tables"][name])
     if st.session_state.get("planned_here"):
-        live.focus("answer", f"first {job.key}")
+        live.focus_heading("answer", f"first {job.key}")
 
 
 def _draw_changes(saved: SavedPlan, changes: list[str]) -> None:
@@ -159,7 +161,8 @@ def _draw_changes(saved: SavedPlan, changes: list[str]) -> None:
     if len(changes) > MOST_CHANGES:
         listed.append(f"{len(changes) - MOST_CHANGES} more")
     st.warning(
-        f"Of earlier inputs. Changed since: {draw.escaped('; '.join(listed))}. Press Plan for an answer."
+        f"Of earlier inputs. Changed since: {draw.escape_markdown('; '.join(listed))}. Press Plan for an "
+        "answer."
     )
     if st.button("Back to the inputs of this answer", key="inputs_back"):
         st.session_state.restore = saved.form
@@ -182,7 +185,7 @@ def _draw_share_link(saved: SavedPlan) -> None:
         st.code(urlunsplit((parts.scheme, parts.netloc, "/", f"plan={saved.id}", "")), language=None)
 
 
-def _draw_sliders(session: Session, saved: SavedPlan, document: Document) -> None:
+def _draw_sliders(session: BrowserSession, saved: SavedPlan, document: Document) -> None:
     """Sliders over simulations around the plan, which are made once it is there."""
     st.subheader("What if, at once", anchor="live")
     if document["limits"] and (request := _sliders_request(session, saved, document)):
@@ -199,12 +202,12 @@ def _draw_sliders(session: Session, saved: SavedPlan, document: Document) -> Non
                 "clock." + ("" if answer["is_whole"] else " Some settings were not reached in time.")
             )
         elif job.error:
-            st.caption(draw.escaped(f"No sliders: {job.error}"))
+            st.caption(draw.escape_markdown(f"No sliders: {job.error}"))
         return
     st.caption("No sliders: they need limits in seconds.")
 
 
-def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> dict[str, Any] | None:
+def _sliders_request(session: BrowserSession, saved: SavedPlan, document: Document) -> dict[str, Any] | None:
     """The request of the job "sliders"; None where the plan's files, trace or catalog rows are gone."""
     fleet = session.store.files(saved.result, "plan.yaml").get("plan.yaml")
     if fleet is None:
@@ -217,14 +220,14 @@ def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> 
 
 
 @st.fragment(run_every=0.5)
-def _draw_waiting(session: Session, job: Job) -> None:
+def _draw_waiting(session: BrowserSession, job: Job) -> None:
     """How long the sliders' simulations run; the page is drawn anew when they have ended."""
     if job.state != "running":
         st.rerun()
     st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")
 
 
-def _read_and_draw_traffic(session: Session, form: Form, below_trace: Any) -> None:
+def _read_and_draw_traffic(session: BrowserSession, form: Form, below_trace: Any) -> None:
     """Draw the traffic. If it cannot be read, draw the error below the trace's name, and of a log the inputs
     for the roles of its columns.
     """
@@ -232,7 +235,7 @@ def _read_and_draw_traffic(session: Session, form: Form, below_trace: Any) -> No
         try:
             request = session.traffic_request(form)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
             return
         summary = short_job(session, "trace", "trace", request, "Reading the traffic")
         job = session.jobs.find(session.id, "trace")
@@ -246,18 +249,18 @@ def _read_and_draw_traffic(session: Session, form: Form, below_trace: Any) -> No
 def _draw_traffic(summary: Document) -> None:
     """Draw the answer of a job "trace": rates and lengths, what prompts share, dropped rows."""
     st.header("The traffic")
-    message = f"{counted(summary['requests'], 'request')} in {summary['duration_s']:,.0f} s"
+    message = f"{count_text(summary['requests'], 'request')} in {summary['duration_s']:,.0f} s"
     message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""
     planned = summary.get("planned_rps")
     if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > SAME_RATE_FRAC:
         message += f"; planned for {planned:.3g} requests/s"
-    st.write(f"**{draw.escaped(summary['name'])}**: {message}")
-    draw.pictures(summary["charts"])
+    st.write(f"**{draw.escape_markdown(summary['name'])}**: {message}")
+    draw.draw_charts(summary["charts"])
     lengths = [
         (name, *(f"{summary[key][column]:,.0f}" for column in ("mean", "p50", "p90", "p99", "max")))
         for name, key in (("prompt tokens", "input_tokens"), ("answer tokens", "output_tokens"))
     ]
-    draw.table(("length", "mean", "p50", "p90", "p99", "longest"), lengths)
+    draw.draw_table(("length", "mean", "p50", "p90", "p99", "longest"), lengths)
     if summary["sessions"]:
         st.write(_sessions_text(summary["sessions"]))
     if summary["prefixes"]:
@@ -265,9 +268,11 @@ def _draw_traffic(summary: Document) -> None:
         st.write(f"Prompts share prefixes: an endless cache would save {spared} of the prompt tokens.")
     draw.tenants(summary["tenant_rows"])
     dropped = [
-        f"{counted(count, 'row')} left out: {reason}" for reason, count in summary["dropped"].items() if count
+        f"{count_text(count, 'row')} left out: {reason}"
+        for reason, count in summary["dropped"].items()
+        if count
     ]
-    draw.bullets([*(dropped or ["No row was left out"]), *summary["notes"]])
+    draw.draw_list([*(dropped or ["No row was left out"]), *summary["notes"]])
 
 
 def _sessions_text(summary: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def page() -> None:
             request |= {"traffic": {"map": roles} if roles else {}}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
     answer = follow_job(session, "prefixes")
     job = session.jobs.find(session.id, "prefixes")
     if answer is None or job is None:
@@ -64,7 +64,7 @@ def page() -> None:
         for name, simulated in (answer.get("simulated") or {}).items():
             loads = simulated["simulated_load"]
             st.write(
-                f"Simulated from cold caches, {draw.escaped(name)}: "
+                f"Simulated from cold caches, {draw.escape_markdown(name)}: "
                 f"{show_percent(simulated['simulated_hit_frac'])} hit of "
                 f"{show_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
                 f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
@@ -72,7 +72,7 @@ def page() -> None:
     draw.tenants(answer["tenant_rows"])
     if shown is not None and shown[1]["simulation"]["tenants"]:
         _draw_service(shown[1]["simulation"]["tenants"])
-    draw.downloads(session.store, job.key, session.store.files(job.key))
+    draw.draw_downloads(session.store, job.key, session.store.files(job.key))
 
 
 def _draw_sharing(answer: Document) -> None:
@@ -83,7 +83,7 @@ def _draw_sharing(answer: Document) -> None:
     st.subheader(
         f"An endless cache would save {show_percent(sharing['token_hit_frac'])} of the prompts' tokens"
     )
-    draw.pictures(answer["charts"])
+    draw.draw_charts(answer["charts"])
     window = f"distinct tokens in {trace['window_s']:g} s"
     gaps = trace["reuse_gap_s"].items()
     rows = [
@@ -113,7 +113,7 @@ def _draw_sharing(answer: Document) -> None:
             f"at most {trace['largest_working_set_tokens']:,.0f}",
         ),
     ]
-    draw.table(("what", "how much"), rows)
+    draw.draw_table(("what", "how much"), rows)
     st.caption(
         "A prompt is cut into blocks; a block hits where an earlier prompt had it and all before it, too. "
         "The key portion of a prompt ends with the last part that is longer than all before it (Preble)."
@@ -125,7 +125,7 @@ def _draw_sharing(answer: Document) -> None:
         (f"endless, round robin over {workers} workers", show_percent(frac))
         for workers, frac in trace["round_robin_hit_frac"].items()
     ]
-    draw.table(("cache", "tokens that hit"), sizes)
+    draw.draw_table(("cache", "tokens that hit"), sizes)
 
 
 def _draw_placement(plan: Document) -> None:
@@ -158,7 +158,7 @@ def _draw_placement(plan: Document) -> None:
         ),
         ("warm-up", f"{sum(warm_up.values()):,} tokens on {len(warm_up)} workers"),
     ]
-    draw.table(("what", "how much"), rows)
+    draw.draw_table(("what", "how much"), rows)
     nodes = [
         (
             str(row["prefix"]),
@@ -170,7 +170,7 @@ def _draw_placement(plan: Document) -> None:
         for row in plan["nodes"][:MOST_ROWS]
     ]
     if nodes:
-        draw.table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), nodes)
+        draw.draw_table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), nodes)
         if len(plan["nodes"]) > MOST_ROWS:
             st.caption(f"The hottest {MOST_ROWS} of {len(plan['nodes'])}; prefixes.json has all.")
 
@@ -206,7 +206,7 @@ def _draw_service(answer: Document) -> None:
         )
         for tenant in answer["each"]
     ]
-    draw.table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
+    draw.draw_table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
 
 
 page()

@@ -6,7 +6,7 @@ import streamlit as st
 
 from planner.errors import PlannerError
 from ui import draw
-from ui.session import Session, follow_job, open_session
+from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 
@@ -38,7 +38,7 @@ def page() -> None:
     _draw_comparison(session, [plans[plan] for plan in chosen])
 
 
-def _draw_plan_editor(session: Session, plan: SavedPlan) -> None:
+def _draw_plan_editor(session: BrowserSession, plan: SavedPlan) -> None:
     """The inputs to rename, open or delete a plan."""
     name = st.text_input("Name", plan.name, max_chars=120, key=f"name_{plan.id}")
     if name.strip() and name != plan.name:
@@ -56,7 +56,7 @@ def _draw_plan_editor(session: Session, plan: SavedPlan) -> None:
                 st.rerun()
 
 
-def _draw_figures(session: Session, plans: list[SavedPlan]) -> None:
+def _draw_figures(session: BrowserSession, plans: list[SavedPlan]) -> None:
     """Draw a table with a column per plan, leaving out plans whose result is not there any more."""
     answers = [(plan, session.store.document(plan.result)) for plan in plans]
     columns = [(plan.name, document) for plan, document in answers if document is not None]
@@ -70,7 +70,7 @@ def _draw_figures(session: Session, plans: list[SavedPlan]) -> None:
         "traffic": [document["traffic"] for _, document in columns],
     }
     names = [f"{k}. {name}" for k, (name, _) in enumerate(columns, start=1)]
-    draw.table(("figure", *names), [(name, *cells) for name, cells in lines.items()])
+    draw.draw_table(("figure", *names), [(name, *cells) for name, cells in lines.items()])
 
 
 def _limits_text(document: Document) -> str:
@@ -79,7 +79,7 @@ def _limits_text(document: Document) -> str:
     return "; ".join(row[0] for row in rows)
 
 
-def _draw_comparison(session: Session, plans: list[SavedPlan]) -> None:
+def _draw_comparison(session: BrowserSession, plans: list[SavedPlan]) -> None:
     """Draw what `plan compare` says of the plans on the traffic of the first, once a reader wants it."""
     st.write(
         "Each plan was made for its own traffic. To compare them on equal terms, simulate all of them on the "
@@ -94,17 +94,17 @@ def _draw_comparison(session: Session, plans: list[SavedPlan]) -> None:
             first = session.plan_request(plans[0].form)
             session.jobs.start(session.id, "compare", "compare", first | {"fleets": fleets})
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
     comparison = follow_job(session, "compare")
     job = session.jobs.find(session.id, "compare")
     if comparison is None or job is None:
         return
-    st.subheader(draw.escaped(comparison["verdict"]))
-    draw.pictures(comparison["charts"])
-    draw.table(*comparison["table"])
+    st.subheader(draw.escape_markdown(comparison["verdict"]))
+    draw.draw_charts(comparison["charts"])
+    draw.draw_table(*comparison["table"])
     if comparison["notes"]:
-        draw.bullets(comparison["notes"])
-    draw.downloads(session.store, job.key, ("compare.html", "compare.csv", "compare.json"))
+        draw.draw_list(comparison["notes"])
+    draw.draw_downloads(session.store, job.key, ("compare.html", "compare.csv", "compare.json"))
 
 
 page()

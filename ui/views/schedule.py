@@ -14,9 +14,9 @@ from planner.documents.markets import parse_market
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_yaml, to_yaml
-from planner.units import quantity
+from planner.units import parse_quantity
 from ui import draw, market, question
-from ui.session import Session, follow_job, open_session
+from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, read_as
 
 PAGE = "schedule"
@@ -37,20 +37,20 @@ def page() -> None:
     _schedule_file_input(form)
     if st.button("Schedule", type="primary", key="schedule_start"):
         try:
-            window_s = quantity(window, "s", where="window")
+            window_s = parse_quantity(window, "s", where="window")
             if window_s < 1:
                 raise InputError(f"window: expected at least 1 s, found {window!r}")
             job = {"market": form, "window_s": window_s, **options, **demand}
             session.jobs.start(session.id, PAGE, "schedule", job)
             st.session_state.schedule_command = market.command(demand, window, options)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
     answer = follow_job(session, PAGE)
     if answer is not None:
         _draw_result(session, answer)
 
 
-def _market_to_edit(session: Session, saved: Document) -> Document:
+def _market_to_edit(session: BrowserSession, saved: Document) -> Document:
     """The schedule.yaml that the inputs begin with: as this page was left, else that of the chosen plans.
     Edits change the values of the inputs, and not this schedule.yaml.
     """
@@ -80,7 +80,7 @@ def _market_to_edit(session: Session, saved: Document) -> Document:
     return base
 
 
-def _market_of_plans(session: Session, plans: Sequence[str]) -> Document:
+def _market_of_plans(session: BrowserSession, plans: Sequence[str]) -> Document:
     """The schedule.yaml of some plans: their workers and rates, their stock and limits. Without a plan the
     figures are made up.
     """
@@ -94,7 +94,7 @@ def _market_of_plans(session: Session, plans: Sequence[str]) -> Document:
         try:
             task = parse_task(question.document(inputs, session.catalog), session.catalog)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
             continue
         planned.append((document, task))
     return planned_market.schedule_document(planned, session.catalog) if planned else market.EXAMPLE_MARKET
@@ -148,7 +148,7 @@ def _offer_inputs(name: str, row: Document, key: str) -> Document:
     """The prices and the stock of a GPU in the format of schedule.yaml."""
     offer = dict(row)
     with st.container(border=True):
-        st.markdown(f"**{draw.escaped(name)}**")
+        st.markdown(f"**{draw.escape_markdown(name)}**")
         fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")  # And interruptions, stock.
         for field, (price, label) in zip(fields, market.PRICES.items(), strict=False):
             value = field.number_input(
@@ -211,7 +211,7 @@ def _worker_inputs(row: Document, key: str) -> Document:
     return worker | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
-def _demand_inputs(session: Session, form: Document, saved: Document) -> tuple[Document, str]:
+def _demand_inputs(session: BrowserSession, form: Document, saved: Document) -> tuple[Document, str]:
     """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
     source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
@@ -303,26 +303,26 @@ def _schedule_file_input(form: Document) -> None:
                 document = read_as("schedule.yaml", typed.encode(), read_yaml)
                 parse_market(document)
             except PlannerError as error:
-                draw.error(error)
+                draw.draw_error(error)
             else:
                 st.session_state.schedule_base = document
                 st.rerun()
 
 
-def _draw_result(session: Session, answer: Document) -> None:
+def _draw_result(session: BrowserSession, answer: Document) -> None:
     """Draw the answer of a job "schedule" (ui/worker.py), with its files to download."""
     st.header("Answer")
-    st.subheader(draw.escaped(answer["answer"]))
-    st.write(draw.escaped(answer["proof"]))
-    draw.bullets(answer["compared_lines"])
-    draw.pictures(answer["charts"])
-    draw.table(*answer["tables"]["gpus"])
-    draw.table(*answer["tables"]["workers"])
+    st.subheader(draw.escape_markdown(answer["answer"]))
+    st.write(draw.escape_markdown(answer["proof"]))
+    draw.draw_list(answer["compared_lines"])
+    draw.draw_charts(answer["charts"])
+    draw.draw_table(*answer["tables"]["gpus"])
+    draw.draw_table(*answer["tables"]["workers"])
     st.caption(answer["firm"])
     if (job := session.jobs.find(session.id, PAGE)) is not None:
-        draw.downloads(session.store, job.key, session.store.files(job.key))
+        draw.draw_downloads(session.store, job.key, session.store.files(job.key))
         if command := st.session_state.get("schedule_command"):
-            draw.command(command, "schedule.yaml and the demand")
+            draw.draw_command(command, "schedule.yaml and the demand")
 
 
 page()

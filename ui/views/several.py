@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from ui import draw, inputs, question, together
 from ui.jobs import Job
 from ui.question import Form
-from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, set_widgets
+from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, open_session, set_widgets
 from ui.store import Document
 
 PAGE, RESULT = "several", "several result"  # Where the store keeps the page's inputs, and its latest answer.
@@ -40,7 +40,7 @@ def page() -> None:
     mark_settled("shared", *(f"llm{k}" for k in range(len(form["llms"]))))
 
 
-def _current_form(session: Session) -> Form:
+def _current_form(session: BrowserSession) -> Form:
     """The inputs as they were left on this page, else those of the example.
 
     The widgets get their values once; at later runs they have what was typed (see `keep_widgets`).
@@ -65,7 +65,7 @@ def _current_form(session: Session) -> Form:
     return shown
 
 
-def _draw_inputs(session: Session, form: Form) -> Form:
+def _draw_inputs(session: BrowserSession, form: Form) -> Form:
     """Draw all inputs, one below the other; returns their values."""
     st.header("LLMs")
     count = len(form["llms"])
@@ -102,7 +102,7 @@ def _draw_inputs(session: Session, form: Form) -> Form:
     return chosen
 
 
-def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form, bool]:
+def _llm_inputs(session: BrowserSession, form: Form, k: int, count: int) -> tuple[Form, bool]:
     """The inputs of the k-th of `count` LLMs, and whether it is to be removed."""
     place = f"llm{k}"
     with st.container(border=True):
@@ -113,12 +113,12 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form,
             chosen |= inputs.slo_inputs(session, place) | inputs.safety_inputs(place)
         with st.expander("Policies and losses"):
             chosen |= inputs.policy_inputs(place)
-        st.caption(draw.escaped(question.slo_summary(chosen)))
+        st.caption(draw.escape_markdown(question.slo_summary(chosen)))
         wants_removal = count > 1 and st.button("Remove", key=f"{place}_remove", help=f"Plan without {name}")
     return chosen, wants_removal
 
 
-def _traffic_inputs(session: Session, form: Form, place: str) -> Form:
+def _traffic_inputs(session: BrowserSession, form: Form, place: str) -> Form:
     """The inputs for an LLM's trace; for its description where slo.yaml has one in place of a trace."""
     if form["source"] == question.DESCRIBED:
         st.caption("Described traffic, as in slo.yaml below.")
@@ -160,7 +160,7 @@ def _redraw_with(form: Form) -> None:
     st.rerun()
 
 
-def _start_job(session: Session, form: Form) -> None:
+def _start_job(session: BrowserSession, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -182,10 +182,10 @@ def _start_job(session: Session, form: Form) -> None:
         job.limit_s = request["time_limit_s"]  # For the progress bar; the search keeps to its request.
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
-        draw.error(error)
+        draw.draw_error(error)
 
 
-def _draw_answer(session: Session) -> None:
+def _draw_answer(session: BrowserSession) -> None:
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
@@ -201,13 +201,13 @@ def _draw_answer(session: Session) -> None:
             _draw_last_answer(session, saved, answer)
 
 
-def _draw_last_answer(session: Session, saved: Document, answer: Document) -> None:
+def _draw_last_answer(session: BrowserSession, saved: Document, answer: Document) -> None:
     """Draw the latest answer: of all LLMs together, then of each."""
     _draw_all_llms(answer)
     with st.expander("What was found, and what bounds it"):
-        draw.bullets(answer["proof"])
+        draw.draw_list(answer["proof"])
         st.markdown("**Assuming**")
-        draw.bullets(answer["assumptions"])
+        draw.draw_list(answer["assumptions"])
     st.header("Downloads")
     draw.shared_downloads(
         session.store, saved["result"], together.plan_command(saved["asked"], session.catalog_folder)
@@ -227,19 +227,19 @@ def _draw_all_llms(answer: Document) -> None:
     """Draw all fleets, the LLMs that give way, and the savings from a larger limit."""
     draw.first_screen(answer)
     draw.screen_charts(answer)
-    draw.table(*answer["tables"]["fleets"])
+    draw.draw_table(*answer["tables"]["fleets"])
     if answer["in_production"]:
         st.markdown("**On paper, in production, with a loss**")
-        draw.table(*answer["tables"]["answers"])
-        draw.bullets(answer["in_production"])
+        draw.draw_table(*answer["tables"]["answers"])
+        draw.draw_list(answer["in_production"])
     st.markdown("**Who gives way, and what more would save**")
     # An answer that an earlier version made has no such lines.
-    draw.bullets(answer["binding_lines" if "binding_lines" in answer else "binding"])
-    draw.table(*answer["tables"]["limits"])
+    draw.draw_list(answer["binding_lines" if "binding_lines" in answer else "binding"])
+    draw.draw_table(*answer["tables"]["limits"])
     node_columns, node_rows = answer["tables"]["nodes"]
     if node_rows:
         with st.expander("Nodes"):
-            draw.table(node_columns, node_rows)
+            draw.draw_table(node_columns, node_rows)
 
 
 page()

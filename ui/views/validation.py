@@ -28,7 +28,7 @@ def page() -> None:
             st.session_state.validation_shown = _read_validation(uploaded.name, uploaded.getvalue())
         except PlannerError as error:
             st.session_state.pop("validation_shown", None)
-            draw.error(error)
+            draw.draw_error(error)
     document = st.session_state.get("validation_shown")
     if document is None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
@@ -52,9 +52,9 @@ def _draw_validation(document: Document) -> None:
     if is_kept is None:  # Older files know only whether the engines' times keep it.
         is_kept = document.get("slo_kept")
     st.subheader(_headline(document.get("agrees"), is_kept))
-    st.write(draw.escaped(document["verdict"]))
+    st.write(draw.escape_markdown(document["verdict"]))
     for note in document.get("notes", []):
-        st.write(draw.escaped(note))
+        st.write(draw.escape_markdown(note))
     cells = [
         ("Requests", f"{document['requests']:,}", f"{document['finished']:,} finished"),
         (
@@ -63,9 +63,9 @@ def _draw_validation(document: Document) -> None:
             f"predicted {_percent_text(document['attainment']['predicted'])}",
         ),
     ]
-    draw.figures(cells)
+    draw.draw_figures(cells)
     device, timed_by = document["machine"].get("device", "?"), document.get("times", "?")
-    st.caption(draw.escaped(f"Measured on {device}, times of the {timed_by}."))
+    st.caption(draw.escape_markdown(f"Measured on {device}, times of the {timed_by}."))
     st.header("Predicted and measured")
     rows = [
         (
@@ -78,7 +78,7 @@ def _draw_validation(document: Document) -> None:
         for row in document["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
     ]
-    draw.table(("latency", "predicted", "measured", "error", "allowed"), rows)
+    draw.draw_table(("latency", "predicted", "measured", "error", "allowed"), rows)
     st.caption(draw.LATENCIES)
     errors = {
         f"{row['metric']} {row['percentile']}": 100 * abs(row["error_frac"])
@@ -89,7 +89,7 @@ def _draw_validation(document: Document) -> None:
         bars = charts.bars_chart(
             [charts.Bar(name, value) for name, value in errors.items()], "error, either way [%]"
         )
-        draw.chart(
+        draw.draw_chart(
             {
                 "spec": live_spec(bars),
                 "caption": "Error of each percentile: predicted over measured, less one.",
@@ -109,14 +109,16 @@ def _draw_validation(document: Document) -> None:
             )
             for row in document["slo"]
         ]
-        draw.table(("metric", "limit", "predicted within limit", "measured within limit", "measured"), lines)
+        draw.draw_table(
+            ("metric", "limit", "predicted within limit", "measured within limit", "measured"), lines
+        )
     if document["steps"]:
         st.header("Steps of the engines")
         steps = [
             (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
             for row in document["steps"]
         ]
-        draw.table(("pool", "steps", "predicted over measured seconds, less one"), steps)
+        draw.draw_table(("pool", "steps", "predicted over measured seconds, less one"), steps)
 
 
 def _headline(agrees: bool | None, is_kept: bool | None) -> str:

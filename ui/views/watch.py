@@ -11,7 +11,7 @@ from planner.errors import InputError, PlannerError
 from planner.studies.watch_words import WHAT
 from ui import draw, question
 from ui.jobs import Job
-from ui.session import Session, follow_job, open_session
+from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 PAGE, RESULT = "watch", "watch result"
@@ -37,7 +37,7 @@ def page() -> None:
         st.page_link("views/plan.py", label="Plan", query_params=dict(st.query_params))
         return
     saved, document = shown
-    st.caption(draw.escaped(f"Against: {document['answer']}"))
+    st.caption(draw.escape_markdown(f"Against: {document['answer']}"))
     form = _draw_inputs(session)
     if st.button("Look", type="primary", key="watch_start"):
         _start_job(session, saved, form)
@@ -60,7 +60,7 @@ def page() -> None:
     st.code(command, language=None, wrap_lines=True)
 
 
-def _draw_inputs(session: Session) -> Document:
+def _draw_inputs(session: BrowserSession) -> Document:
     """The inputs for the source of the metrics and for the windows that count."""
     source = st.segmented_control(
         "Metrics from", (FILE, SERVER), default=FILE, required=True, key="watch_source"
@@ -98,7 +98,7 @@ def _draw_inputs(session: Session) -> Document:
     return form
 
 
-def _start_job(session: Session, saved: SavedPlan, form: Document) -> None:
+def _start_job(session: BrowserSession, saved: SavedPlan, form: Document) -> None:
     """Start a job that holds the metrics against a saved plan; its result is kept for the session."""
     store, owner = session.store, session.id
 
@@ -119,7 +119,7 @@ def _start_job(session: Session, saved: SavedPlan, form: Document) -> None:
         session.jobs.start(owner, PAGE, "watch", request, keep)
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
-        draw.error(error)
+        draw.draw_error(error)
 
 
 def _draw_answer(answer: Document, last: Document) -> None:
@@ -128,9 +128,9 @@ def _draw_answer(answer: Document, last: Document) -> None:
     name, colour = PERHAPS_TOO_MUCH if is_open else STATUS_BADGES[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
-    st.subheader(draw.escaped(answer["headline"][:1].upper() + answer["headline"][1:]))
-    st.caption(draw.escaped(f"Looked at {last['at']}, against {last['plan']}."))
-    draw.bullets(answer["sentences"])
+    st.subheader(draw.escape_markdown(answer["headline"][:1].upper() + answer["headline"][1:]))
+    st.caption(draw.escape_markdown(f"Looked at {last['at']}, against {last['plan']}."))
+    draw.draw_list(answer["sentences"])
     rows = [
         (
             _quantity_name(row["what"]),
@@ -142,7 +142,7 @@ def _draw_answer(answer: Document, last: Document) -> None:
         for row in answer["drift"]
     ]
     if rows:
-        draw.table(("quantity", "planned", "now", "change", "drifted"), rows)
+        draw.draw_table(("quantity", "planned", "now", "change", "drifted"), rows)
 
 
 def _quantity_name(what: str) -> str:

@@ -18,7 +18,7 @@ from planner.studies.fleet_comparison import CHARTED_METRICS
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Form
-from ui.session import Session, follow_job, open_session
+from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 MOST_POINTS = 10  # Every point of the curve costs one plan.
@@ -49,10 +49,10 @@ def page() -> None:
         _draw_limit_curve(session, saved)
 
 
-def _draw_one_move(session: Session, saved: SavedPlan, document: Document) -> None:
+def _draw_one_move(session: BrowserSession, saved: SavedPlan, document: Document) -> None:
     """Draw the inputs for a move, and the plan after it beside the plan before."""
     st.header("One move")
-    st.write(f"The plan: {draw.escaped(document['answer'])}")
+    st.write(f"The plan: {draw.escape_markdown(document['answer'])}")
     try:
         changed, sentence = _draw_move_inputs(session, saved, document)
         if changed is None:
@@ -61,7 +61,7 @@ def _draw_one_move(session: Session, saved: SavedPlan, document: Document) -> No
         request = session.plan_request(changed)
         key = result_key("what_if", request)
     except PlannerError as error:
-        draw.error(error)
+        draw.draw_error(error)
         return
     job = session.jobs.find(session.id, "what_if")
     if job is None or job.key != key:
@@ -77,7 +77,9 @@ def _draw_one_move(session: Session, saved: SavedPlan, document: Document) -> No
             st.switch_page("views/plan.py")
 
 
-def _draw_move_inputs(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
+def _draw_move_inputs(
+    session: BrowserSession, saved: SavedPlan, document: Document
+) -> tuple[Form | None, str]:
     """Draw the inputs for a move. Returns the form with one input moved, None while none is, and a sentence
     on the move.
     """
@@ -118,11 +120,11 @@ def _draw_move_inputs(session: Session, saved: SavedPlan, document: Document) ->
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
     if after == before:
         return None, ""
-    st.write(draw.escaped(sentence))
+    st.write(draw.escape_markdown(sentence))
     return _with_input(form, kind, gpu, after), sentence
 
 
-def _any_key_input(session: Session, form: Form) -> tuple[Form | None, str]:
+def _any_key_input(session: BrowserSession, form: Form) -> tuple[Form | None, str]:
     """A change of any key of slo.yaml, written as for `plan what-if --change`."""
     text = st.text_input(
         "Key and value",
@@ -153,7 +155,7 @@ def _with_input(form: Form, kind: str, gpu: str, value: Any) -> Form:
     return form | {"gpus": rows}
 
 
-def _draw_sensitivity(session: Session, saved: SavedPlan) -> None:
+def _draw_sensitivity(session: BrowserSession, saved: SavedPlan) -> None:
     """Draw how the plan depends on step times, traffic, prices and limits."""
     st.header("Is it robust, and what would relaxing a limit save?")
     st.write(
@@ -165,7 +167,7 @@ def _draw_sensitivity(session: Session, saved: SavedPlan) -> None:
             request = session.plan_request(saved.form)
             session.jobs.start(session.id, "sensitivity", "sensitivity", request)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
     answer = follow_job(session, "sensitivity")
     if answer is not None:
         _draw_sensitivity_table(answer["changes"])
@@ -181,12 +183,12 @@ def _draw_sensitivity_table(changes: list[Document]) -> None:
         else:
             different.append((row["change"], words[row["kept"]], row["more"], row["fleet"]))
     if different:
-        draw.table(("if", "the plan", "the best then costs", "which is"), different)
+        draw.draw_table(("if", "the plan", "the best then costs", "which is"), different)
     if same:
-        st.write(draw.escaped(f"The plan holds and stays the best with: {'; '.join(same)}."))
+        st.write(draw.escape_markdown(f"The plan holds and stays the best with: {'; '.join(same)}."))
 
 
-def _draw_limit_curve(session: Session, saved: SavedPlan) -> None:
+def _draw_limit_curve(session: BrowserSession, saved: SavedPlan) -> None:
     """The best fleet for every value of a limit."""
     st.header("What each limit costs")
     offered: dict[str, str] = {
@@ -203,12 +205,12 @@ def _draw_limit_curve(session: Session, saved: SavedPlan) -> None:
             request = session.plan_request(saved.form) | {"over": over, "points": MOST_POINTS}
             session.jobs.start(session.id, "pareto", "pareto", request)
         except PlannerError as error:
-            draw.error(error)
+            draw.draw_error(error)
     frontier = follow_job(session, "pareto")
     if frontier is not None:
-        draw.pictures(frontier["charts"])
+        draw.draw_charts(frontier["charts"])
         head = (f"{frontier['over']} [{frontier['unit']}], holds to", frontier["objective_unit"], "fleet")
-        draw.table(
+        draw.draw_table(
             head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in frontier["steps"]]
         )
 
@@ -228,8 +230,8 @@ def _draw_both(old: Document, new: Document, sentence: str) -> None:
     fleets = draw.fleet_text(old), draw.fleet_text(new)
     rows.append(("fleet", *fleets, "the same" if fleets[0] == fleets[1] else "another"))
     rows.append(("SLO", _kept_text(old), _kept_text(new), ""))
-    st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
-    draw.table(head, rows)
+    st.subheader(draw.escape_markdown(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
+    draw.draw_table(head, rows)
     columns = []
     for metric in CHARTED_METRICS:
         curves = {
@@ -240,7 +242,7 @@ def _draw_both(old: Document, new: Document, sentence: str) -> None:
         chart = charts.comparison_chart(curves, metric, limits)
         caption = f"Distribution of the {METRICS[metric].name}, with the limits of the new question."
         columns.append({"spec": live_spec(chart), "caption": caption})
-    draw.pictures(columns)
+    draw.draw_charts(columns)
 
 
 def _kept_text(document: Document) -> str:

@@ -111,8 +111,10 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
     if autoscaler.controller == "static":
         fleet = fleet_at_beginning(fleet, autoscaler)
         return manifests.render(fleet, max_model_len, target).files
-    if sglang_engine.serves(fleet):
-        raise InputError(f"{autoscaler.controller}: reads the metrics of vLLM, and the plan counts on SGLang")
+    if sglang_engine.is_sglang(fleet):
+        raise InputError(
+            f"{autoscaler.controller}: reads the metrics of vLLM, and the plan was made for SGLang"
+        )
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
         ray_serve_autoscaler.check(autoscaler)
     fleet = with_all_pools(fleet, autoscaler)
@@ -180,7 +182,8 @@ def _write_readme(
         "| pool | role | least | most | at the beginning |",
         "| --- | --- | --- | --- | --- |",
         *(
-            f"| {engine_command.label(pool.name)} | {pool.role} | {pool.least} | {pool.most} | {pool.size} |"
+            f"| {engine_command.dns_label(pool.name)} | {pool.role} | {pool.least} | {pool.most} | "
+            f"{pool.size} |"
             for pool in autoscaler.pools
         ),
     ]
@@ -245,7 +248,7 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
     else:
         lines.append(
             "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
-            "when it is told to stop."
+            "when it gets the signal to stop."
         )
     if row.remark and controller != "knative":  # The remark is about the objects that Knative's replace.
         lines.append(row.remark)

@@ -152,7 +152,7 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: what the simulated controller did that Dynamo's planner does not do."""
     if autoscaler.controller == BY_SLA:
         lines = [
-            "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "
+            "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it does not use the "
             "plan's step times, and has no correction factors any more."
         ]
         if autoscaler.read_text("predictor", "constant") == "seasonal":

@@ -91,7 +91,7 @@ def timetable_limits() -> tuple[str, ...]:
     """What a user must know of a timetable: its time zone, when its workers are ready, and EXACT_LIMIT."""
     return (
         f"The timetable is of every day, in the time zone {TIME_ZONE}: change the time zone where the plan's "
-        "day was another. Workers are asked for at the times as written; each is ready its start-up later.",
+        "day was another. Workers are requested at the times as written; each is ready its start-up later.",
         EXACT_LIMIT,
     )
 

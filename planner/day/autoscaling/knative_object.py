@@ -51,17 +51,17 @@ def write_services(
 def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
     """The InferenceService of one pool; `autoscaler` has the parameters of the pool's role."""
     pool, scaled = target.pool, target.scaled
-    args = kubernetes.expanded(
+    args = kubernetes.escape_variables(
         [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(engine_command.HTTP_PORT)]
     )
     container = {
         "name": "kserve-container",
-        "image": engine_command.image(pool.type),
+        "image": engine_command.engine_image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,
-        "env": kubernetes.environment(pool),
+        "env": kubernetes.worker_environment(pool),
         "ports": [{"containerPort": engine_command.HTTP_PORT, "protocol": "TCP"}],
-        "resources": kubernetes.resources(pool),
+        "resources": kubernetes.gpu_resources(pool),
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT},
             "periodSeconds": PROBE_S,
@@ -88,7 +88,7 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
                 **predictor,
                 "timeout": TIMEOUT_S,
                 "annotations": annotations,
-                **kubernetes.placement(fleet, pool),
+                **kubernetes.node_affinity(fleet, pool),
                 "containers": [container],
                 "volumes": [kubernetes.shared_memory(fleet, pool)],
             }

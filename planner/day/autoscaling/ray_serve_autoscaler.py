@@ -31,7 +31,7 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
     """Write the autoscaling settings into a serve config, in place."""
     scaled = {pool.name: pool for pool in autoscaler.pools}
     for application, (pool, prefill) in zip(
-        document["applications"], engine_command.services(fleet, "ray-serve").values(), strict=True
+        document["applications"], engine_command.pool_services(fleet, "ray-serve").values(), strict=True
     ):
         args = application["args"]
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]

@@ -113,7 +113,7 @@ def production_stack_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: Sc
 
 def kserve_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """KServe names the Deployment of a service NAME-kserve, and that of its prefill NAME-kserve-prefill."""
-    app, services = engine_command.llm_label(fleet), engine_command.services(fleet, "kserve")
+    app, services = engine_command.llm_label(fleet), engine_command.pool_services(fleet, "kserve")
     service_label = next(name for name, pools in services.items() if pool in pools)
     service = app if len(services) == 1 else f"{app}-{service_label}"
     suffix = "-kserve-prefill" if pool.role == "prefill" else "-kserve"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from planner.errors import InputError
 from planner.files import document_values
-from planner.units import quantity, shortest_digits, show_span
+from planner.units import parse_quantity, shortest_digits, show_span
 
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
 # The endings of field names that a document leaves out. The first that fits counts: `_per_s` before `_s`.
@@ -71,7 +71,7 @@ class Parameter:
         if self.parse is not None:
             return self.parse(value, where)
         if self.unit == SECONDS:
-            return quantity(value, "s", where=where)
+            return parse_quantity(value, "s", where=where)
         if self.unit == SHARE:
             # Some shares may be above 1, and are then written as bare numbers too.
             return document_values.read_share(value, where, most=self.most, bare=self.most)

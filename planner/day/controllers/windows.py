@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.day.controllers.knowledge import Knowledge
 from planner.errors import InputError
 from planner.files import document_values
-from planner.units import DAY_S, counted
+from planner.units import DAY_S, count_text
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
@@ -31,7 +31,7 @@ class Window:
         """As a reader has it: "08:00 to 20:00 8 workers on mon, tue"."""
         workers = f"{' and '.join(map(str, self.workers))} workers"
         if len(self.workers) == 1:
-            workers = counted(self.workers[0], "worker")
+            workers = count_text(self.workers[0], "worker")
         days = "" if len(self.days) == len(DAYS) else f" on {', '.join(DAYS[day] for day in self.days)}"
         return f"{format_clock(self.begin_s)} to {format_clock(self.end_s)} {workers}{days}"
 

@@ -18,8 +18,8 @@ from planner.day.controllers.knowledge import CapacityTable, EngineProfile
 from planner.domain import Slo
 from planner.fleet import Fleet, WorkerType
 from planner.simulator.replay import RequestRecords, simulate_if_kept
-from planner.simulator.slo_verdict import judge
-from planner.traffic.scaling import rescale, select_window
+from planner.simulator.slo_verdict import judge_slo
+from planner.traffic.scaling import rescale_trace, select_window
 from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
@@ -46,7 +46,7 @@ def capacity_table(
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
         if rate_rps * sample.duration_s < LEAST_REQUESTS:
             continue
-        traffic = rescale(sample, rate_rps, rng=np.random.default_rng(rung))
+        traffic = rescale_trace(sample, rate_rps, rng=np.random.default_rng(rung))
         # A higher rate is taken to need no fewer workers in any pool.
         least = rows[-1] if rows else [1] * len(fleet.pools)
         sizes = least_that_keep(fleet, traffic, slo, least, most)
@@ -69,6 +69,7 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     The line of a prompt goes through 1 token and the tokens of a full step, that of a decode step through 1
     and MANY_SEQUENCES sequences.
     """
+    # `worker.host` has two parts, and each has seconds per step and seconds per sequence of the step.
     host_step_s, host_sequence_s = (
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
@@ -76,8 +77,10 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
     token_s = (full_s - first_s) / max(full_tokens - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
+    # Decode steps without the time to read KV tokens, which `decode_s_per_token` has.
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
+    # Each line's value at 0 tokens or sequences. A prompt alone is one sequence for the host.
     return EngineProfile(
         prefill_s=first_s - token_s + host_step_s + host_sequence_s,
         prefill_s_per_token=token_s,
@@ -101,9 +104,11 @@ def least_that_keep(
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
+        # The run ends as soon as a limit is broken or too many requests wait longer than `patience_s`; what
+        # is left is judged here.
         candidate, patience_s = fleet.with_counts(sizes), whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
-        return run is not None and judge(run, whole_slo, with_percentiles=False).holds
+        return run is not None and judge_slo(run, whole_slo, with_percentiles=False).holds
 
     return least_sizes(holds, prices, least, most)
 
@@ -121,10 +126,13 @@ def least_sizes(
     top, floor = tuple(most), list(least)
     for p in range(len(floor)):
         low, high = least[p] - 1, most[p]
-        while high - low > 1:
+        while high - low > 1:  # `high` holds; `low` does not, or is below `least`.
             middle = (low + high) // 2
             sizes = (*top[:p], middle, *top[p + 1 :])
-            low, high = (low, middle) if middle > 0 and holds(sizes) else (middle, high)
+            if middle > 0 and holds(sizes):  # A pool without workers cannot be simulated.
+                high = middle
+            else:
+                low = middle
         floor[p] = high
     queue = [(0.0, tuple(floor))]
     seen = {tuple(floor)}

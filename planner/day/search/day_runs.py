@@ -25,7 +25,7 @@ from planner.fleet import Fleet
 from planner.simulator.counted_limits import judged_windows_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
 from planner.simulator.layout import UNFINISHED
-from planner.simulator.slo_verdict import judge, missed_windows
+from planner.simulator.slo_verdict import judge_slo, missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.master import Option, gpu_usd_per_h, paid_usd_per_h
 from planner.solvers.paid_work import LeastPaid, LeastWorkers, least_paid
@@ -66,7 +66,7 @@ class DayRun:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slice:
+class DaySlice:
     """A simulated part of a day. `bounds_s` (2,) are the edges of its window on the slice's clock."""
 
     run: ElasticRun
@@ -180,7 +180,7 @@ class DayRuns:
         part = self.simulate_slice(window, times_s, sizes)
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
-    def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
+    def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> DaySlice | None:
         """Simulate the part of the day from `times_s[0]` to a little after a window.
 
         These workers (N, P) are ready from each of `times_s` (N,) on. The result is None if no request
@@ -206,7 +206,7 @@ class DayRuns:
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
         run = self._simulate(part, times_s - start_s, workers, slice_pools, bounds_s - start_s)
-        return Slice(run, bounds_s - start_s, end - first)
+        return DaySlice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
         """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on, 0 first."""
@@ -226,7 +226,7 @@ class DayRuns:
         """The bill and the verdict of a simulated day."""
         missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
         is_served = bool((run.simulation.status != UNFINISHED).all())
-        holds = not missed and is_served and judge(run.simulation, self.slo, with_percentiles=False).holds
+        holds = not missed and is_served and judge_slo(run.simulation, self.slo, with_percentiles=False).holds
         lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
         fits = lives_within_stock(self.terms, lives)
         return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds, fits)

@@ -23,7 +23,7 @@ from planner.day.controllers.knowledge import EngineProfile, LoadRule, peak_load
 from planner.day.search.capacity import least_that_keep
 from planner.domain import Slo
 from planner.fleet import Fleet, Role
-from planner.traffic.scaling import rescale
+from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -96,7 +96,7 @@ def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, wi
     """
     by_load = sorted(parts, key=lambda part: -_window_load(part, engine, "mixed", window_s, window_s))
     return [
-        rescale(part, factor * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
+        rescale_trace(part, factor * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
         for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
         for factor in MORE_TRAFFIC
     ]

@@ -16,13 +16,13 @@ from planner.documents.schemas.values import (
     Schema,
     any_of,
     by_name,
-    doc,
-    number,
+    number_schema,
     one_of,
-    quantity,
-    section,
-    suggested,
-    whole,
+    quantity_schema,
+    section_schema,
+    text_with_suggestions,
+    whole_number_schema,
+    with_help,
 )
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Role
@@ -31,75 +31,95 @@ from planner.policies import BY_FIELD
 
 def fleet_schema(catalog: Catalog) -> Schema:
     """fleet.yaml: what `plan simulate`, `goodput` and `compare` take."""
-    return section(_fleet_keys(catalog), fleet_file.FLEET_KEYS, required=("llm", "workers"))
+    return section_schema(_fleet_keys(catalog), fleet_file.FLEET_KEYS, required=("llm", "workers"))
 
 
 def plan_schema(catalog: Catalog) -> Schema:
     """plan.yaml: the fleet, what it costs, what it was planned for and what was simulated."""
-    amount = number(least=0)
+    amount = number_schema(least=0)
     facts: dict[str, Schema] = {
-        "status": doc(suggested(get_args(Status)), "What was proved of the plan."),
-        "cost_usd_per_h": doc(amount, "What is paid, whole nodes where these are sold."),
-        "power_w": doc(amount, "What the fleet may draw at most."),
-        "gpus": doc(whole(0), "GPUs of all workers."),
-        "slo": doc(slo_schema.slo_section(), "The SLO that the plan keeps."),
-        "max_model_len": whole(),
+        "status": with_help(text_with_suggestions(get_args(Status)), "What was proved of the plan."),
+        "cost_usd_per_h": with_help(amount, "What is paid, whole nodes where these are sold."),
+        "power_w": with_help(amount, "What the fleet may draw at most."),
+        "gpus": with_help(whole_number_schema(0), "GPUs of all workers."),
+        "slo": with_help(slo_schema.slo_section(), "The SLO that the plan keeps."),
+        "max_model_len": whole_number_schema(),
     }
-    document = section(_fleet_keys(catalog) | facts, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS))
+    document = section_schema(_fleet_keys(catalog) | facts, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS))
     return document | {"required": ["status", "llm", "workers"]}
 
 
 def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
     gpus = tuple(catalog.gpus)
     return {
-        "llm": doc(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
-        "workers": doc(
+        "llm": with_help(
+            text_with_suggestions(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."
+        ),
+        "workers": with_help(
             {"type": "array", "items": worker_schema(catalog), "minItems": 1}, "The pools of the fleet."
         ),
-        "policies": doc(policies_schema(), "How requests are queued, batched, routed and admitted."),
-        "engine": doc(slo_schema.engine_section(), "The engine whose host time and scheduler are simulated."),
-        "lora": doc(slo_schema.lora_section(), "LoRA adapters that are served."),
-        "network": doc(slo_schema.network_section(), "What carries KV blocks between workers."),
-        "host_overhead": doc(
-            quantity("s", positive=False), "Added to every step, in place of the section engine."
+        "policies": with_help(policies_schema(), "How requests are queued, batched, routed and admitted."),
+        "engine": with_help(
+            slo_schema.engine_section(), "The engine whose host time and scheduler are simulated."
         ),
-        "events": doc({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
-        "pinned": doc({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
-        "prices": doc(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
-        "sold_as": doc(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
-        "electricity": doc(by_name(quantity("usd_per_kwh", positive=False), gpus), "Beside the prices."),
-        "max_model_len": doc(whole(), "Tokens of the longest request."),
+        "lora": with_help(slo_schema.lora_section(), "LoRA adapters that are served."),
+        "network": with_help(slo_schema.network_section(), "What carries KV blocks between workers."),
+        "host_overhead": with_help(
+            quantity_schema("s", positive=False), "Added to every step, in place of the section engine."
+        ),
+        "events": with_help(
+            {"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."
+        ),
+        "pinned": with_help({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
+        "prices": with_help(
+            by_name(quantity_schema("usd_per_h", positive=False), gpus), "In place of the catalog's."
+        ),
+        "sold_as": with_help(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": with_help(
+            by_name(quantity_schema("usd_per_kwh", positive=False), gpus), "Beside the prices."
+        ),
+        "max_model_len": with_help(whole_number_schema(), "Tokens of the longest request."),
     }
 
 
 def worker_schema(catalog: Catalog) -> Schema:
     """One pool: so many workers of one type in one role."""
     schemas: dict[str, Schema] = {
-        "name": doc(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
-        "role": doc(one_of(get_args(Role)), "What its workers do; default: mixed."),
-        "gpu": doc(suggested(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."),
-        "tp": doc(whole(), "GPUs that share every layer."),
-        "pp": doc(whole(), "Pipeline stages."),
-        "ep": doc(FLAG, "Whether every GPU has whole experts."),
-        "dp": doc(whole(), "Data-parallel ranks."),
-        "count": doc(whole(), "Workers of this pool."),
-        "latency": doc(latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."),
-        "kv_tokens": doc(
-            whole(KV_BLOCK_TOKENS, LARGEST_SETTING),
+        "name": with_help(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
+        "role": with_help(one_of(get_args(Role)), "What its workers do; default: mixed."),
+        "gpu": with_help(
+            text_with_suggestions(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."
+        ),
+        "tp": with_help(whole_number_schema(), "GPUs that share every layer."),
+        "pp": with_help(whole_number_schema(), "Pipeline stages."),
+        "ep": with_help(FLAG, "Whether every GPU has whole experts."),
+        "dp": with_help(whole_number_schema(), "Data-parallel ranks."),
+        "count": with_help(whole_number_schema(), "Workers of this pool."),
+        "latency": with_help(
+            latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."
+        ),
+        "kv_tokens": with_help(
+            whole_number_schema(KV_BLOCK_TOKENS, LARGEST_SETTING),
             "Tokens that its KV cache holds; default: what memory leaves.",
         ),
-        "max_num_seqs": doc(whole(most=fleet_file.MOST_SEQS), "Requests of one step at most."),
-        "max_num_batched_tokens": doc(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),
-        "speculative": doc(slo_schema.speculative_section(), "Drafted tokens."),
+        "max_num_seqs": with_help(
+            whole_number_schema(most=fleet_file.MOST_SEQS), "Requests of one step at most."
+        ),
+        "max_num_batched_tokens": with_help(
+            whole_number_schema(most=MOST_STEP_TOKENS), "Tokens of one step at most."
+        ),
+        "speculative": with_help(slo_schema.speculative_section(), "Drafted tokens."),
     }
-    return section(schemas, fleet_file.WORKER_KEYS, required=("gpu",))
+    return section_schema(schemas, fleet_file.WORKER_KEYS, required=("gpu",))
 
 
 def latency_schema() -> Schema:
     """The name of a file, a fit of the five numbers, or another program's form."""
     forms = [
-        section(
-            {"form": {"const": name}} | dict.fromkeys(lists, NUMBERS) | dict.fromkeys(numbers, number()),
+        section_schema(
+            {"form": {"const": name}}
+            | dict.fromkeys(lists, NUMBERS)
+            | dict.fromkeys(numbers, number_schema()),
             required=("form",),
         )
         for name, (_, lists, numbers) in fits.FORMS.items()
@@ -107,9 +127,9 @@ def latency_schema() -> Schema:
     lists = ("knots_tokens", "f_s", fits.JOINT)
     numbers = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
     schemas: dict[str, Schema] = {
-        "tp": whole(),
+        "tp": whole_number_schema(),
         fits.EP: FLAG,
-        fits.DP: whole(),
+        fits.DP: whole_number_schema(),
         fits.ALL2ALL: {"type": "string"},
         "basis": TEXT,
         "kind": TEXT,
@@ -117,9 +137,9 @@ def latency_schema() -> Schema:
         "simulated": {"type": "object", "required": ["form"]},
         "spread": {"type": "object"},
         **dict.fromkeys(lists, NUMBERS),
-        **dict.fromkeys(numbers, number()),
+        **dict.fromkeys(numbers, number_schema()),
     }
-    return any_of(TEXT, section(schemas, fits.FIT_KEYS, required=("knots_tokens", "f_s")), *forms)
+    return any_of(TEXT, section_schema(schemas, fits.FIT_KEYS, required=("knots_tokens", "f_s")), *forms)
 
 
 def policies_schema() -> Schema:
@@ -127,41 +147,41 @@ def policies_schema() -> Schema:
     schemas: dict[str, Schema] = {
         **{field: one_of(rows) for field, rows in BY_FIELD.items()},
         **slo_schema.policy_settings(),
-        "max_num_batched_tokens": whole(most=MOST_STEP_TOKENS),
+        "max_num_batched_tokens": whole_number_schema(most=MOST_STEP_TOKENS),
         "prefix_cache": FLAG,
         "kv_offload": slo_schema.kv_offload_section(),
         "vidur_restarts": FLAG,
-        "due": doc(
+        "due": with_help(
             by_name(
-                section(
-                    {"match": slo_schema.match_section(), "within": quantity("s")},
+                section_schema(
+                    {"match": slo_schema.match_section(), "within": quantity_schema("s")},
                     required=("match", "within"),
                 )
             ),
             "Of the queue edf: how long after its arrival a request of each class is due.",
         ),
     }
-    return section(schemas, POLICY_KEYS)
+    return section_schema(schemas, POLICY_KEYS)
 
 
 def event_schema() -> Schema:
     """Something that happens to a worker, or to the link, at a time."""
     schemas = {
-        "at": quantity("s", positive=False),
+        "at": quantity_schema("s", positive=False),
         "down": TEXT,
         "up": TEXT,
         "slow": TEXT,
-        "factor": number(above=0),
+        "factor": number_schema(above=0),
     }
     one_kind = {"oneOf": [{"required": [kind]} for kind in ("down", "up", "slow")]}
-    return section(schemas, fleet_file.EVENT_KEYS, required=("at",)) | one_kind
+    return section_schema(schemas, fleet_file.EVENT_KEYS, required=("at",)) | one_kind
 
 
 def _pinned_schema() -> Schema:
     """A prefix that some workers hold from the start on, by the ids of its blocks in a trace."""
     schemas = {
         "workers": {"type": "array", "items": TEXT, "minItems": 1},
-        "block_tokens": whole(most=MOST_STEP_TOKENS),
+        "block_tokens": whole_number_schema(most=MOST_STEP_TOKENS),
         "block_ids": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
     }
-    return section(schemas, fleet_file.PINNED_KEYS, required=("workers", "block_ids"))
+    return section_schema(schemas, fleet_file.PINNED_KEYS, required=("workers", "block_ids"))

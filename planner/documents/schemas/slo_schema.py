@@ -34,16 +34,16 @@ from planner.documents.schemas.values import (
     Schema,
     any_of,
     by_name,
-    doc,
-    number,
+    number_schema,
     one_of,
     one_or_list,
-    quantity,
-    section,
-    share,
-    suggested,
+    quantity_schema,
+    section_schema,
+    share_schema,
+    text_with_suggestions,
     tokens,
-    whole,
+    whole_number_schema,
+    with_help,
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
 from planner.documents.traffic_description import (
@@ -66,7 +66,7 @@ from planner.traffic.trace import MAX_TOKENS
 
 # Percentiles of limits, p50 to p100 with decimals: what less than half of the requests keep is no promise.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
-SECONDS = quantity("s")
+SECONDS = quantity_schema("s")
 
 
 def slo_schema(catalog: Catalog) -> Schema:
@@ -74,16 +74,18 @@ def slo_schema(catalog: Catalog) -> Schema:
     parts = question_keys(catalog)
     keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
     of_one_llm = {key: keys[key] for key in several_llms_question.OWN} | {
-        "trace": doc(TEXT, "The trace of this LLM, beside this file."),
-        "model": doc(TEXT, "The rows of the trace whose column `model` says this."),
+        "trace": with_help(TEXT, "The trace of this LLM, beside this file."),
+        "model": with_help(TEXT, "The rows of the trace whose column `model` says this."),
     }
-    entry = section(of_one_llm, required=("llm",)) | _one_slo()
+    entry = section_schema(of_one_llm, required=("llm",)) | _one_slo()
     named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
     # DEFAULTS are keys that count for every LLM which has none of its own.
     keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.DEFAULTS)
-    document = section(keys | {"llms": doc(llms, "Several LLMs on one stock, each with its SLO.")})
-    # `section` lets any key be null; none of these may be.
+    document = section_schema(
+        keys | {"llms": with_help(llms, "Several LLMs on one stock, each with its SLO.")}
+    )
+    # `section_schema` lets any key be null; none of these may be.
     document["properties"] |= {key: keys[key] for key in ("llm", "slo", "preset")}
     return document | {
         "if": {"required": ["llms"]},
@@ -96,54 +98,66 @@ def slo_schema(catalog: Catalog) -> Schema:
 def question_keys(catalog: Catalog) -> dict[str, Schema]:
     """The keys of slo.yaml for one LLM."""
     schemas = {
-        "llm": doc(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
-        "slo": doc(slo_section(), "What the fleet must keep: metric, percentile, limit."),
-        "preset": doc(suggested(catalog.slos), "A row of catalogs/slos.yaml, in place of slo."),
-        "traffic": doc(
+        "llm": with_help(
+            text_with_suggestions(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."
+        ),
+        "slo": with_help(slo_section(), "What the fleet must keep: metric, percentile, limit."),
+        "preset": with_help(
+            text_with_suggestions(catalog.slos), "A row of catalogs/slos.yaml, in place of slo."
+        ),
+        "traffic": with_help(
             traffic_section(catalog), "Which traffic: a rate and part of the trace, or a description."
         ),
-        "fleet": doc(fleet_section(catalog), "Which GPUs may be used, and what they cost."),
-        "policies": doc(policies_section(), "What the plan may choose of queues, routing and caches."),
-        "engine": doc(engine_section(), "The engine whose host time and scheduler are simulated."),
-        "lora": doc(lora_section(), "LoRA adapters that are served."),
-        "objective": doc(
+        "fleet": with_help(fleet_section(catalog), "Which GPUs may be used, and what they cost."),
+        "policies": with_help(policies_section(), "What the plan may choose of queues, routing and caches."),
+        "engine": with_help(engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": with_help(lora_section(), "LoRA adapters that are served."),
+        "objective": with_help(
             one_of((*get_args(task.Objective), task.SAME_AS_COST)),  # The last is a synonym of "cost".
             "What to make least; throughput: the most traffic within the limits.",
         ),
-        "limits": doc(
-            section(
-                {"power": quantity("w"), "cost": quantity("usd_per_h"), "gpus": whole(most=LARGEST_COUNT)},
+        "limits": with_help(
+            section_schema(
+                {
+                    "power": quantity_schema("w"),
+                    "cost": quantity_schema("usd_per_h"),
+                    "gpus": whole_number_schema(most=LARGEST_COUNT),
+                },
                 task.LIMIT_KEYS,
             ),
             "What the fleet may take at most.",
         ),
-        "spare": doc(
-            any_of(whole(0), {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}),
+        "spare": with_help(
+            any_of(
+                whole_number_schema(0), {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}
+            ),
             "Workers or nodes that may fail: '1 worker', '1 node'.",
         ),
-        "robust": doc(
-            section({"step_times": share(), "traffic": share(), "spread": FLAG}, task.ROBUST_KEYS),
+        "robust": with_help(
+            section_schema(
+                {"step_times": share_schema(), "traffic": share_schema(), "spread": FLAG}, task.ROBUST_KEYS
+            ),
             "In place of safety: how far steps and traffic may be off, all at once.",
         ),
-        "safety": doc(
+        "safety": with_help(
             any_of(
                 {"const": "none"},
-                section(
+                section_schema(
                     {
-                        "kept_in": share(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC),
-                        "growth": share(),
-                        "prefix_drift": share(),
+                        "kept_in": share_schema(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC),
+                        "growth": share_schema(),
+                        "prefix_drift": share_schema(),
                     }
                 ),
             ),
             "In what share of scenarios the SLO must be kept, with how much growth, and how much of the "
             "popularity of prefixes moves to others; or none.",
         ),
-        "deploy": doc(
-            section({"target": one_of((*ROUTERS_OF, task.EACH_TARGET))}, required=("target",)),
+        "deploy": with_help(
+            section_schema({"target": one_of((*ROUTERS_OF, task.EACH_TARGET))}, required=("target",)),
             "The deployment target whose router is simulated; each: a price for every target.",
         ),
-        "day": doc(day_section(), "How pools may change during a day; read by `plan day`."),
+        "day": with_help(day_section(), "How pools may change during a day; read by `plan day`."),
     }
     # A key without a schema here is read elsewhere, and open to anything.
     return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
@@ -163,191 +177,240 @@ def slo_section() -> Schema:
         "minProperties": 1,
     }
     metrics = {
-        key: doc(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
+        key: with_help(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
         for key, row in METRICS.items()
     }
     beside_metrics = {
-        "attainment": doc(
-            share(least=None, above=0), "Share of requests that keep all their limits at once."
+        "attainment": with_help(
+            share_schema(least=None, above=0), "Share of requests that keep all their limits at once."
         ),
-        "every": doc(SECONDS, "The SLO must hold in every window of this length."),
+        "every": with_help(SECONDS, "The SLO must hold in every window of this length."),
     }
     of_class = {key: metrics[key] for key in OF_REQUESTS} | {
         "match": match_section(),
-        "deadline": doc(any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."),
+        "deadline": with_help(
+            any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."
+        ),
     }
-    least_share = doc(share(least=None, above=0), "The least part of a tenant's fair share of service.")
-    window = doc(SECONDS, "Judged in windows of this length; 1 min.")
-    promised = section({"share_frac": least_share, "window": window}, required=("share_frac",))
+    least_share = with_help(
+        share_schema(least=None, above=0), "The least part of a tenant's fair share of service."
+    )
+    window = with_help(SECONDS, "Judged in windows of this length; 1 min.")
+    promised = section_schema({"share_frac": least_share, "window": window}, required=("share_frac",))
     tenants = by_name(promised) | {"minProperties": 1}
-    beside_metrics["tenants"] = doc(
+    beside_metrics["tenants"] = with_help(
         tenants, "What tenants get while their work waits, by name; `each` is all of them."
     )
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
     # A class has `match` and at least one line; there is at least one class.
-    classes = by_name(section(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
+    classes = by_name(section_schema(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
     of_classes = {
-        "classes": doc(classes, "Limits by class of requests. A class names its requests under `match`.")
+        "classes": with_help(
+            classes, "Limits by class of requests. A class names its requests under `match`."
+        )
     }
-    limits = section(beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
+    limits = section_schema(
+        beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS}
+    )
     # An SLO of these keys alone has no limit, so it is refused.
     no_limit = {"propertyNames": {"enum": list(beside_metrics)}}
-    # `section` lets any key be null; no metric may be.
+    # `section_schema` lets any key be null; no metric may be.
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
 
 
 def match_section() -> Schema:
     """Which requests are of a class."""
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
-    bounds = section({"from": whole(0), "to": whole(0)}) | {"minProperties": 1}
+    bounds = section_schema({"from": whole_number_schema(0), "to": whole_number_schema(0)}) | {
+        "minProperties": 1
+    }
     keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": bounds}
-    return doc(section(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class.")
+    return with_help(
+        section_schema(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class."
+    )
 
 
 def traffic_section(catalog: Catalog) -> Schema:
     """The section `traffic`: what is done with a trace, or a description of requests."""
     schemas: dict[str, Schema] = {
-        "rate": doc(any_of(quantity("rps"), *rate_curves()), "Requests/s; default: the trace's own."),
-        "scale": doc(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
-        "window": doc(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
-        "draws": doc(whole(), "The SLO must be kept on each of so many draws of the traffic."),
-        "map": doc({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
-        "timezone": doc(TEXT, "Of times in a log that have none: Europe/Berlin."),
-        "format": doc(TEXT, "The log's format, where it is not found out."),
-        "task": doc(suggested(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."),
-        "duration": doc(SECONDS, "The length of the traffic that is drawn."),
-        "growth": doc(
-            section(
-                {"per_month": share(most=MOST_GROWTH_FRAC), "months": number(least=0)},
+        "rate": with_help(
+            any_of(quantity_schema("rps"), *rate_curves()), "Requests/s; default: the trace's own."
+        ),
+        "scale": with_help(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
+        "window": with_help(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
+        "draws": with_help(
+            whole_number_schema(), "The SLO must be kept on each of so many draws of the traffic."
+        ),
+        "map": with_help({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
+        "timezone": with_help(TEXT, "Of times in a log that have none: Europe/Berlin."),
+        "format": with_help(TEXT, "The log's format, where it is not found out."),
+        "task": with_help(
+            text_with_suggestions(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."
+        ),
+        "duration": with_help(SECONDS, "The length of the traffic that is drawn."),
+        "growth": with_help(
+            section_schema(
+                {"per_month": share_schema(most=MOST_GROWTH_FRAC), "months": number_schema(least=0)},
                 required=("per_month", "months"),
             ),
             "Growth of the rate until the plan is used.",
         ),
-        "drift": doc(
-            section({"input": NUMBERS, "output": NUMBERS}),
+        "drift": with_help(
+            section_schema({"input": NUMBERS, "output": NUMBERS}),
             "How many standard deviations lengths lie above their mean, for every interval of the rate.",
         ),
-        "input": doc(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
-        "output": doc(lengths(), "Tokens of an answer, likewise."),
-        "joint": doc(
+        **_description_schemas(),
+        "agents": with_help(
+            any_of(whole_number_schema(most=MOST_AGENTS), agents()), "How many agents work at once."
+        ),
+    }
+    each = section_schema(
+        {key: schemas[key] for key in TENANT_KEYS} | {"rate": quantity_schema("rps")}, required=("rate",)
+    )
+    schemas["tenants"] = with_help(
+        any_of(whole_number_schema(), by_name(each) | {"minProperties": 2}),
+        "How many tenants the clients belong to; or what each sends: {chat: {rate: 4, task: chat}, ...}.",
+    )
+    return section_schema(schemas, task.TRAFFIC_KEYS)
+
+
+def _description_schemas() -> dict[str, Schema]:
+    """What describes requests that are drawn: their lengths, their clients and what they share."""
+    return {
+        "input": with_help(lengths_schema(), "Prompt tokens: a mean, or mean and percentiles."),
+        "output": with_help(lengths_schema(), "Tokens of an answer, likewise."),
+        "joint": with_help(
             any_of(
                 {"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 1},
-                section({"table": {"type": "array", "items": NUMBERS, "minItems": 2}}, required=("table",)),
+                section_schema(
+                    {"table": {"type": "array", "items": NUMBERS, "minItems": 2}}, required=("table",)
+                ),
             ),
             "Rank correlation of prompt and answer.",
         ),
-        "burstiness": doc(
-            section({"cv": number(least=0, most=MOST_CV), "fano": by_name(number(above=0))}),
+        "burstiness": with_help(
+            section_schema(
+                {"cv": number_schema(least=0, most=MOST_CV), "fano": by_name(number_schema(above=0))}
+            ),
             "CV of gaps between requests, Fano factors by window.",
         ),
-        "clients": doc(
-            section(
+        "clients": with_help(
+            section_schema(
                 {
-                    "count": whole(),
-                    "skew": number(least=0, most=MOST_SKEW),
-                    "cv": number(least=0, most=MOST_CV),
-                    "lengths": share(most=MOST_SPREAD_FRAC),
+                    "count": whole_number_schema(),
+                    "skew": number_schema(least=0, most=MOST_SKEW),
+                    "cv": number_schema(least=0, most=MOST_CV),
+                    "lengths": share_schema(most=MOST_SPREAD_FRAC),
                 }
             ),
             "How many clients send the requests, and how unequal they are.",
         ),
-        "sessions": doc(
-            section(
+        "sessions": with_help(
+            section_schema(
                 {
-                    "turns": number(least=1),
-                    "think_time": quantity("s", positive=False),
-                    "most_tokens": tokens(whole(most=MAX_TOKENS)),
+                    "turns": number_schema(least=1),
+                    "think_time": quantity_schema("s", positive=False),
+                    "most_tokens": tokens(whole_number_schema(most=MAX_TOKENS)),
                 },
                 required=("turns", "think_time"),
             ),
             "Conversations: every turn repeats what came before.",
         ),
-        "prefixes": doc(
-            section(
-                {"shared": tokens(whole(most=MAX_TOKENS)), "count": whole(), "skew": number(least=0)},
+        "prefixes": with_help(
+            section_schema(
+                {
+                    "shared": tokens(whole_number_schema(most=MAX_TOKENS)),
+                    "count": whole_number_schema(),
+                    "skew": number_schema(least=0),
+                },
                 required=("shared",),
             ),
             "Tokens at the beginning that prompts share.",
         ),
-        "agents": doc(any_of(whole(most=MOST_AGENTS), agents()), "How many agents work at once."),
     }
-    each = section({key: schemas[key] for key in TENANT_KEYS} | {"rate": quantity("rps")}, required=("rate",))
-    schemas["tenants"] = doc(
-        any_of(whole(), by_name(each) | {"minProperties": 2}),
-        "How many tenants the clients belong to; or what each sends: {chat: {rate: 4, task: chat}, ...}.",
-    )
-    return section(schemas, task.TRAFFIC_KEYS)
 
 
 def agents() -> Schema:
     """How many agents work at once, and what they are like; a task fills in what is left out."""
     pause = any_of(
-        quantity("s", positive=False),
-        section({"mean": quantity("s", positive=False), "cv": number(least=0)}, required=("mean",)),
+        quantity_schema("s", positive=False),
+        section_schema(
+            {"mean": quantity_schema("s", positive=False), "cv": number_schema(least=0)}, required=("mean",)
+        ),
     )
     sub_agents = {
-        "per_task": number(least=0),
-        "at_once": whole(most=agents_traffic.MOST_AT_ONCE),
-        "turns": number(least=1),
+        "per_task": number_schema(least=0),
+        "at_once": whole_number_schema(most=agents_traffic.MOST_AT_ONCE),
+        "turns": number_schema(least=1),
     }
     repository = {
-        "tokens": tokens(number(least=0)),
-        "count": whole(most=agents_traffic.MOST_REPOSITORIES),
-        "skew": number(least=0),
+        "tokens": tokens(number_schema(least=0)),
+        "count": whole_number_schema(most=agents_traffic.MOST_REPOSITORIES),
+        "skew": number_schema(least=0),
     }
     schemas: dict[str, Schema] = {
-        "count": whole(most=MOST_AGENTS),
-        "turns": doc(number(least=1), "Mean turns of a task, geometric."),
-        "tasks": doc(number(least=1), "Mean tasks of a session, which keeps its context."),
-        "tool": doc(pause, "What a tool takes, before each turn of a task but the first."),
-        "idle": doc(pause, "How long an agent rests before each task."),
-        "system": doc(tokens(number(least=0, most=MAX_TOKENS)), "Tokens that all prompts begin with."),
-        "repository": section(repository),
-        "start": doc(lengths(), "A session's own tokens before its first turn."),
-        "sub_agents": section(sub_agents, required=("per_task",)),
-        "most_tokens": tokens(whole(most=MAX_TOKENS)),
+        "count": whole_number_schema(most=MOST_AGENTS),
+        "turns": with_help(number_schema(least=1), "Mean turns of a task, geometric."),
+        "tasks": with_help(number_schema(least=1), "Mean tasks of a session, which keeps its context."),
+        "tool": with_help(pause, "What a tool takes, before each turn of a task but the first."),
+        "idle": with_help(pause, "How long an agent rests before each task."),
+        "system": with_help(
+            tokens(number_schema(least=0, most=MAX_TOKENS)), "Tokens that all prompts begin with."
+        ),
+        "repository": section_schema(repository),
+        "start": with_help(lengths_schema(), "A session's own tokens before its first turn."),
+        "sub_agents": section_schema(sub_agents, required=("per_task",)),
+        "most_tokens": tokens(whole_number_schema(most=MAX_TOKENS)),
     }
-    return section(schemas, agents_traffic.KEYS, required=("count",))
+    return section_schema(schemas, agents_traffic.KEYS, required=("count",))
 
 
 def rate_curves() -> tuple[Schema, ...]:
     """A rate by interval, or by the hours of a week."""
-    rates: Schema = {"type": "array", "items": number(least=0), "minItems": 1}
+    rates: Schema = {"type": "array", "items": number_schema(least=0), "minItems": 1}
     week = any_of(rates, {"type": "array", "items": rates, "minItems": 7, "maxItems": 7})
     return (
-        section({"curve": rates, "every": SECONDS}, required=("curve", "every")),
-        section({"weekly": week, "mean": quantity("rps"), "peak": quantity("rps")}, required=("weekly",)),
+        section_schema({"curve": rates, "every": SECONDS}, required=("curve", "every")),
+        section_schema(
+            {"weekly": week, "mean": quantity_schema("rps"), "peak": quantity_schema("rps")},
+            required=("weekly",),
+        ),
     )
 
 
-def lengths() -> Schema:
+def lengths_schema() -> Schema:
     """Tokens of prompts or answers: a mean, a distribution, or a mean and percentiles."""
-    length = tokens(number(least=1))
+    length = tokens(number_schema(least=1))
     return any_of(
         length,
-        section({"fixed": tokens(whole(most=MAX_TOKENS))}, required=("fixed",)),
-        section(
-            {"lognormal": section({"mean": length, "cv": number(least=0)}, required=("mean",))},
+        section_schema({"fixed": tokens(whole_number_schema(most=MAX_TOKENS))}, required=("fixed",)),
+        section_schema(
+            {"lognormal": section_schema({"mean": length, "cv": number_schema(least=0)}, required=("mean",))},
             required=("lognormal",),
         ),
-        section(
-            {"histogram": section({"edges": NUMBERS, "counts": NUMBERS}, required=("edges", "counts"))},
+        section_schema(
+            {
+                "histogram": section_schema(
+                    {"edges": NUMBERS, "counts": NUMBERS}, required=("edges", "counts")
+                )
+            },
             required=("histogram",),
         ),
-        section({"mean": length, "max": length}, such={r"^p\d{1,2}(\.\d+)?$": length}) | {"minProperties": 1},
+        section_schema({"mean": length, "max": length}, such={r"^p\d{1,2}(\.\d+)?$": length})
+        | {"minProperties": 1},
     )
 
 
 def fleet_section(catalog: Catalog) -> Schema:
     """The section `fleet` of slo.yaml: what may be bought, and at which prices."""
     gpus = tuple(catalog.gpus)
-    price = quantity("usd_per_h", positive=False)
+    price = quantity_schema("usd_per_h", positive=False)
     spot_terms = {
-        "spot_interruptions_per_h": share(most=task.MOST_INTERRUPTIONS_PER_H),
+        "spot_interruptions_per_h": share_schema(most=task.MOST_INTERRUPTIONS_PER_H),
         "spot_restart": SECONDS,
     }
-    terms = section(
+    terms = section_schema(
         {
             "on_demand": price,
             "reserved": price,
@@ -364,72 +427,78 @@ def fleet_section(catalog: Catalog) -> Schema:
     stock = {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_COUNT}
 
     def numbers(most: int = task.MOST_TOKENS) -> Schema:
-        return one_or_list(whole(most=most))
+        return one_or_list(whole_number_schema(most=most))
 
     schemas: dict[str, Schema] = {
-        "gpus": doc(
+        "gpus": with_help(
             any_of(
                 by_name(any_of(stock, {"const": "unlimited"}), gpus),
-                {"type": "array", "items": suggested(gpus)},
+                {"type": "array", "items": text_with_suggestions(gpus)},
                 {"const": task.ANY},
             ),
             "GPUs that may be used, with the stock of each; any, the default: all with measured step times.",
         ),
-        "owned": doc(by_name(whole(0, MOST_OWNED), gpus), "How many of them are already there."),
-        "sold_as": doc(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
-        "electricity": doc(
-            section(
+        "owned": with_help(
+            by_name(whole_number_schema(0, MOST_OWNED), gpus), "How many of them are already there."
+        ),
+        "sold_as": with_help(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": with_help(
+            section_schema(
                 {
-                    "price": quantity("usd_per_kwh"),
-                    "pue": number(least=1),
+                    "price": quantity_schema("usd_per_kwh"),
+                    "pue": number_schema(least=1),
                     "of": one_of(get_args(ElectricityPayer)),
                 },
                 required=("price", "pue"),
             ),
             "What electricity costs beside the GPUs' prices.",
         ),
-        "unchecked": doc(FLAG, "Whether GPUs whose step times nobody checked may be used."),
-        "per_gpu": doc(FLAG, "Whether to plan on each GPU type alone too."),
-        "pp": doc(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
-        "dp": doc(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
-        "max_num_batched_tokens": doc(numbers(), "Tokens per step of an engine that may be chosen."),
-        "max_num_seqs": doc(numbers(), "Requests per step of an engine that may be chosen."),
-        "network": doc(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
-        "prices": doc(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
-        "price_of": doc(
-            section(
+        "unchecked": with_help(FLAG, "Whether GPUs whose step times nobody checked may be used."),
+        "per_gpu": with_help(FLAG, "Whether to plan on each GPU type alone too."),
+        "pp": with_help(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
+        "dp": with_help(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
+        "max_num_batched_tokens": with_help(numbers(), "Tokens per step of an engine that may be chosen."),
+        "max_num_seqs": with_help(numbers(), "Requests per step of an engine that may be chosen."),
+        "network": with_help(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
+        "prices": with_help(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
+        "price_of": with_help(
+            section_schema(
                 {"provider": TEXT, "term": one_of(("on-demand", *COMMITTED.values())), **spot_terms},
                 task.PRICE_OF_KEYS,
                 required=("provider",),
             ),
             "A provider whose price list counts.",
         ),
-        "host_overhead": doc(
-            quantity("s", positive=False), "Added to every step, in place of the section engine."
+        "host_overhead": with_help(
+            quantity_schema("s", positive=False), "Added to every step, in place of the section engine."
         ),
     }
-    return section(schemas, task.FLEET_KEYS)
+    return section_schema(schemas, task.FLEET_KEYS)
 
 
 def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
     """The section `network`: all keys in fleet.yaml; a question has those of its site, `NETWORK_KEYS`."""
-    speed = quantity("bytes_per_s")
+    speed = quantity_schema("bytes_per_s")
     topology: dict[str, Schema] = {
-        "within": doc(speed, "NVLink of a node."),
-        "nodes_per_rack": doc(whole(), "Left out: a single rack."),
-        "rack_bandwidth": doc(speed, "The uplink of a rack."),
+        "within": with_help(speed, "NVLink of a node."),
+        "nodes_per_rack": with_help(whole_number_schema(), "Left out: a single rack."),
+        "rack_bandwidth": with_help(speed, "The uplink of a rack."),
     }
     schemas: dict[str, Schema] = {
-        "bandwidth": doc(speed, "Of the link between workers; with a topology of that of each node."),
-        "latency": doc(quantity("s", positive=False), "Of each transfer."),
-        "transfer": doc(
+        "bandwidth": with_help(speed, "Of the link between workers; with a topology of that of each node."),
+        "latency": with_help(quantity_schema("s", positive=False), "Of each transfer."),
+        "transfer": with_help(
             one_of(TRANSFERS), "layerwise: KV is sent during the last prefill step; serialised: after it."
         ),
-        "topology": doc(section(topology, TOPOLOGY_KEYS), "Nodes and racks, each with its own link."),
-        "layerwise_from": doc(whole(0), "Shorter prompts, in tokens, are sent after the prefill."),
-        "shared": doc(FLAG, "Whether transfers wait for each other; else none slows another down."),
+        "topology": with_help(
+            section_schema(topology, TOPOLOGY_KEYS), "Nodes and racks, each with its own link."
+        ),
+        "layerwise_from": with_help(
+            whole_number_schema(0), "Shorter prompts, in tokens, are sent after the prefill."
+        ),
+        "shared": with_help(FLAG, "Whether transfers wait for each other; else none slows another down."),
     }
-    return section(schemas, known)
+    return section_schema(schemas, known)
 
 
 def policies_section() -> Schema:
@@ -441,117 +510,144 @@ def policies_section() -> Schema:
         for field, table in BY_FIELD.items()
     }
     schemas: dict[str, Schema] = {
-        field: doc(
+        field: with_help(
             any_of({"const": ANY_POLICY}, one_or_list(one_of(names), distinct=True)),
             f"What may be chosen as {field.replace('_', ' ')}; any: all that the target has.",
         )
         for field, names in rows.items()
     } | {
         **policy_settings(),
-        "prediction": doc(
-            one_or_list(any_of(one_of((ANY_POLICY, KNOWN, MEAN)), share()), distinct=True),
+        "prediction": with_help(
+            one_or_list(any_of(one_of((ANY_POLICY, KNOWN, MEAN)), share_schema()), distinct=True),
             "What schedulers believe of output lengths.",
         ),
-        "longest_wait": doc(SECONDS, "Nobody is overtaken by what arrives this much later."),
-        "prefix_cache": doc(FLAG, "Whether hits in prefix caches may be counted on."),
-        "kv_offload": doc(kv_offload_section(), "CPU memory behind the prefix caches."),
-        "research": doc(FLAG, "Whether `any` includes policies that no target deploys."),
+        "longest_wait": with_help(SECONDS, "Nobody is overtaken by what arrives this much later."),
+        "prefix_cache": with_help(FLAG, "Whether hits in prefix caches may be counted on."),
+        "kv_offload": with_help(kv_offload_section(), "CPU memory behind the prefix caches."),
+        "research": with_help(FLAG, "Whether `any` includes policies that no target deploys."),
     }
-    return section(schemas, POLICY_CHOICES)
+    return section_schema(schemas, POLICY_CHOICES)
 
 
 def policy_settings() -> dict[str, Schema]:
     """The settings of policies by their key, in fleet.yaml and slo.yaml."""
     return {
-        **dict.fromkeys(POLICY_SECONDS, quantity("s")),
-        **dict.fromkeys(POLICY_COUNTS, whole(0)),
-        **dict.fromkeys(POLICY_SHARES, share()),
-        **dict.fromkeys(POLICY_NUMBERS, number(above=0)),
-        "headroom": any_of(number(above=0, most=1), TEXT),
-        "tenant_weights": by_name(number(above=0)),
+        **dict.fromkeys(POLICY_SECONDS, quantity_schema("s")),
+        **dict.fromkeys(POLICY_COUNTS, whole_number_schema(0)),
+        **dict.fromkeys(POLICY_SHARES, share_schema()),
+        **dict.fromkeys(POLICY_NUMBERS, number_schema(above=0)),
+        "headroom": any_of(number_schema(above=0, most=1), TEXT),
+        "tenant_weights": by_name(number_schema(above=0)),
     }
 
 
 def kv_offload_section() -> Schema:
     """CPU memory behind the prefix caches, alone or with a disk behind it. With a disk it may have size 0."""
-    memory: dict[str, Schema] = {"size": quantity("bytes"), "bandwidth": quantity("bytes_per_s")}
-    memory_alone = section(memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory))
-    with_disk = memory | {
-        "size": quantity("bytes", positive=False),
-        "shared": FLAG,
-        "disk": section(memory, required=tuple(memory)),
+    memory: dict[str, Schema] = {
+        "size": quantity_schema("bytes"),
+        "bandwidth": quantity_schema("bytes_per_s"),
     }
-    memory_and_disk = section(with_disk, kv_offload_settings.KEYS, required=(*memory, "disk"))
+    memory_alone = section_schema(
+        memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory)
+    )
+    with_disk = memory | {
+        "size": quantity_schema("bytes", positive=False),
+        "shared": FLAG,
+        "disk": section_schema(memory, required=tuple(memory)),
+    }
+    memory_and_disk = section_schema(with_disk, kv_offload_settings.KEYS, required=(*memory, "disk"))
     return any_of({"const": kv_offload_settings.NONE}, memory_alone, memory_and_disk)
 
 
 def engine_section() -> Schema:
     """The section `engine`; planner/models/engine.py says what its constants are."""
-    host = section(dict.fromkeys(HOST_KEYS, quantity("s", positive=False)))
+    host = section_schema(dict.fromkeys(HOST_KEYS, quantity_schema("s", positive=False)))
     schemas: dict[str, Schema] = {
         "name": one_of(ENGINES),
         "version": any_of({"type": "string", "pattern": r"^v?\d{1,4}(\.\d{1,4}){1,3}$"}, {"type": "number"}),
-        "async_scheduling": doc(FLAG, "Whether the next step is scheduled while one runs."),
-        "host": doc(host, "Host time of a step: of each, of each sequence, by log2 TP."),
-        "rest": doc(host, "With async scheduling: host time that runs beside no step."),
-        "front_end": doc(quantity("s", positive=False), "From a request's arrival to its worker."),
-        "prompt_token": doc(quantity("s", positive=False), "What the tokenizer takes for a prompt token."),
-        "hand_off": doc(quantity("s", positive=False), "From the prefill's end to the decode worker."),
-        "first_hand_off": doc(quantity("s", positive=False), "How much longer two workers' first one takes."),
-        "first_token": doc(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
-        "mixed_steps": doc(FLAG, "Whether a step may hold prompts and decodes."),
-        "latent_launch": doc(
-            quantity("s", positive=False), "Host time per layer of latent attention in a step with prompts."
+        "async_scheduling": with_help(FLAG, "Whether the next step is scheduled while one runs."),
+        "host": with_help(host, "Host time of a step: of each, of each sequence, by log2 TP."),
+        "rest": with_help(host, "With async scheduling: host time that runs beside no step."),
+        "front_end": with_help(
+            quantity_schema("s", positive=False), "From a request's arrival to its worker."
         ),
-        "tokens_per_s": doc(number(above=0), "Most tokens/s that an API server passes on."),
-        "basis": doc(TEXT, "Where the constants are from."),
+        "prompt_token": with_help(
+            quantity_schema("s", positive=False), "What the tokenizer takes for a prompt token."
+        ),
+        "hand_off": with_help(
+            quantity_schema("s", positive=False), "From the prefill's end to the decode worker."
+        ),
+        "first_hand_off": with_help(
+            quantity_schema("s", positive=False), "How much longer two workers' first one takes."
+        ),
+        "first_token": with_help(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
+        "mixed_steps": with_help(FLAG, "Whether a step may hold prompts and decodes."),
+        "latent_launch": with_help(
+            quantity_schema("s", positive=False),
+            "Host time per layer of latent attention in a step with prompts.",
+        ),
+        "tokens_per_s": with_help(number_schema(above=0), "Most tokens/s that an API server passes on."),
+        "basis": with_help(TEXT, "Where the constants are from."),
         "nearest": FLAG,
         "checked": FLAG,
         "images": ANYTHING,
         "speculative": speculative_section(),
     }
-    return any_of(one_of((*ENGINES, NONE)), section(schemas, ENGINE_KEYS))
+    return any_of(one_of((*ENGINES, NONE)), section_schema(schemas, ENGINE_KEYS))
 
 
 def speculative_section() -> Schema:
     """Drafts of an engine or of a worker (documents/speculative.py)."""
-    acceptance = any_of(share(), TEXT, {"type": "array", "items": share()})
+    acceptance = any_of(share_schema(), TEXT, {"type": "array", "items": share_schema()})
     schemas: dict[str, Schema] = {
         "method": one_of(METHODS),
-        "tokens": doc(one_or_list(whole(0, MOST_DRAFTS)), "Drafts per step; of a list the plan chooses."),
-        "acceptance": doc(
+        "tokens": with_help(
+            one_or_list(whole_number_schema(0, MOST_DRAFTS)), "Drafts per step; of a list the plan chooses."
+        ),
+        "acceptance": with_help(
             acceptance,
             "How likely each draft is accepted if those before it are: one number, one for each, or a row of "
             "catalogs/acceptance.yaml.",
         ),
-        "model": doc(TEXT, "The drafter."),
-        "draft": doc(share(most=speculative.MOST_DRAFT_FRAC), "A pass of the drafter, of a step of the LLM."),
-        "draft_step": doc(quantity("s", positive=False), "What a pass of the drafter takes on top."),
-        "basis": doc(TEXT, "Where the numbers are from."),
+        "model": with_help(TEXT, "The drafter."),
+        "draft": with_help(
+            share_schema(most=speculative.MOST_DRAFT_FRAC), "A pass of the drafter, of a step of the LLM."
+        ),
+        "draft_step": with_help(
+            quantity_schema("s", positive=False), "What a pass of the drafter takes on top."
+        ),
+        "basis": with_help(TEXT, "Where the numbers are from."),
     }
-    drafts = section(schemas, speculative.KEYS, required=("method", "tokens", "acceptance"))
+    drafts = section_schema(schemas, speculative.KEYS, required=("method", "tokens", "acceptance"))
     return any_of({"const": speculative.NONE}, drafts)
 
 
 def lora_section() -> Schema:
     """How adapters are served (documents/lora_settings.py)."""
     schemas: dict[str, Schema] = {
-        "max_loras": doc(whole(), "vLLM's setting: adapters in GPU memory at once."),
-        "max_rank": doc(whole(), "vLLM's setting: the largest rank of an adapter."),
-        "adapters": doc(
-            any_of(whole(most=lora_settings.MOST_ADAPTERS), {"type": "array", "items": TEXT, "minItems": 1}),
+        "max_loras": with_help(whole_number_schema(), "vLLM's setting: adapters in GPU memory at once."),
+        "max_rank": with_help(whole_number_schema(), "vLLM's setting: the largest rank of an adapter."),
+        "adapters": with_help(
+            any_of(
+                whole_number_schema(most=lora_settings.MOST_ADAPTERS),
+                {"type": "array", "items": TEXT, "minItems": 1},
+            ),
             "All adapters that are served: how many, or their names.",
         ),
-        "max_cpu_loras": doc(whole(), "vLLM's setting: adapters in the host's memory; default: all."),
+        "max_cpu_loras": with_help(
+            whole_number_schema(), "vLLM's setting: adapters in the host's memory; default: all."
+        ),
         "targets": any_of({"const": "all"}, {"type": "array", "items": one_of(MODULES), "minItems": 1}),
-        "link": doc(quantity("bytes_per_s"), "From the host's memory to a GPU."),
-        "disk": doc(quantity("bytes_per_s"), "From disk into the host's memory."),
-        "longer": doc(
-            share(most=lora_settings.MOST_LONGER_FRAC), "How much longer LoRA takes than predicted."
+        "link": with_help(quantity_schema("bytes_per_s"), "From the host's memory to a GPU."),
+        "disk": with_help(quantity_schema("bytes_per_s"), "From disk into the host's memory."),
+        "longer": with_help(
+            share_schema(most=lora_settings.MOST_LONGER_FRAC), "How much longer LoRA takes than predicted."
         ),
     }
     required = ("max_loras", "max_rank", "adapters")
-    return any_of({"const": lora_settings.NONE}, section(schemas, lora_settings.KEYS, required=required))
+    return any_of(
+        {"const": lora_settings.NONE}, section_schema(schemas, lora_settings.KEYS, required=required)
+    )
 
 
 def day_section() -> Schema:
@@ -563,32 +659,41 @@ def day_section() -> Schema:
     controller = any_of({"type": "object"}, {"type": "null"})
     named = by_name(controller, table.CONTROLLERS)
     schemas: dict[str, Schema] = {
-        "every": doc(SECONDS, "The grid from which the optimum starts."),
-        "controllers": doc(
+        "every": with_help(SECONDS, "The grid from which the optimum starts."),
+        "controllers": with_help(
             any_of(TEXT, {"type": "array", "items": TEXT}, named), "Names, or names with their parameters."
         ),
-        "train": doc(
-            any_of(number(), TEXT), "The first part of the traffic, on which parameters are chosen: 70 %."
+        "train": with_help(
+            any_of(number_schema(), TEXT),
+            "The first part of the traffic, on which parameters are chosen: 70 %.",
         ),
-        "start": doc(quantity("s", positive=False), "What a worker takes to start."),
-        "storage": doc(TEXT, "Where weights come from: a row of catalogs/startup.yaml, in place of start."),
-        "image": doc(TEXT, "Where the image comes from, likewise; none: nodes have it."),
-        "warm": doc(whole(0), "How many workers at a time start in `warm_start`."),
-        "warm_start": quantity("s", positive=False),
-        "drain": doc(SECONDS, "A worker that is given up is stopped after this time, whatever it runs."),
-        "billing": doc(one_of(settings.BILLINGS), "hour: every started hour is paid."),
-        "least": doc(whole(0), "Least workers of every pool."),
-        "most": doc(whole(), "Most workers of every pool."),
-        "missed_window": doc(number(least=0), "What a missed window counts [USD] where the best is chosen."),
-        "missed": doc(
-            any_of(number(), TEXT),
+        "start": with_help(quantity_schema("s", positive=False), "What a worker takes to start."),
+        "storage": with_help(
+            TEXT, "Where weights come from: a row of catalogs/startup.yaml, in place of start."
+        ),
+        "image": with_help(TEXT, "Where the image comes from, likewise; none: nodes have it."),
+        "warm": with_help(whole_number_schema(0), "How many workers at a time start in `warm_start`."),
+        "warm_start": quantity_schema("s", positive=False),
+        "drain": with_help(
+            SECONDS, "A worker that is given up is stopped after this time, whatever it runs."
+        ),
+        "billing": with_help(one_of(settings.BILLINGS), "hour: every started hour is paid."),
+        "least": with_help(whole_number_schema(0), "Least workers of every pool."),
+        "most": with_help(whole_number_schema(), "Most workers of every pool."),
+        "missed_window": with_help(
+            number_schema(least=0), "What a missed window counts [USD] where the best is chosen."
+        ),
+        "missed": with_help(
+            any_of(number_schema(), TEXT),
             "The best is the cheapest that misses no larger share of the windows: 1 %.",
         ),
-        "optimum": doc(FLAG, "Whether the optimum is looked for."),
-        "fleets": doc(
+        "optimum": with_help(FLAG, "Whether the optimum is looked for."),
+        "fleets": with_help(
             one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)), "plan: only the cheapest fleet that stands."
         ),
-        "oracle": doc(FLAG, "Public autoscalers, tuned on the first 70 %, with manifests of all of them."),
-        "sleep": doc({"enum": [1, 2]}, "vLLM's sleep level of workers of several LLMs."),
+        "oracle": with_help(
+            FLAG, "Public autoscalers, tuned on the first 70 %, with manifests of all of them."
+        ),
+        "sleep": with_help({"enum": [1, 2]}, "vLLM's sleep level of workers of several LLMs."),
     }
-    return section(schemas, settings.KEYS)
+    return section_schema(schemas, settings.KEYS)

@@ -21,7 +21,7 @@ NUMBERS: Schema = {"type": "array", "items": {"type": "number"}}
 ANYTHING: Schema = {}
 
 
-def doc(schema: Schema, words: str) -> Schema:
+def with_help(schema: Schema, words: str) -> Schema:
     """The schema with a sentence for people, which editors show."""
     return {"description": words, **schema}
 
@@ -30,7 +30,7 @@ def one_of(names: Iterable[str]) -> Schema:
     return {"enum": list(names)}
 
 
-def suggested(names: Iterable[str]) -> Schema:
+def text_with_suggestions(names: Iterable[str]) -> Schema:
     """Any text; editors offer these names."""
     return {"anyOf": [{"enum": list(names)}, TEXT]}
 
@@ -44,11 +44,13 @@ def one_or_list(schema: Schema, *, distinct: bool = False) -> Schema:
     return any_of(schema, {"type": "array", "items": schema, "minItems": 1, **unique})
 
 
-def whole(least: int = 1, most: int | None = None) -> Schema:
+def whole_number_schema(least: int = 1, most: int | None = None) -> Schema:
     return {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
 
 
-def number(*, least: float | None = None, above: float | None = None, most: float | None = None) -> Schema:
+def number_schema(
+    *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> Schema:
     return (
         {"type": "number"}
         | ({} if least is None else {"minimum": least})
@@ -62,7 +64,7 @@ def tokens(schema: Schema) -> Schema:
     return any_of(schema, {"type": "string", "pattern": TOKENS_PATTERN})
 
 
-def quantity(unit: str, *, positive: bool = True) -> Schema:
+def quantity_schema(unit: str, *, positive: bool = True) -> Schema:
     """A text such as "200 ms", or a bare number where the unit may be left out; 0 never needs a unit."""
     names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
     optional = "" if needs_unit(unit) else "?"
@@ -73,16 +75,16 @@ def quantity(unit: str, *, positive: bool = True) -> Schema:
     }
     if needs_unit(unit):
         return written if positive else any_of(written, {"const": 0})
-    return any_of(number(above=0) if positive else number(least=0), written)
+    return any_of(number_schema(above=0) if positive else number_schema(least=0), written)
 
 
-def share(*, least: float | None = 0, above: float | None = None, most: float = 1.0) -> Schema:
+def share_schema(*, least: float | None = 0, above: float | None = None, most: float = 1.0) -> Schema:
     """A share as a number (0.1) or as a text ("10 %"); the bounds of a text are left to the reader."""
     as_text: Schema = {"type": "string", "pattern": rf"^\s*\+?{_DIGITS}\s*%?\s*$"}
-    return any_of(number(least=least, above=above, most=most), as_text)
+    return any_of(number_schema(least=least, above=above, most=most), as_text)
 
 
-def section(
+def section_schema(
     schemas: Mapping[str, Schema],
     known: Collection[str] | None = None,
     *,
@@ -110,7 +112,7 @@ def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
     """A mapping from names to values; editors offer these names."""
     offered = list(names)
     return {"type": "object", "additionalProperties": schema} | (
-        {"propertyNames": suggested(offered)} if offered else {}
+        {"propertyNames": text_with_suggestions(offered)} if offered else {}
     )
 
 

@@ -96,7 +96,7 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     picks with it which steps to measure.
     """
     if not 0 < rows <= len(X):
-        raise InputError(f"asked for {rows} informative steps, must be 1 to {len(X)}, those there are")
+        raise InputError(f"{rows} informative steps requested, must be 1 to {len(X)}, those there are")
     if rows == len(X):
         return np.arange(len(X))
     candidates = np.arange(len(X))

@@ -86,7 +86,9 @@ class TwoPhases(StepFamily):
         ):
             if rows.any():
                 if name not in self.phases_:
-                    raise ExtrapolationError(f"{type(self).__name__}: asked for a {name}, fitted on none")
+                    raise ExtrapolationError(
+                        f"{type(self).__name__}: a prediction for a {name} step, fitted on none"
+                    )
                 t[rows] += phase(X[rows])
         return t
 

@@ -12,8 +12,8 @@ from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.level0.level0_search import Level0
 from planner.search.level0.one_pool import PRICE_GROWTH, least_that_holds
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts, largest_below, objective
-from planner.search.problem.options import breaks_gaps, hardware
+from planner.search.oracle.fleet_counts import Counts, largest_below, objective_of
+from planner.search.problem.options import breaks_gaps, hardware_of
 from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.problem.stages import Stage
@@ -178,12 +178,12 @@ def _cheapest_mixed(
         counts, ceiling = best, value
     elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
         counts = ((mixed[0], count),)
-        ceiling = objective(counts)
+        ceiling = objective_of(counts)
     # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
-    one_per_size = {hardware(option): option for option in reversed(ordered)}.values()
+    one_per_size = {hardware_of(option): option for option in reversed(ordered)}.values()
     # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
     # The counts that failed are too small.
-    least = min(objective(((option, most_failed[option.name] + 1),)) for option in options)
+    least = min(objective_of(((option, most_failed[option.name] + 1),)) for option in options)
     price = max(least, search.value if search.is_exhausted else 0.0) * PRICE_GROWTH
     while counts is None and price < PRICE_GROWTH * ceiling and not has_stopped():
         # At the last price, the ceiling, all options are simulated.
@@ -192,7 +192,7 @@ def _cheapest_mixed(
                 break
             if (count := most_below(option, min(price, ceiling))) and check_holds(option, count):
                 counts = ((option, count),)
-                ceiling = objective(counts)
+                ceiling = objective_of(counts)
                 break
         price *= PRICE_GROWTH
     for option in ordered if counts else ():
@@ -205,7 +205,7 @@ def _cheapest_mixed(
         fewest = least_that_holds(partial(check_holds, option), most_failed[option.name] + 1, count, item)
         if fewest is not None:
             counts = ((option, fewest),)
-            ceiling = objective(counts)
+            ceiling = objective_of(counts)
     if counts is not None:
         return _GpuTypeAlone(counts, ceiling, 0.0, notes)
     least = min(objective_paid(problem, ((option, most_failed[option.name] + 1),)) for option in options)
@@ -222,7 +222,7 @@ def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[boo
     least_holding = level0.search.least_holding
     is_late = option.name not in least_holding and breaks_gaps(option.type, problem.slo)
     count = least_holding.get(option.name, level0.bounded[option.name].likely)
-    return is_late, objective(((option, count),)), -option.type.max_num_batched_tokens
+    return is_late, objective_of(((option, count),)), -option.type.max_num_batched_tokens
 
 
 def _why_none(most: Mapping[str, float], options: Sequence[Option], failed: Mapping[str, int]) -> Note:

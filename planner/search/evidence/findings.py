@@ -28,7 +28,7 @@ from planner.search.evidence.robustness import least_in_proportion
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.polished_pins import polish_placements
-from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pairs, objective, workers_of
+from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pairs, objective_of, workers_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
@@ -40,7 +40,7 @@ from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import (
-    Line,
+    LineVerdict,
     Verdict,
     measured_mask,
     request_values_s,
@@ -279,7 +279,7 @@ def _price_shortest_first(
         without_spare_workers(best.best, with_sjf.oracle) if with_sjf.oracle.holds(best.best) else best.best
     )
     value = objective_paid(problem, fewer)
-    if objective(fewer) >= best.value:
+    if objective_of(fewer) >= best.value:
         return ()
     longest = facts.LongestTtft(_longest_ttft_s(with_sjf, fewer), _longest_ttft_s(problem, best.best))
     return (Alternative("queue sjf, same worker types", with_sjf.oracle.fleet(fewer), value, (longest,)),)
@@ -528,7 +528,7 @@ def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
     )
 
 
-def limit_fact(line: Line) -> facts.At:
+def limit_fact(line: LineVerdict) -> facts.At:
     """The value and kept share of a limit, in its worst window where the SLO is judged in windows."""
     worst = line.worst
     return facts.At(line.limit, line.deciding_s, line.deciding_frac, worst.span_s if worst else None)

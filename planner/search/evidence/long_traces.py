@@ -36,7 +36,7 @@ from planner.search.problem.plan_problem import Progress
 from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate_until
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.streaming_requests import OutOfTime
 from planner.traffic.scaling import find_busiest_window
 from planner.traffic.trace import Trace, window_numbers
@@ -121,7 +121,7 @@ def plan_by_parts(
         simulation = _simulate_whole(plan.fleet, trace, plan.slo, deadline)
         if simulation is None:
             break
-        outcome = outcome_of(judge(simulation, plan.slo), plan.slo)
+        outcome = outcome_of(judge_slo(simulation, plan.slo), plan.slo)
         over_whole = replace(over_whole, outcome=outcome)
         from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo.limits, length_s)
         # The next simulation needs as much memory, so this one is freed first.
@@ -204,7 +204,7 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
         simulation = _simulate_whole(
             plan.fleet.with_counts(counts), trace, plan.slo, deadline, stop_early=True
         )
-        return simulation is not None and judge(simulation, plan.slo, with_percentiles=False).holds
+        return simulation is not None and judge_slo(simulation, plan.slo, with_percentiles=False).holds
 
     for i in order:
         fails, holds = 0, counts[i]

@@ -13,7 +13,7 @@ from planner.search.evidence.findings import place_workers
 from planner.search.evidence.plan import Plan
 from planner.search.prefixes.prefix_placing import pool_prefixes
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge
+from planner.simulator.slo_verdict import judge_slo
 
 
 def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
@@ -23,7 +23,7 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     """
     written = read_written(path, catalog)
     simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)
-    verdict = judge(simulation, written.slo)
+    verdict = judge_slo(simulation, written.slo)
     for k, line in enumerate(verdict.lines):
         written.check_percentile(line.limit, k, line.value_s)  # InputError if the file says another value.
     rng = np.random.default_rng(written.certificate.seed)

@@ -30,10 +30,17 @@ from functools import partial
 import numpy as np
 
 from planner.domain import COST, ROUNDING, FleetLimit
-from planner.search.level0.designs import Design, DesignPool, DesignQuery, DesignTerms, RowQuestion, Vector
+from planner.search.level0.designs import (
+    DesignPool,
+    DesignQuery,
+    DesignTerms,
+    FleetDesign,
+    RowQuestion,
+    Vector,
+)
 from planner.search.level0.one_pool import WAVE
 from planner.search.oracle.deterministic_parallel import run_wave
-from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
+from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective_of, workers_of
 from planner.search.oracle.work_clock import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose_within_limits
@@ -84,15 +91,15 @@ class Cheapest:
     choice, the value that it had to stay below.
     """
 
-    best: tuple[tuple[Design, Vector], ...] | None
+    best: tuple[tuple[FleetDesign, Vector], ...] | None
     value: float
     bound: float
     is_exact: bool
     rounds: int
 
 
-def cheapest(
-    llms: Sequence[Sequence[Design]],
+def cheapest_designs(
+    llms: Sequence[Sequence[FleetDesign]],
     limits: Sequence[SharedLimit],
     *,
     weigh: Weigh | None = None,
@@ -109,7 +116,7 @@ def cheapest(
     `leaping` prefill counts without an upper limit grow by a factor until a choice is known. The counts that
     were passed over are simulated afterwards, and only then `bound` is valid.
     """
-    tables = [_Table(designs, limits, weigh) for designs in llms]
+    tables = [_DesignTable(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound, rounds, shown, is_stopped = below, 0.0, 0, "", False
@@ -189,15 +196,17 @@ class _Column(GroupChoice):
     the weight of all its workers and what they use of each limit.
     """
 
-    design: Design
+    design: FleetDesign
     vector: Vector
     holds: bool
 
 
-class _Table:
+class _DesignTable:
     """The designs of one LLM in one search: the weights of their workers and what they take of limits."""
 
-    def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
+    def __init__(
+        self, designs: Sequence[FleetDesign], limits: Sequence[SharedLimit], weigh: Weigh | None
+    ) -> None:
         self.designs, self.weigh = designs, weigh
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
@@ -225,7 +234,7 @@ class _Table:
             self.all_columns = list(itertools.chain.from_iterable(self.columns_by_design))
         return self.all_columns
 
-    def _make_columns(self, design: Design) -> list[_Column]:
+    def _make_columns(self, design: FleetDesign) -> list[_Column]:
         """The columns of one design that are within the limits."""
         fleets = design.fleets()
         vectors = [(vector, True) for vector in fleets]
@@ -242,16 +251,16 @@ class _Table:
                 columns.append(_Column(weight, uses, design, vector, holds))
         return columns
 
-    def _leaps(self, design: Design) -> bool:
+    def _leaps(self, design: FleetDesign) -> bool:
         """Whether the prefill counts of this design grow by leaps."""
         return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
 
-    def _weight_and_uses(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
+    def _weight_and_uses(self, design: FleetDesign, vector: Vector) -> tuple[float, tuple[float, ...]]:
         """The weight of a fleet, and what it uses of each limit."""
         pool_counts = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
         weight = sum(terms.weight * count for terms, count in pool_counts)
         if self.weigh is None:
-            weight = objective(design.counts(vector))
+            weight = objective_of(design.counts(vector))
 
         def use_of_limit(k: int) -> float:
             if (total := self.totals[k]) is not None:
@@ -274,7 +283,7 @@ class _Table:
         simulated alone; once their least counts are known, the row of its cheapest column is.
         """
         questions: list[DesignQuery] = []
-        has_question: set[Design | DesignPool] = set()
+        has_question: set[FleetDesign | DesignPool] = set()
         for column in columns:
             design = column.design
             if column.holds or design in has_question:
@@ -293,7 +302,7 @@ class _Table:
                 break
         return questions
 
-    def _most(self, design: Design, vector: Vector, ceiling: float, k: int) -> float:
+    def _most(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
         """Most workers of the k-th pool beside those of the other, within the limits and below `ceiling`."""
         other_weight, other_uses = self._weight_and_uses(design, (*vector[:k], 0, *vector[k + 1 :]))
         terms, counts = self.terms[design.pools[k]], design.counts(vector)

@@ -26,7 +26,7 @@ from planner.documents import facts
 from planner.documents.facts import PruningRule
 from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
-from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
+from planner.search.oracle.fleet_counts import Counts, Verdicts, objective_of
 
 # The numbers below decide which counts are simulated first, and no answer. They are set by hand.
 LEAP_FACTOR = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
@@ -74,7 +74,7 @@ class DesignPool:
     ):
         self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
-        self.designs: list[Design] = []  # Every design that has this pool.
+        self.designs: list[FleetDesign] = []  # Every design that has this pool.
 
     @property
     def least(self) -> int:
@@ -105,7 +105,7 @@ def record_why_not(item: Bounded, search: Search) -> None:
         search.refuted[option.name] = (
             facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )
-    elif objective(((option, failed + 1),)) >= search.value or item.least > item.most:
+    elif objective_of(((option, failed + 1),)) >= search.value or item.least > item.most:
         search.refuted[option.name] = by_bound(item, search.value)
 
 
@@ -158,7 +158,7 @@ class PoolQuestion:
 
 
 @dataclass(slots=True, eq=False)
-class Design:
+class FleetDesign:
     """Fleets of one mixed pool, or of a prefill and a decode pool.
 
     `holds` simulates fleets. A row is given by the counts of all pools but the last: `failed` maps it to the
@@ -257,7 +257,7 @@ class RowQuestion:
     None as long as there is none.
     """
 
-    design: Design
+    design: FleetDesign
     corner: Vector
     most: float
     leaping: bool = False
@@ -296,7 +296,7 @@ class RowQuestion:
             search.refuted[label] = facts.NoDecodeBeside(prefills)
 
 
-def learn_from(designs: Iterable[Design], verdicts: Verdicts) -> None:
+def learn_from(designs: Iterable[FleetDesign], verdicts: Verdicts) -> None:
     """Record in each design which of its fleets are known to hold or fail. `verdicts` holds this by the names
     and counts of a fleet's options.
     """

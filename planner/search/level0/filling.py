@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from planner.domain import COST, ROUNDING
 from planner.fleet import Role
-from planner.search.oracle.fleet_counts import TIE_BREAK_FRAC, drafter_with_cache, objective
+from planner.search.oracle.fleet_counts import TIE_BREAK_FRAC, drafter_with_cache, objective_of
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import PricedNode, node_of
 
@@ -45,8 +45,8 @@ def list_filled_fleets(
     than MOST_CANDIDATES, only those of the first options are listed.
     """
     fleets: list[CountArray] = []
-    count, table = 0, _Table(options, limits, value, kinds)
-    possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
+    count, table = 0, _OptionArrays(options, limits, value, kinds)
+    possible = [j for j, option in enumerate(options) if objective_of([(option, 1)]) < value]
     combinations = map(table.select_open, _combinations(possible, most_types, len(options)))
     for chosen in _in_batches(combinations):
         combination_of, chosen, counts = table.fill(chosen)
@@ -117,7 +117,7 @@ def _in_batches(arrays: Iterable[Ints]) -> Iterator[Ints]:
         yield np.concatenate(waiting)
 
 
-class _Table:
+class _OptionArrays:
     """What one worker of each option is and takes, as arrays (J + 1,): role, objective, use of each limit.
     The last entry is the filler option.
     """
@@ -246,7 +246,7 @@ class _Table:
         return fits
 
     def _objective(self, chosen: Ints, counts: Floats) -> Floats:
-        """`fleet_counts.objective` of each row (R,)."""
+        """`fleet_counts.objective_of` of each row (R,)."""
         by_gpu = (self.objective[chosen] * counts).sum(axis=1)
         if not self.objective_nodes.is_any:
             return np.asarray(by_gpu)

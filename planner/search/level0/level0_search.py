@@ -15,12 +15,12 @@ from functools import partial
 from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
-from planner.search.level0.designs import Design, DesignPool, learn_from
+from planner.search.level0.designs import DesignPool, FleetDesign, learn_from
 from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
+from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem import link
@@ -28,7 +28,7 @@ from planner.search.problem.options import (
     Hardware,
     breaks_gaps,
     decode_options,
-    hardware,
+    hardware_of,
     mixed_options,
     prefill_options,
 )
@@ -38,7 +38,7 @@ from planner.solvers.master import Option, fewest_decode_workers, full_workers, 
 from planner.solvers.required_work import SloWork, guess_slo_work
 from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
-from planner.units import counted
+from planner.units import count_text
 
 WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
 # Most cheaper fleets are far too small and fail early. Until some are simulated, each is taken to cost what a
@@ -74,7 +74,7 @@ class Level0:
 
 
 @dataclass(frozen=True, slots=True)
-class _SearchSpace:
+class _Level0Options:
     """The options of level 0 with their bounds. In `mixed` and `prefill` the most promising options come
     first; `decode` and `options` keep the order of the worker types.
     """
@@ -86,7 +86,7 @@ class _SearchSpace:
     bounded: dict[str, Bounded]
 
     @classmethod
-    def of(cls, problem: Problem) -> _SearchSpace:
+    def of(cls, problem: Problem) -> _Level0Options:
         mixed, prefill, decode = (
             [
                 problem.with_tie_break(option)
@@ -135,7 +135,7 @@ def search_level0(
     With `walks` every fleet cheaper than the best one is simulated in the end, if they are few enough; with
     `prove` they are simulated however many there are. The fleets of `start` are simulated first.
     """
-    space, search = _SearchSpace.of(problem), Search(problem.limits)
+    space, search = _Level0Options.of(problem), Search(problem.limits)
     effort_before, simulations_before = effort_spent(), problem.oracle.simulations
 
     def is_enough() -> bool:
@@ -153,7 +153,9 @@ def search_level0(
     # A fleet that holds is offered to `search` as soon as it is simulated, so a StoppedError loses none.
     try:
         _offer_known(problem, start, space.options, holds, search)
-        problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
+        problem.progress(
+            Stage(f"fleets of one worker type: {count_text(len(space.mixed), 'type')}", "level 0")
+        )
         _search_mixed(space.mixed, holds, search, is_enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
@@ -183,7 +185,7 @@ def likely_fleet(problem: Problem) -> Counts | None:
     """The most promising mixed option, with as many workers as its work likely takes. It is not simulated.
     None if the question has no mixed options.
     """
-    mixed = _SearchSpace.of(problem).mixed
+    mixed = _Level0Options.of(problem).mixed
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
@@ -200,7 +202,7 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alo
         # The best fleet so far is reported. A fleet that holds just now has not been offered to `search` yet.
         holding = [counts] if is_kept and not pool_alone else []
         holding += [] if search.best is None else [search.best]
-        fleet = partial(problem.oracle.fleet, min(holding, key=objective)) if holding else None
+        fleet = partial(problem.oracle.fleet, min(holding, key=objective_of)) if holding else None
         problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
         return is_kept
 
@@ -208,7 +210,12 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alo
 
 
 def _search_pairs(
-    problem: Problem, space: _SearchSpace, search: Search, is_enough: Callable[[], bool], *, of_one_gpu: bool
+    problem: Problem,
+    space: _Level0Options,
+    search: Search,
+    is_enough: Callable[[], bool],
+    *,
+    of_one_gpu: bool,
 ) -> None:
     """Search prefill and decode pools, either both of one GPU type or of two; updates `search`."""
     phase = f"prefill and decode pools of {'one GPU type' if of_one_gpu else 'two GPU types'}"
@@ -259,7 +266,7 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
     return search
 
 
-def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) -> list[Design]:
+def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) -> list[FleetDesign]:
     """All designs of level 0 with what its search has learned of them, for a search that starts from that.
 
     Without `pools_alone` the search takes nothing from simulations of a pool by itself: a prefill pool that
@@ -273,7 +280,7 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
             if (learned := level0.search.learned.get(item.option.name)) is not None:
                 search.learned[item.option.name] = replace(learned)
     designs = [
-        Design((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
+        FleetDesign((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
     ]
     designs += pair_up(
         level0.with_role("prefill"),
@@ -309,12 +316,12 @@ def _search_mixed(
     """
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
-        first_of_kind.setdefault(hardware(item.option), item)
+        first_of_kind.setdefault(hardware_of(item.option), item)
     if search.best is None:
         first_incumbent(list(first_of_kind.values()), holds, search, is_enough)
     if search.best is not None:
         best_option = search.best[0][0]
-        ordered.sort(key=lambda item: hardware(item.option) != hardware(best_option))
+        ordered.sort(key=lambda item: hardware_of(item.option) != hardware_of(best_option))
     search_one_pool(ordered, holds, search, is_enough)
 
 

@@ -22,7 +22,7 @@ from planner.documents.facts import PruningRule, Reason
 from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.oracle.deterministic_parallel import run_wave
-from planner.search.oracle.fleet_counts import Counts, largest_below, objective
+from planner.search.oracle.fleet_counts import Counts, largest_below, objective_of
 from planner.solvers.master import FleetLimits, Option
 
 Item = TypeVar("Item")
@@ -64,7 +64,7 @@ class Bounded:
 
     @property
     def least_objective(self) -> float:
-        return objective(((self.option, self.least),))
+        return objective_of(((self.option, self.least),))
 
     @property
     def too_many(self) -> int:
@@ -112,7 +112,7 @@ class Search:
         if len(counts) == 1:
             ((option, count),) = counts
             self.least_holding[option.name] = min(count, self.least_holding.get(option.name, count))
-        value = objective(counts)
+        value = objective_of(counts)
         if value < self.value * (1 - ROUNDING):
             self.best, self.value = counts, value
 
@@ -153,9 +153,9 @@ def first_incumbent(
         return bool(holding)
 
     failed = min((item.least_objective for item in available), default=0.0)
-    likely_value = min((objective(((item.option, item.likely),)) for item in available), default=0.0)
+    likely_value = min((objective_of(((item.option, item.likely),)) for item in available), default=0.0)
     value = PRICE_GROWTH * max(failed, likely_value)
-    highest = max((objective(((item.option, item.too_many),)) for item in available), default=0.0)
+    highest = max((objective_of(((item.option, item.too_many),)) for item in available), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return

@@ -1,9 +1,9 @@
 """The rules by which searches leave fleets out without simulating them, and how often each was wrong.
 
 The report shows two figures for each rule. One is from the question itself: among the fleets that were
-simulated, how many pairs contradict the rule. The other, IN_TESTS, is from random questions all of whose
-fleets were simulated (`python benchmarks/brute_force.py --rates`, 2026-11-20), for SEATS from single decode
-pools (`benchmarks/decode_pools.py`, 2026-11-23).
+simulated, how many pairs contradict the rule; only the first two rules have it. The other, IN_TESTS, is from
+random questions all of whose fleets were simulated (`python benchmarks/brute_force.py --rates`, 2026-11-20),
+for SEATS from single decode pools (`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from planner.documents.facts import Assumed, PruningRule, Tested
+from planner.documents.facts import Assumed, PruningRule, RuleTest
 from planner.search.oracle.fleet_counts import Verdicts
 
+# The texts are names in certificate.json.
 MORE_MIXED: PruningRule = "more-mixed"
 """One mixed pool: what holds with n workers holds with n + 1."""
 
@@ -29,28 +30,30 @@ DECODE_ALONE: PruningRule = "follows"
 
 SEATS: PruningRule = "seats"
 """A decode pool has a growing backlog if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that
-could just make all tokens at their best batch size (`master.fewest_decode_workers`).
+keep up with the trace's output tokens if every step has the batch size of the most tokens/s
+(`master.fewest_decode_workers`).
 """
 
 LINK: PruningRule = "link"
-"""A prefill pool and a decode pool fail if the link between them cannot transfer all KV blocks in the order
-of the prefills. The rule assumes that no hand-off overtakes an earlier one that waits for room.
+"""A prefill pool and a decode pool fail if the link between them cannot transfer the KV blocks, in the order
+of the prefills, before the backlog test needs them (problem/link.py). The rule assumes that no hand-off
+overtakes an earlier one that waits for room.
 """
 
 POLICY_RACE: PruningRule = "raced"
-"""If no cheaper fleet near the best one holds with some policies, no cheaper fleet at all holds with them
+"""If no cheaper fleet near the best one holds with given policies, no cheaper fleet at all holds with them
 (mixed/policy_search.py).
 """
 
 # How often each rule was wrong, of how many comparisons. Measured with routing jsq and queues in order of
-# arrival; questions of the rows with `least_requests` had 1,000 to 5,000 requests. An empty row says that the
-# rule was not measured.
-IN_TESTS: Mapping[PruningRule, tuple[Tested, ...]] = {
-    MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
-    MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
-    PREFILL_ALONE: (Tested(0, 646),),
-    DECODE_ALONE: (Tested(0, 150),),
-    SEATS: (Tested(0, 197, of_pools=True),),
+# arrival, on traces of at most 400 requests and, for the rows with `least_requests`, of 1,000 to 5,000. An
+# empty row says that the rule was not measured.
+IN_TESTS: Mapping[PruningRule, tuple[RuleTest, ...]] = {
+    MORE_MIXED: (RuleTest(11, 511, most_requests=400), RuleTest(0, 135, least_requests=400)),
+    MORE_DECODE: (RuleTest(9, 511, most_requests=400), RuleTest(0, 135, least_requests=400)),
+    PREFILL_ALONE: (RuleTest(0, 646),),
+    DECODE_ALONE: (RuleTest(0, 150),),
+    SEATS: (RuleTest(0, 197, of_pools=True),),
     LINK: (),
     POLICY_RACE: (),
 }
@@ -65,13 +68,15 @@ def with_counts(assumed: Iterable[PruningRule], verdicts: Verdicts) -> tuple[Ass
 def _count_contradictions(verdicts: Verdicts) -> dict[PruningRule, tuple[int, int]]:
     """(failures, comparisons) of each rule among the fleets that were simulated on this traffic.
 
-    A comparison is a fleet that holds and the same fleet with more workers in its last pool, which is the
-    mixed or the decode pool; the rule fails if the larger fleet fails. Only MORE_MIXED and MORE_DECODE are
-    compared.
+    A comparison is a fleet that holds and the same fleet with more workers in its last pool; the rule fails
+    if the larger fleet fails. Only MORE_MIXED and MORE_DECODE are compared.
     """
+    # A fleet is ((option, workers), ...), its last pool being the mixed or the decode pool. Fleets that
+    # differ in the workers of the last pool alone share a key: (option,), or (prefill option and workers,
+    # decode option).
     rows: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
     for fleet, holds in verdicts.items():
-        if len(fleet) <= 2:
+        if len(fleet) <= 2:  # Fleets of level 0.
             rows[(*fleet[:-1], fleet[-1][0])].append((fleet[-1][1], holds))
     counts_of_rule: dict[PruningRule, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
     for row, answers in rows.items():

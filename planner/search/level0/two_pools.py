@@ -38,10 +38,10 @@ from dataclasses import dataclass
 
 from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
-from planner.search.level0.cheapest import cheapest, shared_limits
-from planner.search.level0.designs import Design, DesignPool, record_why_not
+from planner.search.level0.cheapest import cheapest_designs, shared_limits
+from planner.search.level0.designs import DesignPool, FleetDesign, record_why_not
 from planner.search.level0.one_pool import Bounded, Holds, Search
-from planner.search.oracle.fleet_counts import objective
+from planner.search.oracle.fleet_counts import objective_of
 from planner.solvers.master import Option
 
 # Decode pools are simulated by themselves too (DECODE_ALONE) if there are more than MANY_PAIRS pairs, or if
@@ -81,7 +81,7 @@ def search_two_pools(
     # The likeliest pair and its prefill option come first. Once a good fleet is known, one simulation rules
     # out most of the other pairs. Answers stay in the designs, so no simulation is repeated.
     for designs in (likely[:1], likely, pairs):
-        answer = cheapest(
+        answer = cheapest_designs(
             [designs],
             shared_limits(search.limits),
             below=search.value,
@@ -95,14 +95,14 @@ def search_two_pools(
         record_why_not(item, search)
 
 
-def _likely_pairs(pairs: Sequence[Design]) -> list[Design]:
+def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
     """The pairs with the prefill option of the pair that is cheapest by its likely counts, that pair
     first.
     """
 
-    def likely_value(design: Design) -> float:
+    def likely_value(design: FleetDesign) -> float:
         # The guesses of `Bounded`: `busy`, if there is one, is better.
-        return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
+        return objective_of((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
 
     best = min(pairs, key=likely_value, default=None)
     if best is None:
@@ -119,7 +119,7 @@ def pair_up(
     simulations: PairSimulations,
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
-) -> list[Design]:
+) -> list[FleetDesign]:
     """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs that cost as much
     as the best fleet even with their least counts are left out.
     """
@@ -146,7 +146,7 @@ def pair_up(
     for prefill, decode in pairs:
         pools = (prefill_pools[prefill.option.name], decode_pools[decode.option.name])
         # `pool.least` is at least `item.least`, and grows as counts fail.
-        least_value = objective((pool.item.option, pool.least) for pool in pools)
+        least_value = objective_of((pool.item.option, pool.least) for pool in pools)
         if least_value < search.value * (1 - ROUNDING):
-            designs.append(Design(pools, simulations.holds, search))
+            designs.append(FleetDesign(pools, simulations.holds, search))
     return designs

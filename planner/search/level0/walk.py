@@ -135,7 +135,7 @@ def walk(
         for counts in cheaper_fleets(mixed, pairs, search, search.value)
         if verdicts.get(fleet_counts.names_of(counts)) is not False
     ]
-    fleets.sort(key=lambda counts: -fleet_counts.objective(counts))
+    fleets.sort(key=lambda counts: -fleet_counts.objective_of(counts))
     stride = max(len(fleets) // SAMPLE, 1)  # The sample is spread evenly over the prices.
     fleets = [*fleets[::stride], *(counts for k, counts in enumerate(fleets) if k % stride)]
     simulated = 0
@@ -147,7 +147,7 @@ def walk(
         wave = [
             counts
             for counts in fleets[simulated : simulated + size]
-            if fleet_counts.objective(counts) < below
+            if fleet_counts.objective_of(counts) < below
         ]
         simulated += size
         holding: list[fleet_counts.Counts] = []
@@ -160,7 +160,7 @@ def walk(
 
         run_wave([partial(simulate, counts) for counts in wave])
         for counts in sorted(
-            holding, key=lambda counts: (fleet_counts.objective(counts), fleet_counts.names_of(counts))
+            holding, key=lambda counts: (fleet_counts.objective_of(counts), fleet_counts.names_of(counts))
         ):
             search.offer(counts)
     # Of all rules only the link rule is still relied on: pairs that it left out are not in `pairs`.
@@ -187,7 +187,7 @@ def note_cheaper(
         if len(fleet) != 1 and roles != ["prefill", "decode"]:
             continue  # It is a mixed fleet, which is not of level 0.
         if all(name in options and n > 0 for name, n in fleet):
-            value = fleet_counts.objective((options[name], n) for name, n in fleet)
+            value = fleet_counts.objective_of((options[name], n) for name, n in fleet)
             search.cheaper_simulated += value < search.value * (1 - ROUNDING)
 
 
@@ -233,7 +233,7 @@ def every_mix(
         for vector in vectors.tolist()
     ]
     if has_nodes:
-        fleets = [counts for counts in fleets if fleet_counts.objective(counts) < value * (1 - ROUNDING)]
+        fleets = [counts for counts in fleets if fleet_counts.objective_of(counts) < value * (1 - ROUNDING)]
     if limits.pays_nodes:
         fleets = [counts for counts in fleets if fleet_counts.is_within(limits, counts)]
     return None if len(fleets) > most else fleets

@@ -22,7 +22,7 @@ from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
-from planner.search.oracle.fleet_counts import Counts, counts_of, objective
+from planner.search.oracle.fleet_counts import Counts, counts_of, objective_of
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.work_clock import in_time, now_s
 from planner.search.problem.owned_first import owned_first
@@ -59,7 +59,7 @@ class NoFleet:
     wider: tuple[Fleet, ...] = ()
 
 
-def search(
+def find_best_fleet(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> FleetSearch:
     """The best fleet found, which is at least as good as the fleets of `start` that hold.
@@ -82,7 +82,7 @@ def search_or_explain(
     (`_without_budgets`); that fleet is None if the question has no budgets or no fleet was found.
 
     A search with other policies may start from the fleet without budgets, and find one within them. The
-    parameters are those of `search`.
+    parameters are those of `find_best_fleet`.
     """
     wider, unlimited = _without_budgets(problem), None
     if wider is not None:
@@ -175,8 +175,8 @@ def find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bo
     """The best fleet found for a question that is asked in addition to the user's, for instance in scenarios;
     None if none is found.
 
-    Nothing is proved or explained, so that this takes much less time than `search`. It starts from the fleets
-    of `start` that hold. With `is_mixed` fleets of several worker types are searched too.
+    Nothing is proved or explained, so that this takes much less time than `find_best_fleet`. It starts from
+    the fleets of `start` that hold. With `is_mixed` fleets of several worker types are searched too.
     """
     wider = _without_budgets(problem)
     best = None if wider is None else _find_fleet_quickly(wider, start, is_mixed=is_mixed)
@@ -217,7 +217,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
             option = by_name.get(name, option)
         pools.append((option, count))
     counts = tuple(pools)
-    costs_as_much = abs(objective(counts) - search.value) <= ROUNDING * search.value
+    costs_as_much = abs(objective_of(counts) - search.value) <= ROUNDING * search.value
     if counts == search.best or not costs_as_much:
         return
     if problem.allows(counts) and problem.oracle.holds(counts):
@@ -239,7 +239,7 @@ def _check_minimal(search: Search, oracle: Oracle) -> None:
     """
     assert search.best is not None
     smaller = without_spare_workers(search.best, oracle)
-    if objective(smaller) < search.value * (1 - ROUNDING):
+    if objective_of(smaller) < search.value * (1 - ROUNDING):
         search.offer(smaller)
         search.is_exhausted = False
         # No option has this name: the certificate lists the finding among what was ruled out.

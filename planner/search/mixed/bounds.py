@@ -50,7 +50,9 @@ def lower_bound(problem: Problem) -> float | None:
         burst_bound = demand_bound(options, trace, problem.lengths, obligations, deadline).least_objective
     if time.monotonic() > deadline:
         return burst_bound
-    return master.bound(options, _load(problem), problem.limits, at_least=burst_bound, deadline=deadline)
+    return master.bound_objective(
+        options, _load(problem), problem.limits, at_least=burst_bound, deadline=deadline
+    )
 
 
 def _load(problem: Problem) -> TrafficLoad:

@@ -23,7 +23,7 @@ from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable
+from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable_limits
 from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
@@ -114,7 +114,7 @@ def _with_caches_text(problem: Problem) -> str:
     if problem.task.policies.prefix_cache or not problem.trace.has_prefixes:
         return ""
     cached = requests_to_judge(problem.slo, problem.trace, PrefixHits.of(problem.trace).shared_tokens)
-    if unreachable(problem.slo, problem.types, cached):
+    if unreachable_limits(problem.slo, problem.types, cached):
         return ""
     return "; many prompts begin alike, so policies: {prefix_cache: true} may keep it"
 

@@ -20,7 +20,7 @@ from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, improve_nearby
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective
+from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
 from planner.search.problem.owned_first import owned_first
@@ -133,8 +133,8 @@ def search_mixed_fleets(
             if best is None:
                 proposals = 0  # The first fleet that holds: from now on the limits for a cheaper one count.
             smallest = owned_first(problem, without_spare_workers(fleet, oracle))
-            if objective(smallest) < value:
-                best, value = smallest, objective(smallest)
+            if objective_of(smallest) < value:
+                best, value = smallest, objective_of(smallest)
         else:
             cuts.append(counts)
         problem.watch(
@@ -152,9 +152,9 @@ def search_mixed_fleets(
     best, is_exact = _simulate_every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
         refined = owned_first(problem, _refine(problem, level0, beyond_stock, best))
-        if objective(refined) < objective(best) * (1 - ROUNDING):
+        if objective_of(refined) < objective_of(best) * (1 - ROUNDING):
             best, is_exact = _simulate_every_mix(problem, level0, refined)
-    value = math.inf if best is None else objective(best)
+    value = math.inf if best is None else objective_of(best)
     return MixedFleets(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
 
@@ -166,9 +166,9 @@ def cheapest_known(
     """
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *candidates):
-        is_cheaper = problem.allows(counts) and objective(counts) < value * (1 - ROUNDING)
+        is_cheaper = problem.allows(counts) and objective_of(counts) < value * (1 - ROUNDING)
         if is_cheaper and problem.oracle.holds(counts):
-            best, value = counts, objective(counts)
+            best, value = counts, objective_of(counts)
     return best, value
 
 
@@ -179,7 +179,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
-    best_so_far = problem.best_in_words(objective(best))
+    best_so_far = problem.best_in_words(objective_of(best))
     problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))
     with_handicap = {}
     for option in options:
@@ -233,13 +233,13 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
     """
     oracle = problem.oracle
     budget = WALK_EFFORT if best is None else MIX_EFFORT
-    value = math.inf if best is None else objective(best)
+    value = math.inf if best is None else objective_of(best)
     fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
     if fleets is None or problem.out_of_time():
         return best, False
     problem.progress(f"all {len(fleets)} cheaper fleets of several worker types, one by one")
     before = effort_spent()
-    for counts in sorted(fleets, key=objective):  # The first that holds is the cheapest.
+    for counts in sorted(fleets, key=objective_of):  # The first that holds is the cheapest.
         if problem.out_of_time() or effort_spent() - before > budget:
             return best, False
         if oracle.holds(counts):
@@ -287,8 +287,8 @@ def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
             counts[old] -= 1
             counts[new] = counts.get(new, 0) + 1
             fleet = tuple(counts.items())
-            if objective(fleet) < objective(best) * (1 - ROUNDING):
-                exchanges.append((objective(fleet) - objective(best), old.name, new.name, fleet))
+            if objective_of(fleet) < objective_of(best) * (1 - ROUNDING):
+                exchanges.append((objective_of(fleet) - objective_of(best), old.name, new.name, fleet))
     exchanges.sort(key=lambda exchange: exchange[:3])
     return [fleet for *_, fleet in exchanges]
 

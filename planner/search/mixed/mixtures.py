@@ -26,7 +26,7 @@ from planner.fleet import Role
 from planner.search.level0.filling import CountArray, list_filled_fleets
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
-from planner.search.problem.options import by_hardware, hardware
+from planner.search.problem.options import by_hardware, hardware_of
 from planner.solvers.master import FleetLimits, Option
 
 # All numbers here are set by hand.
@@ -67,10 +67,10 @@ def improve_mixture(
     places = [position.get(option.name, len(position)) for option in options]  # In the order of pools.
     learned = np.array([shares[option.name] for option in options])
     failed: list[CountArray] = []
-    kinds = [(option.role, hardware(option)) for option in options] if one_setting else None
+    kinds = [(option.role, hardware_of(option)) for option in options] if one_setting else None
     most_types = FIRST_TYPES
     while may_go_on():
-        value = fleet_counts.objective(best)
+        value = fleet_counts.objective_of(best)
         if one_setting:
             # This first search takes only fleets that are clearly cheaper. One GPU fewer on nodes that are
             # paid whole saves nothing, and leaves less room for more traffic.
@@ -130,7 +130,7 @@ def _first_that_holds(
 
     None if `may_go_on` ends the search, or if no candidate is expected to serve LEAST_SHARE.
     """
-    kinds = [(option.role, hardware(option)) for option in options]
+    kinds = [(option.role, hardware_of(option)) for option in options]
     alike = np.array([[kind == other for other in kinds] for kind in kinds])
     fleets = CandidateFleets(options, candidates)
     may_hold = np.ones(len(candidates), bool)  # False if a failed fleet has at least as many of each option.
@@ -205,7 +205,7 @@ def improve_nearby(
     """
     simulated: set[fleet_counts.NamedCounts] = set()
     while True:
-        value = fleet_counts.objective(best)
+        value = fleet_counts.objective_of(best)
         neighbours = []
         for changes in itertools.product(NEARBY, repeat=len(best)):
             changed = [(option, n + more) for (option, n), more in zip(best, changes, strict=True)]
@@ -213,13 +213,13 @@ def improve_nearby(
         cheaper = [
             counts
             for counts in neighbours
-            if fleet_counts.objective(counts) < value * (1 - ROUNDING)
+            if fleet_counts.objective_of(counts) < value * (1 - ROUNDING)
             and fleet_counts.names_of(counts) not in simulated
             and fleet_counts.names_of(counts) not in oracle.verdicts
             and fleet_counts.can_serve(option for option, _ in counts)
             and fleet_counts.is_within(limits, counts)
         ]
-        for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective(counts)):
+        for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective_of(counts)):
             if not may_go_on():
                 return best
             simulated.add(fleet_counts.names_of(counts))

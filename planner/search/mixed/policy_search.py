@@ -23,7 +23,7 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0, likely_fleet
 from planner.search.level0.one_pool import Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
-from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, search, search_or_explain
+from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, find_best_fleet, search_or_explain
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fit_router, fit_router_before_search
 from planner.search.oracle.deterministic_parallel import run_each
@@ -35,11 +35,11 @@ from planner.search.oracle.fleet_counts import (
     has_whole_pairs,
     largest_below,
     names_of,
-    objective,
+    objective_of,
 )
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.work_clock import StoppedError
-from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check_policies
@@ -126,7 +126,7 @@ def _search_each_choice(
         # These policies pin prefixes to workers (search/prefixes/pinning.py).
         if policy_problem.oracle.pinning is not None:
             result = polish_pins(
-                policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)
+                policy_problem, result, partial(find_best_fleet, policy_problem, prove=prove, walks=walks)
             )
         answers.append((policy_problem, result))
     if not answers:
@@ -142,7 +142,7 @@ def _needs_caches(problem: Problem) -> bool:
     """
     if problem.hits is None:
         return False
-    return bool(unreachable(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)))
+    return bool(unreachable_limits(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)))
 
 
 def _as_sure_as_all(
@@ -278,7 +278,7 @@ def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
             if problem.allows(counts) and problem.oracle.holds(counts):
-                return search(problem, [problem.oracle.fleet(counts)], walks=False)
+                return find_best_fleet(problem, [problem.oracle.fleet(counts)], walks=False)
     except (InfeasibleError, StoppedError):  # The time was over.
         pass
     return None
@@ -301,7 +301,7 @@ class RacedPolicy:
 
     @property
     def value(self) -> float:
-        return math.inf if self.best is None else objective(self.best)
+        return math.inf if self.best is None else objective_of(self.best)
 
 
 def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
@@ -322,7 +322,7 @@ def race_policies(
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(answers)
-        raced, without_effort, spent_effort = race(chosen, best.best, best.level0, changes, effort)
+        raced, without_effort, spent_effort = race_near_best(chosen, best.best, best.level0, changes, effort)
         effort -= spent_effort
         for each in raced:
             if not each.is_simulated:
@@ -338,7 +338,9 @@ def race_policies(
         problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
         assert gains[0].best is not None
         try:
-            search_result = search(with_winner, [with_winner.oracle.fleet(gains[0].best)], walks=False)
+            search_result = find_best_fleet(
+                with_winner, [with_winner.oracle.fleet(gains[0].best)], walks=False
+            )
         except InfeasibleError:  # For instance because the time ended before the race's fleet was simulated.
             break
         answers.append((with_winner, search_result))
@@ -370,7 +372,7 @@ def race_policies(
     return [(each, with_facts if result is winner else result) for each, result in answers]
 
 
-def race(
+def race_near_best(
     problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
     """Simulate fleets that are near `best` and cost less, with each change of the problem's policies. Returns
@@ -387,8 +389,8 @@ def race_near(
     effort: float,
     best: Counts | None = None,
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """As `race`, among the fleets `near_best`. Policies that change nothing for `best` are left out; without
-    `best`, those that change nothing for any of `near_best`.
+    """As `race_near_best`, among the fleets `near_best`. Policies that change nothing for `best` are left
+    out; without `best`, those that change nothing for any of `near_best`.
     """
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
@@ -436,11 +438,11 @@ def _race_one(
     best: Counts | None = None
     try:
         for counts in near:
-            if best is not None and objective(counts) >= objective(best):
+            if best is not None and objective_of(counts) >= objective_of(best):
                 continue
             if oracle.holds(counts):
                 smaller = without_spare_workers(counts, oracle)
-                if best is None or objective(smaller) < objective(best):
+                if best is None or objective_of(smaller) < objective_of(best):
                     best = smaller
     except StoppedError:  # The time is over. The best fleet so far counts.
         pass
@@ -451,11 +453,11 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     """The fleets near `best` that cost less, the dearest first: those with a worker fewer, and if `best` is a
     single pool the largest pool that costs less of each of the NEAR_TYPES most promising other types.
     """
-    value = objective(best)
+    value = objective_of(best)
     candidates: list[Counts] = []
     for i in range(len(best)):
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
-        if has_whole_pairs(other for other, _ in fewer) and objective(fewer) < value * (1 - ROUNDING):
+        if has_whole_pairs(other for other, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role
@@ -469,7 +471,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
                 candidates.append(((item.option, int(most)),))
     candidates = [counts for counts in candidates if problem.allows(counts)]
     unique = {names_of(counts): counts for counts in candidates}
-    return sorted(unique.values(), key=lambda counts: -objective(counts))
+    return sorted(unique.values(), key=lambda counts: -objective_of(counts))
 
 
 def gains_of(
@@ -478,7 +480,7 @@ def gains_of(
     """What each policy saves, in the unit of the objective. With the objective "gpus", a policy that only
     takes cheaper GPUs saves nothing.
     """
-    unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective(best))
+    unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective_of(best))
     in_unit = [problem.without_tie_break(each.value) for each in gains]
     return [
         facts.PolicyGains(label_of(problem, each.policies), least, value - least, unit, answer)

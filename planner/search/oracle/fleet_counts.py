@@ -81,7 +81,7 @@ def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -
 
 def as_many_at_this_price(counts: Counts) -> Counts:
     """The fleet with as many workers in each pool as its price includes if nodes are sold whole."""
-    below = objective(counts) * SAME_PRICE
+    below = objective_of(counts) * SAME_PRICE
     for k, (option, count) in enumerate(counts):
         most = max(largest_below(option, below, (*counts[:k], *counts[k + 1 :])), count)
         counts = (*counts[:k], (option, int(most)), *counts[k + 1 :])
@@ -93,7 +93,7 @@ def objective_by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
     return sum(option.objective * count for option, count in counts)
 
 
-def objective(counts: Iterable[tuple[Option, int]]) -> float:
+def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
     """The value of a fleet: the sum over its workers, plus the price of idle GPUs if nodes are sold whole.
     More workers never have a lower value.
     """
@@ -106,8 +106,8 @@ def objective(counts: Iterable[tuple[Option, int]]) -> float:
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """The `objective` (n,) of fleets with `n_p` (n,) workers of the prefill option p and `n_d` (n,) of the
-    decode option d, all counts above 0.
+    """The objective (n,), as by `objective_of`, of fleets with `n_p` (n,) workers of the prefill option p and
+    `n_d` (n,) of the decode option d, all counts above 0.
     """
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
@@ -126,9 +126,9 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
         return most
     # Idle GPUs of whole nodes lower the count further.
     below = value * (1 - ROUNDING)
-    if objective(beside) >= below:
+    if objective_of(beside) >= below:
         return -1
-    return largest_that_fits(int(most), lambda n: objective((*beside, (option, n))) < below)
+    return largest_that_fits(int(most), lambda n: objective_of((*beside, (option, n))) < below)
 
 
 def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:

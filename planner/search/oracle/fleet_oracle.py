@@ -33,7 +33,7 @@ from planner.search.oracle.fleet_counts import (
     can_serve,
     has_whole_pairs,
     names_of,
-    objective,
+    objective_of,
 )
 from planner.search.oracle.resuming import AnswerFile
 from planner.search.oracle.scenarios import Scenario
@@ -42,7 +42,7 @@ from planner.search.oracle.work_clock import StoppedError, is_over
 from planner.search.prefixes.pinning import Pinning
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -318,9 +318,11 @@ class Oracle:
         written = (self, *self._on_draws)
         # An infinite `refuted_below` is the value of a search that found no fleet, and refutes none.
         return (
-            not (math.isfinite(self.refuted_below) and objective(counts) < self.refuted_below)
+            not (math.isfinite(self.refuted_below) and objective_of(counts) < self.refuted_below)
             and not any(oracle._is_known_to_fail(counts) for oracle in written)
-            and (objective(counts) >= self.doubted_below or all(each._survives(counts) for each in written))
+            and (
+                objective_of(counts) >= self.doubted_below or all(each._survives(counts) for each in written)
+            )
             and self._keeps_enough(counts)
             and all(oracle._survives(counts) for oracle in written)
         )
@@ -441,7 +443,7 @@ class Oracle:
             record=record,
             every_s=self.slo.every_s,
         )
-        return simulation, judge(simulation, self.slo)
+        return simulation, judge_slo(simulation, self.slo)
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
         """The verdict, without percentiles, after the worst loss; None where a loss leaves no worker of a

@@ -36,7 +36,7 @@ from planner.errors import InputError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.prefixes.prefix_drift import drift_popularity
 from planner.traffic.redraw import MOST_DRAWS, redraw_trace
-from planner.traffic.scaling import SAME_FRAC, rescale
+from planner.traffic.scaling import SAME_FRAC, rescale_trace
 from planner.traffic.sessions import begin_together
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -209,7 +209,9 @@ def next_block(number: int) -> int:
 
 def thin_trace(trace: Trace, downscale: int, rng: np.random.Generator) -> Trace:
     """One request in `downscale`, drawn at random; sessions stay whole."""
-    return trace if downscale == 1 else rescale(trace, trace.rate_rps / downscale, scale="thin", rng=rng)
+    return (
+        trace if downscale == 1 else rescale_trace(trace, trace.rate_rps / downscale, scale="thin", rng=rng)
+    )
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:

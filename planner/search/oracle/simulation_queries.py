@@ -26,13 +26,13 @@ from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
 from planner.simulator.initial_state import engine_of
 from planner.simulator.layout import FINISHED, State
 from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simulate, simulate_if_kept
-from planner.simulator.slo_verdict import Verdict, judge
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
 # The simulator's arrays of a scenario are reused from query to query, unless it has more requests than this:
 # there are dozens of scenarios, and their arrays would fill the memory.
 MOST_REUSED_REQUESTS = 20_000
-MOST_REPLAYS = 16  # A worker process keeps the `Replay` of so many traffics; the oldest goes first.
+MOST_REPLAYS = 16  # A worker process keeps the `TraceSimulations` of so many traffics; the oldest goes first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SimulationQuery:
     is_prefilled: bool = False
 
 
-class Replay:
+class TraceSimulations:
     """Simulations of one trace, from any thread. With `reused` they share the arrays of its requests."""
 
     def __init__(self, trace: Trace, *, reused: bool = True) -> None:
@@ -74,7 +74,7 @@ def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
     slo = query.slo
     record = slo.every_s is not None  # Limits per window need every gap between tokens.
     simulation = simulate(query.fleet, trace, limits=slo.limits, record=record, every_s=slo.every_s)
-    return judge(simulation, slo, with_percentiles=False)
+    return judge_slo(simulation, slo, with_percentiles=False)
 
 
 def keeps_slo(
@@ -85,7 +85,7 @@ def keeps_slo(
 
     The search needs this answer thousands of times, and nothing else of most simulations. So where the kernel
     has counted by the end of a run how many values are within each limit, we read the answer from its counts.
-    `judge`, which gathers the times of all requests first, comes to the same answer.
+    `judge_slo`, which gathers the times of all requests first, comes to the same answer.
     """
     patience_s = slo.patience_s(judged_span_s(trace))
     if is_decided_by_counts(fleet, trace, slo):
@@ -102,7 +102,7 @@ def keeps_slo(
     simulation = simulate_if_kept(
         fleet, trace, slo.limits, requests, slo.every_s, patience_s=patience_s, is_prefilled=is_prefilled
     )
-    return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
+    return simulation is not None and judge_slo(simulation, slo, with_percentiles=False).holds
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
@@ -137,13 +137,13 @@ def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
 
 class QueryRunner:
     """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed. `reused` as in
-    `Replay`.
+    `TraceSimulations`.
     """
 
     def __init__(self, traffic: Trace | Scenario, *, reused: bool) -> None:
         self._traffic, self._reused = traffic, reused
         self._lock = threading.Lock()
-        self._replay: Replay | None = None
+        self._replay: TraceSimulations | None = None
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
         """As `Replay.answer`, in this process or in a worker process."""
@@ -163,12 +163,14 @@ class QueryRunner:
         verdict: Verdict = crew.start_item(_judge_in_worker, reference, query)()
         return verdict
 
-    def _own_replay(self) -> Replay:
-        """The `Replay` of this process, made when it is first needed."""
+    def _own_replay(self) -> TraceSimulations:
+        """The `TraceSimulations` of this process, made when it is first needed."""
         with self._lock:
             if self._replay is None:
                 trace = _trace_of(self._traffic)
-                self._replay = Replay(trace, reused=self._reused or len(trace) <= MOST_REUSED_REQUESTS)
+                self._replay = TraceSimulations(
+                    trace, reused=self._reused or len(trace) <= MOST_REUSED_REQUESTS
+                )
             return self._replay
 
 
@@ -219,7 +221,7 @@ def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(make_writable(trace), query)
 
 
-_replays: dict[str, Replay] = {}  # The replays of this worker process, by the name of the traffic.
+_replays: dict[str, TraceSimulations] = {}  # The replays of this worker process, by the name of the traffic.
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
@@ -231,7 +233,9 @@ def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> 
             while len(_replays) >= MOST_REPLAYS:
                 del _replays[next(iter(_replays))]
             writable = make_writable(trace)
-            replay = _replays[name] = Replay(writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS)
+            replay = _replays[name] = TraceSimulations(
+                writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS
+            )
     return replay.answer(query)
 
 

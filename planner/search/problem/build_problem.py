@@ -18,8 +18,8 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.prefixes.prefix_drift import may_drift
-from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable
-from planner.search.problem.options import Engines, LeftOut, worker_types
+from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable_limits
+from planner.search.problem.options import EngineChoices, OptionLeftOut, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
@@ -111,7 +111,7 @@ def build_problem(
     lengths = distinct_lengths(requests)
     check_judged_classes(task.slo, requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
-    out_of_reach = unreachable(
+    out_of_reach = unreachable_limits(
         slo, types, requests_to_judge(slo, requests, hits.shared_tokens if hits else None)
     )
     limits = FleetLimits(
@@ -208,14 +208,14 @@ def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 def _workers(
     task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
-) -> tuple[tuple[WorkerType, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[WorkerType, ...], tuple[OptionLeftOut, ...]]:
     """The worker types that hold the longest request, and what was left out. If no type holds it, types with
     more pipeline stages are tried. Raises InfeasibleError if none of those does either.
     """
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[OptionLeftOut, ...] = ()
     is_default = task.stages == (1,)
     for stages in (task.stages, MORE_STAGES) if is_default else (task.stages,):
-        engines = replace(Engines.of(task), stages=stages)
+        engines = replace(EngineChoices.of(task), stages=stages)
         types, newly_left_out = worker_types(llm, gpus, catalog, longest_tokens, engines)
         left_out += newly_left_out
         if types:

@@ -1,7 +1,7 @@
 """Finds limits of an SLO that no fleet keeps, because requests miss them even on idle workers.
 
-`unreachable` finds such limits before the search. `floor_s` returns the value of a limit's percentile if
-every request has an idle worker to itself, from which mixed/infeasible.py looks for limits that a fleet
+`unreachable_limits` finds such limits before the search. `floor_s` returns the value of a limit's percentile
+if every request has an idle worker to itself, from which mixed/infeasible.py looks for limits that a fleet
 keeps.
 """
 
@@ -298,13 +298,13 @@ def _decoding_s(
     return np.asarray(np.ceil(gaps / tokens_per_step) * latency.step_s(1) + own_attention_s)
 
 
-def unreachable(
+def unreachable_limits(
     slo: Slo, types: Sequence[WorkerType], judged_requests: Judged
 ) -> list[tuple[Limit, float, str]]:
     """The limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
 
-    A floor is a lower bound on the percentile that is judged (slo_verdict.judge). For gaps it is the shortest
-    gap, because it depends on the fleet which gaps end in the measured window.
+    A floor is a lower bound on the percentile that is judged (slo_verdict.judge_slo). For gaps it is the
+    shortest gap, because it depends on the fleet which gaps end in the measured window.
     """
     broken = []
     ordered = _fastest_first(types)

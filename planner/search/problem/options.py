@@ -46,7 +46,7 @@ Hardware = tuple[str, int, int, int]
 """GPU, TP, PP and data-parallel ranks: a worker type without its engine settings."""
 
 
-def hardware(option: Option) -> Hardware:
+def hardware_of(option: Option) -> Hardware:
     """The hardware of an option's workers."""
     return option.type.gpu.name, option.type.tp, option.type.pp, option.type.dp
 
@@ -55,7 +55,7 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     """The options grouped by role and hardware: those of a group differ in engine settings alone."""
     groups: dict[tuple[str, Hardware], list[Option]] = {}
     for option in options:
-        groups.setdefault((option.role, hardware(option)), []).append(option)
+        groups.setdefault((option.role, hardware_of(option)), []).append(option)
     return groups
 
 
@@ -76,7 +76,7 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class OptionLeftOut:
     """A split of the LLM over a worker's GPUs, or a token budget of such workers, that cannot serve all of
     this traffic, and why. `name` is for instance "h100-80g tp4 ep", with a budget "h100-80g tp4 ep 2048".
 
@@ -90,7 +90,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class EngineChoices:
     """The engine settings to choose from, and how the time of a step is made.
 
     `budgets`: the most tokens of a step.
@@ -121,7 +121,7 @@ class Engines:
     is_stored: bool = False
 
     @classmethod
-    def of(cls, task: PlanQuestion) -> Engines:
+    def of(cls, task: PlanQuestion) -> EngineChoices:
         return cls(
             budgets=task.max_num_batched_tokens,
             seats=task.max_num_seqs,
@@ -172,15 +172,19 @@ def _at_spread(worker: WorkerType, name: str) -> WorkerType:
 
 
 def worker_types(
-    llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
-) -> tuple[tuple[WorkerType, ...], tuple[LeftOut, ...]]:
+    llm: Llm,
+    gpus: Iterable[Gpu],
+    catalog: Catalog,
+    longest_tokens: int,
+    engines: EngineChoices = EngineChoices(),
+) -> tuple[tuple[WorkerType, ...], tuple[OptionLeftOut, ...]]:
     """Every worker type that holds the weights and the longest request, and what was left out.
 
     A plan rejects no request, so it is made of these worker types alone. A lower bound over all fleets must
     also count those that hold the weights but not the longest request (`LeftOut.workers`).
     """
     types: list[WorkerType] = []
-    left_out: list[LeftOut] = []
+    left_out: list[OptionLeftOut] = []
     stages = engines.stages if engines.is_piped else (1,)
     drafters = {each: find_drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, stages):
@@ -189,12 +193,12 @@ def worker_types(
             if not llm.splits_over(tp):
                 is_power_of_two = tp & (tp - 1) == 0
                 if is_power_of_two:  # Nobody expects other TP degrees, so the certificate does not name them.
-                    left_out.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
+                    left_out.append(OptionLeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
             # Workers that share a store must be able to read each other's KV blocks, whatever their TP.
             elif engines.is_stored and not is_common(llm, (1, tp)):
-                left_out.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
+                left_out.append(OptionLeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
-                left_out.append(LeftOut(name, facts.LayersNotCut(llm.layers, pp)))
+                left_out.append(OptionLeftOut(name, facts.LayersNotCut(llm.layers, pp)))
             else:
                 for split in _splits(name, llm, (gpu, tp, pp), catalog, engines):
                     if not (settings := split.settings(engines)):
@@ -207,7 +211,7 @@ def worker_types(
 
 
 def _splits(
-    name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
+    name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: EngineChoices
 ) -> Iterator[_Split]:
     """The ways to split an LLM over workers with this GPU, TP and PP (`on`): experts sliced or whole, and
     each number of data-parallel ranks.
@@ -239,12 +243,14 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
     return ""
 
 
-def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[LeftOut]:
+def _not_on_nodes(
+    name: str, llm: Llm, on: tuple[Gpu, int, int], engines: EngineChoices
+) -> Iterator[OptionLeftOut]:
     """The numbers of ranks that are left out because `nodes_of_ranks` refuses them on several nodes."""
     gpu, tp, pp = on
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
-            yield LeftOut(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
+            yield OptionLeftOut(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +267,7 @@ class _Split:
     dp: int = 1
     all2all: All2All = ""
 
-    def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
+    def settings(self, engines: EngineChoices) -> list[tuple[int, int, Speculation | None]]:
         """Combinations of budget, seats and drafts.
 
         On several nodes the budget decides the kind of all-to-all, so only budgets that lead to this kind are
@@ -279,7 +285,7 @@ class _Split:
         """The kind of all-to-all with this token budget."""
         return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
-    def latency(self, llm: Llm, catalog: Catalog, engines: Engines, captured: int) -> StepLatency:
+    def latency(self, llm: Llm, catalog: Catalog, engines: EngineChoices, captured: int) -> StepLatency:
         """Step times of this split, with what the engines and a robust question add to them. The largest
         CUDA graph has `captured` tokens.
         """
@@ -302,7 +308,7 @@ def _types_of_split(
     llm: Llm,
     drafters: Mapping[Speculation | None, Drafter],
     catalog: Catalog,
-    engines: Engines,
+    engines: EngineChoices,
 ) -> list[WorkerType]:
     """The worker types of one split that hold the weights, one per engine setting."""
     gpu, tp, pp = split.gpu, split.tp, split.pp
@@ -353,21 +359,21 @@ def _left_out_of_split(
     types: Sequence[WorkerType],
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
-) -> Iterator[LeftOut]:
+) -> Iterator[OptionLeftOut]:
     """The engine settings of one split that are left out of plans, and why. `types` are the split's worker
     types that have room for KV blocks.
     """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
     no_room = [setting[0] for setting in settings if setting not in with_room]
     if not types:
-        yield LeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
+        yield OptionLeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:
         # The smallest budget stands for all: larger ones leave even less memory.
-        yield LeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
+        yield OptionLeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
     if small := tuple(worker for worker in types if not worker.has_room_for(longest_tokens)):
         largest = max(small, key=lambda worker: worker.kv_tokens)
         because = facts.RequestTooLong(largest.kv_tokens, longest_tokens)
-        yield LeftOut(f"{name} {largest.max_num_batched_tokens}", because, small)
+        yield OptionLeftOut(f"{name} {largest.max_num_batched_tokens}", because, small)
 
 
 def objective_of_worker(worker: WorkerType, objective: str) -> float:
@@ -397,8 +403,8 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
         return option
     gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
-    # `fleet_counts.objective` adds TIE_BREAK_FRAC to fleets that have a node. A GPU that is sold singly is a
-    # node of one GPU here, so that all fleets have the tie-break and stay comparable.
+    # `fleet_counts.objective_of` adds TIE_BREAK_FRAC to fleets that have a node. A GPU that is sold singly is
+    # a node of one GPU here, so that all fleets have the tie-break and stay comparable.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,

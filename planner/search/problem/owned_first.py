@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from planner.domain import OWNED, ROUNDING, SPOT, Gpu, row_of
 from planner.fleet import Role
-from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
 from planner.search.problem.options import OWNED_USD_PER_H, option_of
 from planner.search.problem.plan_problem import Problem
@@ -122,7 +122,7 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
         return float(sum(option.type.gpus * count for option, count in counts))
     if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
-    return objective(counts) - _tie_break_usd_per_h(problem, counts)
+    return objective_of(counts) - _tie_break_usd_per_h(problem, counts)
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:

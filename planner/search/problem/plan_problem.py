@@ -18,13 +18,13 @@ from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.prefixes.pinning import Pinning
-from planner.search.problem.options import OBJECTIVE_UNITS, LeftOut, gpus_then_price, whole_gpus
+from planner.search.problem.options import OBJECTIVE_UNITS, OptionLeftOut, gpus_then_price, whole_gpus
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits, Option
 from planner.solvers.required_work import SloWork
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
-from planner.units import counted
+from planner.units import count_text
 
 Progress = Callable[[str], None]
 """Shows a line of text to a person: what the search does now."""
@@ -87,7 +87,7 @@ class Problem:
     hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]  # Those that hold the longest request; the search is over these.
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OptionLeftOut, ...]
     limits: FleetLimits
     oracle: Oracle
     slo_work: SloWork  # What the SLO requires under any policy; bounds and level 0 start from it.
@@ -134,7 +134,7 @@ class Problem:
         if not math.isfinite(value):
             return "none found yet"
         if self.task.objective == "gpus":
-            return f"best so far {counted(int(self.without_tie_break(value)), 'GPU')}"
+            return f"best so far {count_text(int(self.without_tie_break(value)), 'GPU')}"
         return f"best so far {value:,.2f} {OBJECTIVE_UNITS.get(self.task.objective, '')}".rstrip()
 
     def out_of_time(self) -> bool:

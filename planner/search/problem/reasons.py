@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import singledispatch
 
 from planner.documents import facts
-from planner.units import counted
+from planner.units import count_text
 
 
 @singledispatch
@@ -56,13 +56,13 @@ def _(because: facts.RequestTooLong) -> str:
 
 @reason_text.register
 def _(because: facts.WorkersMissing) -> str:
-    least = f"needs at least {counted(because.least, 'worker')} (work alone)"
+    least = f"needs at least {count_text(because.least, 'worker')} (work alone)"
     return f"{least}, {because.available:g} {'is' if because.available == 1 else 'are'} available"
 
 
 @reason_text.register
 def _(because: facts.WorkTooDear) -> str:
-    least = f"needs at least {counted(because.least, 'worker')} (work alone)"
+    least = f"needs at least {count_text(because.least, 'worker')} (work alone)"
     return f"{least}: {because.least_value:.4g} or more, best is {because.best_value:.4g}"
 
 
@@ -85,7 +85,7 @@ def _(because: facts.AloneFails) -> str:
 
 @reason_text.register
 def _(because: facts.SeatsTooFew) -> str:
-    workers = counted(because.workers, "worker")
+    workers = count_text(because.workers, "worker")
     return f"{workers} cannot make the tokens in time with the most sequences of a step; not simulated"
 
 
@@ -96,7 +96,7 @@ def _(because: facts.PairFails) -> str:
 
 @reason_text.register
 def _(because: facts.NoDecodeBeside) -> str:
-    prefill = counted(because.prefill_workers, "prefill worker")
+    prefill = count_text(because.prefill_workers, "prefill worker")
     return (
         f"beside {prefill}, or fewer that keep TTFT, no number of decode workers holds that costs less than "
         "the best fleet"
@@ -136,4 +136,4 @@ def also_left_out(gpus: Sequence[str]) -> str:
 
 def _workers_do(workers: int, verb: str, of_one: str = "", *, kind: str = "worker") -> str:
     """For instance "1 worker fails" and "2 workers fail"; `of_one` where the verb takes more than an s."""
-    return f"{counted(workers, kind)} {(of_one or f'{verb}s') if workers == 1 else verb}"
+    return f"{count_text(workers, kind)} {(of_one or f'{verb}s') if workers == 1 else verb}"

@@ -36,7 +36,7 @@ from planner.search.oracle.fleet_counts import (
     counts_named,
     has_several_types,
     names_of,
-    objective,
+    objective_of,
 )
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import in_time
@@ -84,9 +84,9 @@ def find_cheapest_kept(
     ordered, best = in_time(
         lambda: grow_until_kept(problem, paper.best, unused_owned), otherwise=(problem, None)
     )
-    if best is not None and objective(best) <= paper.value * (1 + ROUNDING):
+    if best is not None and objective_of(best) <= paper.value * (1 + ROUNDING):
         return ordered, best  # No cheaper fleet holds even on paper.
-    if best is not None and objective(best) > FAR_ABOVE_PAPER * paper.value:
+    if best is not None and objective_of(best) > FAR_ABOVE_PAPER * paper.value:
         best = grow_other_designs(ordered, paper, best)[0]
     # No fleet of a lower value than the fleet on paper holds even on paper, so none holds in scenarios.
     return ordered, find_cheaper_kept(ordered, paper, best, start, refuted_value=paper.value)
@@ -135,7 +135,7 @@ def find_cheaper_kept(
             return best
         if len(missed) <= oracle.may_miss:
             return fleet
-        dearest = math.inf if best is None else objective(best)
+        dearest = math.inf if best is None else objective_of(best)
         # The fleet keeps enough of the hardest scenarios, so a little growth may let it keep enough of all.
         _, grown = in_time(
             partial(grow_until_kept, problem, fleet, most_value=dearest), otherwise=(problem, None)
@@ -172,7 +172,7 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
         if kept_fleets and _is_no_cheaper(start, kept_fleets[0]):
             continue
         grown_designs.append(design)
-        dearest = objective(kept_fleets[0]) if kept_fleets else math.inf
+        dearest = objective_of(kept_fleets[0]) if kept_fleets else math.inf
         fleet: Counts | None = start
         # Growth in the hardest scenarios takes few simulations, and growth in all of them then few steps.
         for each in (hard_problem, problem):
@@ -193,9 +193,9 @@ def _likely_fleet_of_each_gpu_and_tp(problem: Problem, paper: FleetSearch) -> li
     for bounded in paper.level0.with_role("mixed"):
         fleet = owned_first(problem, ((bounded.option, bounded.likely),))
         key = bounded.option.type.gpu.name, bounded.option.type.tp
-        if problem.allows(fleet) and (key not in likely or objective(fleet) < objective(likely[key])):
+        if problem.allows(fleet) and (key not in likely or objective_of(fleet) < objective_of(likely[key])):
             likely[key] = fleet
-    return sorted(likely.values(), key=objective)
+    return sorted(likely.values(), key=objective_of)
 
 
 def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted_value: float) -> None:
@@ -209,13 +209,13 @@ def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], 
         counts = counts_named(fleet, options)
         if holds:
             oracle.verdicts.setdefault(fleet, True)
-        elif counts is not None and objective(counts) >= refuted_value * (1 - ROUNDING):
+        elif counts is not None and objective_of(counts) >= refuted_value * (1 - ROUNDING):
             oracle.verdicts[fleet] = False
 
 
 def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
     """Whether a fleet is `best` itself or costs more. Another fleet at the same price may replace `best`."""
-    return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + ROUNDING)
+    return names_of(fleet) == names_of(best) or objective_of(fleet) > objective_of(best) * (1 + ROUNDING)
 
 
 def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
@@ -252,7 +252,7 @@ def grow_until_kept(
 
     def is_allowed(counts: Counts) -> bool:
         return (
-            objective(counts) <= most_value * (1 + ROUNDING)
+            objective_of(counts) <= most_value * (1 + ROUNDING)
             and problem.allows(counts)
             # A kind that `start` does not have counts as if it had one worker there.
             and all(
@@ -278,7 +278,7 @@ def grow_until_kept(
         if len(larger) > 1:
             # A few of the missed scenarios show which pool gains most.
             sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
-            prices = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in larger]
+            prices = [max(objective_of(each) - objective_of(counts), LEAST_PRICE_STEP) for each in larger]
             kept_counts = _count_kept(oracle, larger, sample)
             gains = [kept / price for kept, price in zip(kept_counts, prices, strict=True)]
             best = int(np.argmax(gains))

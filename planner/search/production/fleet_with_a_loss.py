@@ -13,10 +13,10 @@ from planner.documents.facts import KeptIn
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.fleet_counts import Counts, NamedCounts, in_order, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, NamedCounts, in_order, names_of, objective_of
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import in_time
-from planner.search.problem.options import hardware
+from planner.search.problem.options import hardware_of
 from planner.search.problem.owned_first import merge_kinds, one_more, owned_first
 from planner.search.problem.plan_problem import Problem, with_scenarios
 from planner.search.production import cheapest_kept
@@ -88,7 +88,9 @@ def find_fleet_with_a_loss(
             lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
         if lossy_best is not None and names_of(lossy_best) in failed:
             lossy_best = None  # The scenarios that it missed were too few to refute it.
-        if scenario_problem.allows(more) and (lossy_best is None or objective(more) <= objective(lossy_best)):
+        if scenario_problem.allows(more) and (
+            lossy_best is None or objective_of(more) <= objective_of(lossy_best)
+        ):
             lossy_best = more
         if lossy_best is None:
             break
@@ -111,8 +113,8 @@ def cheaper_with_one_more(trial: FleetTrial, found: FleetWithALoss | None) -> Fl
     for another production fleet, and passes its test; otherwise `found`.
     """
     problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
-    most = math.inf if found is None else objective(found.counts)
-    may_cost_less = objective(more) * problem.same_value_factor < most
+    most = math.inf if found is None else objective_of(found.counts)
+    may_cost_less = objective_of(more) * problem.same_value_factor < most
     if problem.oracle.downscale > 1 or not problem.allows(more) or not may_cost_less:
         return found
     test = trial.test.after_a_loss()
@@ -141,11 +143,11 @@ def _find_lossy_fleet(
     One missed scenario then refutes a fleet, which takes fewer simulations. A search of `lossy` itself
     follows, as a fleet may miss other scenarios than those.
     """
-    may_miss, least = lossy.oracle.may_miss, objective(best)
+    may_miss, least = lossy.oracle.may_miss, objective_of(best)
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
-    if cheapest is None or objective(cheapest) > least * lossy.same_value_factor:
+    if cheapest is None or objective_of(cheapest) > least * lossy.same_value_factor:
         for lossy_problem in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
                 lossy_problem,
@@ -174,14 +176,14 @@ def _cheapest_n_plus_one(
     uses_idle = sorted(names_of(filled)) != sorted(names_of(more))
     if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds(filled):
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
-    below = min(map(objective, candidates), default=math.inf)
-    cheapest = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective)
-    likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
+    below = min(map(objective_of, candidates), default=math.inf)
+    cheapest = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective_of)
+    likely = [each for each in cheapest if objective_of(each) > objective_of(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
-        is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
+        is_open = objective_of(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
         if is_open and lossy.oracle.holds(counts):
             candidates.append(counts)
-    return min(candidates, key=objective, default=None)
+    return min(candidates, key=objective_of, default=None)
 
 
 def _cheapest_neighbour(
@@ -208,11 +210,11 @@ def _cheapest_neighbour(
         if _roles_of(counts) == _roles_of(best) and lossy.allows(counts):
             fleets[vector] = counts
     while not lossy.out_of_time():
-        below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
-        fleets = {vector: counts for vector, counts in fleets.items() if objective(counts) < below}
+        below = math.inf if cheapest is None else objective_of(cheapest) * (1 - SAME_FRAC)
+        fleets = {vector: counts for vector, counts in fleets.items() if objective_of(counts) < below}
         if not fleets:
             break
-        vector = min(_largest_vectors([*fleets]), key=lambda vector: objective(fleets[vector]))
+        vector = min(_largest_vectors([*fleets]), key=lambda vector: objective_of(fleets[vector]))
         if lossy.oracle.holds(fleets[vector]):
             cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
         else:
@@ -248,21 +250,21 @@ def _cheapest_with_other_types(
             *(
                 (other, count)
                 for other in settings
-                if other.role == option.role and hardware(other) != hardware(option)
+                if other.role == option.role and hardware_of(other) != hardware_of(option)
                 for count in range(1, MOST_OTHER_WORKERS + 1)
             ),
         ]
         for option, _ in best
     ]
-    below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
+    below = math.inf if cheapest is None else objective_of(cheapest) * (1 - SAME_FRAC)
     fleets: list[Counts] = []
     for added in itertools.islice(itertools.product(*added_for_pool), MOST_COMBINATIONS):
         workers = dict(best)
         for option, more in added:
             workers[option] = workers.get(option, 0) + more
         fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
-    fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
-    for counts in sorted(fleets, key=objective)[:MOST_OTHER_FLEETS]:
+    fleets = [counts for counts in fleets if objective_of(counts) < below and lossy.allows(counts)]
+    for counts in sorted(fleets, key=objective_of)[:MOST_OTHER_FLEETS]:
         if lossy.out_of_time():
             break
         if lossy.oracle.holds(counts):

@@ -14,7 +14,7 @@ from planner.documents.safety import safety_kept
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
-from planner.search.problem.idle_limits import Judged, requests_to_judge, unreachable
+from planner.search.problem.idle_limits import Judged, requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
@@ -94,7 +94,7 @@ def _unreachable_limits(
     """The limits that no idle worker keeps for these requests, with (prefill, decode) steps that are `sigmas`
     standard deviations of their spread above their medians.
     """
-    return unreachable(slo, [slowed_by_spread(worker, *sigmas) for worker in problem.types], requests)
+    return unreachable_limits(slo, [slowed_by_spread(worker, *sigmas) for worker in problem.types], requests)
 
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:

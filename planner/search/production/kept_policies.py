@@ -16,17 +16,17 @@ from planner.documents import facts
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.policy_search import (
     RacedPolicy,
     cheapest_first,
     gains_of,
     label_of,
-    race,
     race_near,
+    race_near_best,
     with_usual_queue,
 )
-from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, counts_of, objective
+from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, counts_of, objective_of
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits
@@ -46,7 +46,7 @@ Searched = tuple[Problem, FleetSearch]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tested:
+class _PassedFleet:
     """A fleet that passed its test, and the search on paper whose policies it has."""
 
     searched: Searched
@@ -54,7 +54,7 @@ class _Tested:
 
     @property
     def value(self) -> float:
-        return objective(self.trial.best)
+        return objective_of(self.trial.best)
 
 
 def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
@@ -157,7 +157,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     return _put_first(problem, best_search, searched), with_answers(problem, best_search, best.trial)
 
 
-def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested | None:
+def _plan_and_test(searched: Searched, *, below: float | None = None) -> _PassedFleet | None:
     """Production with these policies; None if there is none below `below`, or if it fails its test."""
     problem, paper = searched
     if below is not None and paper.value >= below * (1 - ROUNDING):
@@ -168,10 +168,10 @@ def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested
         return None
     if trial is None or not trial.is_passed:
         return None
-    return _Tested(searched, trial)
+    return _PassedFleet(searched, trial)
 
 
-def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
+def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
     """Production with other policies, for limits within which the best policies on paper have none: with the
     others that were searched, or else with the winners of a race of fleets that fill the limits, in the
     search's scenarios.
@@ -199,7 +199,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
     return None
 
 
-def _cheaper_with_first_policies(searched: Sequence[Searched], best: _Tested) -> _Tested:
+def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFleet) -> _PassedFleet:
     """Production with the policies that were searched first on paper, if that is cheaper; otherwise `best`,
     which has the best policies on paper.
     """
@@ -210,7 +210,7 @@ def _cheaper_with_first_policies(searched: Sequence[Searched], best: _Tested) ->
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
 
 
-def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tested:
+def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) -> _PassedFleet:
     """Production with the queue that engines have by default, if it costs no more; otherwise `production`."""
     usual = with_usual_queue(production.searched[0])
     if usual is None:
@@ -231,7 +231,7 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
     )
 
 
-def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
+def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
     """The result of the race with every change of policies near the production fleet, and the policies that
     were not raced, in words.
     """
@@ -241,7 +241,7 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
     scenario_problem = with_search_scenarios(problem)
     most = max(effort, LEAST_SEARCH_REQUESTS)
     try:
-        raced, left_out, _ = race(
+        raced, left_out, _ = race_near_best(
             scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced_changes, most
         )
     except StoppedError:
@@ -259,6 +259,6 @@ def _search_from(paper: FleetSearch, other: Problem, best: Counts | None) -> Sea
     """The search on paper under other policies, which begins with the fleet on paper and with `best`."""
     start = [other.oracle.fleet(paper.best), *([] if best is None else [other.oracle.fleet(best)])]
     try:
-        return other, search(other, start, walks=False)
+        return other, find_best_fleet(other, start, walks=False)
     except InfeasibleError:
         return None

@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective, objective_by_gpu
+from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective_by_gpu, objective_of
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.work_clock import in_time
 from planner.search.problem.bill import paid_whole_usd_per_h
-from planner.search.problem.options import hardware
+from planner.search.problem.options import hardware_of
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_effort_limit
 from planner.solvers.master import Option
@@ -33,7 +33,7 @@ def below_like_price(problem: Problem, best: Counts) -> float:
     """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC. If the objective is
     GPUs, a fleet below it has fewer GPUs, or equally many whose price is lower by that share.
     """
-    value, gpus = objective(best), objective_paid(problem, best)
+    value, gpus = objective_of(best), objective_paid(problem, best)
     if problem.task.objective == "gpus":
         # The search's value is the number of GPUs and a term far below 1, the price, which orders equal
         # numbers. `objective_paid` leaves that term out (owned_first.py), so the difference is the term.
@@ -75,7 +75,7 @@ def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Cou
     search has simulated and that held.
     """
     alike = [
-        [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
+        [each for each in options if each.role == option.role and hardware_of(each) == hardware_of(option)]
         for option, _ in best
     ]
     counted = [count for _, count in best]
@@ -84,7 +84,7 @@ def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Cou
     # Nodes are paid whole, so fleets may differ in their GPUs' prices and cost the same, or the other way
     # round: all prices must be alike.
     prices = (
-        objective,
+        objective_of,
         objective_by_gpu,
         *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()),
     )

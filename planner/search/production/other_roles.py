@@ -17,8 +17,8 @@ from typing import get_args
 from planner.fleet import Role
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.fleet_counts import Counts, can_serve, in_order, names_of, objective
-from planner.search.problem.options import Hardware, hardware
+from planner.search.oracle.fleet_counts import Counts, can_serve, in_order, names_of, objective_of
+from planner.search.problem.options import Hardware, hardware_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
@@ -38,11 +38,13 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
     """
     if sum(count for _, count in best) > MOST_WORKERS:
         return []
-    options = {(option.role, hardware(option)): option for option in best_settings(problem, paper.level0, {})}
-    options |= {(option.role, hardware(option)): option for option, _ in best}
+    options = {
+        (option.role, hardware_of(option)): option for option in best_settings(problem, paper.level0, {})
+    }
+    options |= {(option.role, hardware_of(option)): option for option, _ in best}
     workers_on: Counter[Hardware] = Counter()
     for option, count in best:
-        workers_on[hardware(option)] += count
+        workers_on[hardware_of(option)] += count
     before = dict(best)
 
     def changed_count(counts: Counts) -> int:
@@ -53,9 +55,11 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
     cheaper = [
         counts
         for counts in fleets
-        if objective(counts) < below and can_serve(option for option, _ in counts) and problem.allows(counts)
+        if objective_of(counts) < below
+        and can_serve(option for option, _ in counts)
+        and problem.allows(counts)
     ]
-    cheaper.sort(key=lambda counts: (changed_count(counts), -objective(counts), names_of(counts)))
+    cheaper.sort(key=lambda counts: (changed_count(counts), -objective_of(counts), names_of(counts)))
     return cheaper[:MOST_OTHER_ROLES]
 
 

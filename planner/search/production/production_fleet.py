@@ -26,11 +26,11 @@ from planner.search.oracle.fleet_counts import (
     counts_named,
     counts_of,
     has_several_types,
-    objective,
+    objective_of,
 )
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import in_time
-from planner.search.problem.options import OBJECTIVE_UNITS, hardware
+from planner.search.problem.options import OBJECTIVE_UNITS, hardware_of
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import (
     Problem,
@@ -120,7 +120,9 @@ def _find_production_fleet(
             trial = _first_passing(trial, _near_feasible(trial, paper)) or trial
         trial = with_fewest_workers(trial)
         if attempt + 1 == MOST_TESTS and not trial.is_passed:
-            dearer = [each for each in grown if objective(each) > objective(trial.best) * (1 + ROUNDING)]
+            dearer = [
+                each for each in grown if objective_of(each) > objective_of(trial.best) * (1 + ROUNDING)
+            ]
             trial = _first_passing(trial, dearer) or trial
         if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
@@ -132,11 +134,11 @@ def _find_production_fleet(
             partial(cheapest_kept.grow_until_kept, scenario_problem, best, unused_owned),
             otherwise=(scenario_problem, None),
         )
-        is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
+        is_searched = least is None or objective_of(least) > (1 + SEARCH_AGAIN_FRAC) * objective_of(best)
         if is_searched:
             grown = cheapest_kept.grow_other_designs(scenario_problem, paper, least)
             least = cheapest_kept.find_cheaper_kept(
-                scenario_problem, paper, next(iter(grown), None), start, refuted_value=objective(best)
+                scenario_problem, paper, next(iter(grown), None), start, refuted_value=objective_of(best)
             )
         first = next_block(first + kept_in.scenario_count)
     if trial is None:
@@ -210,7 +212,7 @@ def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     below = below_like_price(problem, trial.best)
     fleets = every_mix(paper.level0.options, problem.limits, below, most=MOST_MIXES) or []
     # Cheaper ones than on paper fail on the traffic as written.
-    dearer = (counts for counts in sorted(fleets, key=objective) if objective(counts) >= paper.value)
+    dearer = (counts for counts in sorted(fleets, key=objective_of) if objective_of(counts) >= paper.value)
     return _first_passing(trial, _kept_fleets(problem, dearer)) or trial
 
 
@@ -316,14 +318,14 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
     scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
     below, most = below_like_price(scenario_problem, best), scenario_problem.oracle.may_miss + NEAR_MISSES
     fleets = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
-    cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
+    cheaper = [counts for counts in fleets if counts and paper.value < objective_of(counts) < below]
     as_written = scenario_problem.oracle.as_written()
     near_feasible: list[Counts] = []
     listed = set[tuple[tuple[str, Hashable, int], ...]]()
-    for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
+    for counts in sorted(cheaper, key=lambda counts: -objective_of(counts))[:MOST_NEAR_CHECKED]:
         if scenario_problem.out_of_time():
             break
-        on_hardware = tuple((option.role, hardware(option), count) for option, count in counts)
+        on_hardware = tuple((option.role, hardware_of(option), count) for option, count in counts)
         if on_hardware in listed:
             continue  # The list has a fleet that differs in engine settings alone.
         is_near = (
@@ -332,7 +334,7 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
         if is_near and as_written.holds(counts):
             near_feasible.append(counts)
             listed.add(on_hardware)
-    return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
+    return sorted(near_feasible, key=objective_of)[:MOST_NEAR_FEASIBLE]
 
 
 def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:

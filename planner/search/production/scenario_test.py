@@ -22,7 +22,7 @@ from planner.search.oracle.fleet_counts import Counts, NamedCounts, names_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import TEST_BLOCK, Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
-from planner.solvers.repeats import decision
+from planner.solvers.repeats import decide_sequentially
 
 # Wald's test decides between two shares of kept scenarios: the lower one is TEST_BELOW_FRAC less than the
 # required share, the upper one lies TEST_ABOVE_FRAC of the way from the required share to 1.
@@ -174,7 +174,7 @@ class ScenarioTest:
             scenario_count=number,
             least_frac=lower_frac,
             most_frac=upper_frac,
-            decision=decision(kept, number, lower_frac, upper_frac),
+            decision=decide_sequentially(kept, number, lower_frac, upper_frac),
             after_loss=self.is_after_loss,
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.documents import facts
 from planner.errors import InfeasibleError
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import drawn_by
@@ -166,11 +166,11 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     all, since the nodes on which they run are paid for anyway.
     """
     same_value_factor = trial.problem.same_value_factor
-    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value_factor:
+    if lossy_fleet is None or objective_of(lossy_fleet) > objective_of(trial.best) * same_value_factor:
         return trial
     if names_of(lossy_fleet) == names_of(trial.best):
         return trial
-    costs_less = objective(lossy_fleet) * same_value_factor < objective(trial.best)
+    costs_less = objective_of(lossy_fleet) * same_value_factor < objective_of(trial.best)
     preferred = replace(trial.retest(lossy_fleet), cheaper=trial.cheaper)
     if not preferred.is_passed:
         return trial

@@ -170,15 +170,15 @@ def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]
     for each in served:
         first = next(iter(each.units.values()))
         for c, unit in each.units.items():
-            capacity = market.capacities[c]
-            where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
+            worker_type = market.worker_types[c]
+            where = f"capacity[{c}] ({worker_type.llm}, {worker_type.name})"
             gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
-            market_gpus = sum(capacity.gpu_counts.values())
+            market_gpus = sum(worker_type.gpu_counts.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
             # The fleet of a worker with one kind of GPU may name another GPU, which stands for it.
-            for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
-                if row_of(gpu) not in capacity.gpu_counts:
+            for gpu in {pool.type.gpu.name for pool in unit.pools} if worker_type.beside else ():
+                if row_of(gpu) not in worker_type.gpu_counts:
                     raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
             if (unit.llm, unit.policies) != (first.llm, first.policies):
                 raise InputError(
@@ -225,15 +225,15 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
     """
     for counts, is_spot in ((firm, False), (spot, True)):
         for c, unit in llm.units.items():
-            capacity = market.capacities[c]
-            offers = {offer.gpu: offer for offer, _ in market.offers_of(capacity)}
+            worker_type = market.worker_types[c]
+            offers = {offer.gpu: offer for offer, _ in market.offers_of(worker_type)}
             for pool in unit.pools if counts[c].any() else ():
-                offer = offers[row_of(pool.type.gpu.name) if capacity.beside else capacity.gpu]
+                offer = offers[row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu]
                 sizes = counts[c] * pool.count
                 worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
-                name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
+                name = f"{worker_type.name} {pool.name}{' spot' if is_spot else ''}"
                 elastic = ElasticPool(
-                    start_s=capacity.start_s,
+                    start_s=worker_type.start_s,
                     # A pool may be twice its size: workers of one window drain while those of the next start.
                     most=2 * int(sizes.max()),
                     interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
@@ -345,8 +345,8 @@ def _remove_unneeded(
 
 def _usd_per_rate(market: Market, c: int) -> float:
     """The highest price of a firm worker over the rate that it sustains."""
-    capacity = market.capacities[c]
-    return market.highest_usd_per_h(capacity) / capacity.rate_rps
+    worker_type = market.worker_types[c]
+    return market.highest_usd_per_h(worker_type) / worker_type.rate_rps
 
 
 def _gpus_over_time(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
 from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapest
-from planner.search.level0.designs import Design
+from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapest_designs
+from planner.search.level0.designs import FleetDesign
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
@@ -30,17 +30,21 @@ CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of t
 class SharedLimitQueries:
     """Queries to the designs of all LLMs, each of which ends when `out_of_time`."""
 
-    llms: Sequence[Sequence[Design]]
+    llms: Sequence[Sequence[FleetDesign]]
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
     def find_cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
         """The fleets of the least objective under these limits, if that objective is less than `below`."""
-        return cheapest(self.llms, rows, below=below, out_of_time=self.out_of_time, progress=self.progress)
+        return cheapest_designs(
+            self.llms, rows, below=below, out_of_time=self.out_of_time, progress=self.progress
+        )
 
     def find_least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
         """The fleets of the least total weight under these limits, each worker weighted by `weigh`."""
-        return cheapest(self.llms, rows, weigh=weigh, out_of_time=self.out_of_time, progress=self.progress)
+        return cheapest_designs(
+            self.llms, rows, weigh=weigh, out_of_time=self.out_of_time, progress=self.progress
+        )
 
 
 def price_limits(

@@ -18,12 +18,12 @@ from planner.documents.several_llms_question import LlmQuestion
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.search.evidence.certify import search_llm
-from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
-from planner.search.level0.designs import Design, learn_from
+from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
+from planner.search.level0.designs import FleetDesign, learn_from
 from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
 from planner.search.level0.one_pool import Search
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts
@@ -129,7 +129,7 @@ def _plan_shared(
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
-    shared = cheapest(llms, rows, out_of_time=lambda: is_over(until), progress=progress)
+    shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress)
     oracles = [problem.oracle for each in searched for problem, _ in each]
     alone_values, unit = list(map(best_value, alone)), OBJECTIVE_UNITS[parts[0].task.objective]
     if shared.best is None:
@@ -189,7 +189,7 @@ def _serve_any_mix(
 def _find_any_mix(problem: Problem) -> Counts | None:
     """The best fleet found for an LLM within the limits of its problem; None if none was found."""
     try:
-        return search(replace(problem, lower=lower_bound(problem)), []).best
+        return find_best_fleet(replace(problem, lower=lower_bound(problem)), []).best
     except (InfeasibleError, OutOfTimeError):
         return None
 
@@ -239,7 +239,7 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> b
 
 
 def _simulate_all_cheaper(
-    searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
+    searched: Sequence[Searched], llms: Sequence[Sequence[FleetDesign]], shared: Cheapest, deadline: float
 ) -> bool:
     """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
     designs which ones hold.
@@ -296,7 +296,7 @@ def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Se
     """Search for an LLM within the limits that others leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
-    return [(problem, search(problem, [problem.oracle.fleet(start)]))]
+    return [(problem, find_best_fleet(problem, [problem.oracle.fleet(start)]))]
 
 
 def others_leave_fact(remaining: FleetLimits) -> OthersLeave:

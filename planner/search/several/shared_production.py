@@ -24,12 +24,12 @@ from functools import partial
 from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.domain import ROUNDING
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
-from planner.search.level0.designs import Design
+from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
+from planner.search.level0.designs import FleetDesign
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective_of
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, in_time, is_over, now_s
 from planner.search.problem.owned_first import owned_first
@@ -290,12 +290,12 @@ def _choose_fleets(
     master_deadline = min(deadline, EFFORT_S * most_effort)
     rows = shared_limits(limits)
 
-    def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[Design]], Cheapest]:
+    def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], Cheapest]:
         designs = [
             designs_of(problem, llm.on_paper.alone.level0, pools_alone=pools_alone)
             for problem, llm in zip(known_problems, llms, strict=True)
         ]
-        return designs, cheapest(
+        return designs, cheapest_designs(
             designs, rows, below=value, out_of_time=lambda: is_over(master_deadline), progress=progress
         )
 
@@ -312,7 +312,7 @@ def _choose_fleets(
     if shared.best is not None:
         candidates.append([design.counts(vector) for design, vector in shared.best])
     if candidates:
-        return min(candidates, key=lambda fleets: sum(map(objective, fleets))), shared
+        return min(candidates, key=lambda fleets: sum(map(objective_of, fleets))), shared
     if is_over(deadline):
         return None, shared
     now = now_s()

@@ -5,10 +5,11 @@ are in further fields, which the log's format must add:
         '"$http_referer" "$http_user_agent" rt=$request_time in=$upstream_http_x_prompt_tokens '
         'out=$upstream_http_x_completion_tokens';
 
-A field `name=value` is a column of that name. Any other field is a column named by its number, counted as awk
-does, except that a text in quotes or brackets is one field: `--map input=10,output=11,duration=12:s`. The
-time in a line of nginx is the end of the answer (nginx.org, ngx_http_log_module), Envoy's START_TIME the
-arrival of the request (envoyproxy.io, "Access logging").
+A field `name=value` is a column of that name; a short name of _FULL_NAMES becomes the full one (`in` becomes
+`input_tokens`). The first seven other fields have the names of _NAMES. A later one is a column named by its
+number among all fields, counted as awk does, except that a text in quotes or brackets is one field: `--map
+input=10,output=11,duration=12:s`. The time in a line of nginx is the end of the answer (nginx.org,
+ngx_http_log_module), Envoy's START_TIME the arrival of the request (envoyproxy.io, "Access logging").
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
-# The beginning of a line, from the address to the status and the bytes; further fields may follow.
+# The beginning of a line, from the address to the status and the bytes; further fields may follow. The name
+# of a user may have spaces.
 COMBINED = re.compile(
     rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
 )
@@ -46,7 +48,7 @@ _NAMES = {
         "duration",
     ),
 }
-# The short names of the format above, with the names by which guess_columns finds a field's role.
+# Short names, some of them of the format above, with the names by which guess_columns finds a field's role.
 _FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
@@ -54,7 +56,7 @@ _FULL_NAMES = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
 }
-MOST_CHARACTERS = 2000  # A field, such as a long path, is cut after so many characters.
+MOST_CHARACTERS = 2000  # A value, such as a long path, is cut after so many characters.
 
 
 def kind_of(lines: Iterable[bytes]) -> str:
@@ -68,11 +70,11 @@ def kind_of(lines: Iterable[bytes]) -> str:
 
 
 def access_rows(
-    kind: str, lines: Iterable[tuple[int, bytes]], path: Path
+    log_format: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line, and its fields by name or number; "-" is None, a blank line has none."""
-    pattern = COMBINED if kind == "combined" else ENVOY
-    names = _NAMES[kind]
+    """The number of each line, and its fields by name or number: None for "-", no fields for a blank line."""
+    pattern = COMBINED if log_format == "combined" else ENVOY
+    names = _NAMES[log_format]
     for number, raw in lines:
         if not raw.strip():
             yield number, {}
@@ -90,15 +92,14 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for field_number, match in enumerate(_FIELD.finditer(line), start=1):
         quoted, bracketed, key, key_value, plain = match.groups()
-        texts = [text for text in (quoted, bracketed, key_value, plain) if text is not None]
-        value = texts[0][:MOST_CHARACTERS] if texts else ""
+        value = next(text for text in (quoted, bracketed, key_value, plain) if text is not None)
         if key is None and plain is not None and (named := _NAMED.fullmatch(plain)):
             key, value = named[1], named[2]
         if key:
             name = _FULL_NAMES.get(key, key)
         else:
             name = names[field_number - 1] if field_number <= len(names) else str(field_number)
-        row[name] = None if value in ("-", "") else value
+        row[name] = None if value in ("-", "") else value[:MOST_CHARACTERS]
     if request := row.get("request"):
         # In "POST /v1/chat/completions HTTP/1.1" the path is the second word; a single word is a path.
         words = str(request).split()
@@ -106,10 +107,10 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
     return row
 
 
-def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
+def columns_of(log_format: str, sample: pd.DataFrame, where: str) -> Columns:
     """The role of each field, guessed from its name, except for the status and the path, which the format
     defines. Addresses and users in an access log do not count as tenants.
     """
     column_map = guess_columns(sample, where)
-    status = "status" if kind == "combined" else "response_code"
+    status = "status" if log_format == "combined" else "response_code"
     return replace(column_map, status=status, kind="path", tenant="")

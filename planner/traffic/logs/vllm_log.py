@@ -67,7 +67,7 @@ CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
-class _Request:
+class _ParsedRequest:
     """A request, with the number and the time of the first line on it.
 
     `max_tokens` is set only if the answer has exactly as many tokens (ignore_eos).
@@ -95,7 +95,7 @@ class VllmLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.requests: dict[bytes, _Request] = {}  # By vLLM's request id.
+        self.requests: dict[bytes, _ParsedRequest] = {}  # By vLLM's request id.
         self.notes: list[str] = []
         self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
         # Days of all earlier years in the log, and the day of the last line, by its number in the year.
@@ -118,7 +118,9 @@ class VllmLog:
                 self._received(number, self._time_ns(number, match), received[1], message)
             elif details := _DETAILS.match(message):
                 # The lines of a request may come in any order.
-                request = self.requests.setdefault(details[1], _Request(number, self._time_ns(number, match)))
+                request = self.requests.setdefault(
+                    details[1], _ParsedRequest(number, self._time_ns(number, match))
+                )
                 request.prompt_tokens = self._count_ids("in", message)
             elif generated := _GENERATED.match(message):
                 self._generated(generated, message)
@@ -169,7 +171,7 @@ class VllmLog:
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
         """Take the line of a request that arrived: any text of the prompt, then the request's settings."""
-        request = self.requests.setdefault(name, _Request(number, time_ns))
+        request = self.requests.setdefault(name, _ParsedRequest(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
         tail = message[message.rfind(b"SamplingParams(") :]

@@ -10,7 +10,7 @@ from planner.studies.support import Colour, support_badge, support_rows
 
 
 @st.cache_data(show_spinner=False)
-def badge(_catalog: Catalog, name: str) -> tuple[str, Colour, str]:
+def badge_of(_catalog: Catalog, name: str) -> tuple[str, Colour, str]:
     """A word, its colour and its reason, as `plan catalog support` says it. An app has one catalog, so `name`
     alone tells answers apart.
     """

@@ -42,7 +42,7 @@ from profiling.config import read_config, shard_config, text_of
 from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.modules import ATTENTION, REST, ModuleTimes
-from profiling.power import GpuPower
+from profiling.power_sampling import GpuPower
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
 ENVIRONMENT = {
