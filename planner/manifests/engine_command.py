@@ -486,7 +486,7 @@ def is_rocm(gpu: Gpu) -> bool:
 def why_undeployable(fleet: Fleet) -> str:
     """Why no manifest here deploys this fleet; empty where one may."""
     if fleet.engine is not None and fleet.engine.name not in ("vllm", sglang_engine.NAME):
-        return f"the plan counts on {NAMES[fleet.engine.name]}, for which no manifest is written"
+        return f"the plan was made for {NAMES[fleet.engine.name]}, for which no manifest is written"
     if fleet.engine is not None and not sglang_engine.has_release(fleet.engine):
         return (
             f"no image is known of SGLang {fleet.engine.version}: write its release with three numbers under "

@@ -357,7 +357,7 @@ def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True
     gave.
     """
     if simulation.limits != slo.limits:
-        raise ValueError("judge() needs a simulation that watched the limits of the same SLO")
+        raise ValueError("judge_slo() needs a simulation that watched the limits of the same SLO")
     edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
     for k, limit in enumerate(slo.limits):

@@ -130,7 +130,7 @@ def rescale_trace(
 def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """The same as `select_window(rescale(...), spec)`, but faster for the busiest window of superposed
+    """The same as `select_window(rescale_trace(...), spec)`, but faster for the busiest window of superposed
     copies.
 
     Only requests that may be in that window are sorted.

@@ -391,8 +391,8 @@ def test_requests_that_no_worker_holds_are_named() -> None:
 def test_a_policy_that_no_engine_is_told_of_is_named() -> None:
     """Routing has its place in every router; the simulator's batching is vLLM's own only under that name."""
     readme = rendered(replace(mixed(), policies=Policies("another", routing="round-robin")))["README.md"]
-    assert "simulated with batching another; vLLM is not told of it" in readme
-    assert "vLLM is not told" not in rendered(mixed())["README.md"]
+    assert "simulated with batching another; vLLM is not configured so" in readme
+    assert "vLLM is not configured" not in rendered(mixed())["README.md"]
     due = ((Selector("chat", tenants=("chat",)), 0.5),)
     readme = rendered(replace(mixed(), policies=Policies(queue="edf", due=due)))["README.md"]
     assert "Selector(" not in readme and "must give its `priority`" in readme

@@ -132,7 +132,7 @@ def test_answers_of_two_conversations_are_not_shared(tmp_path: Path) -> None:
     ("bad", "message"),
     [
         ({"text": "how?"}, r"line 1: turns\[1\]: no output_length"),
-        ({"image": "a.png", "output_length": 3}, "image: how many tokens it has is not told"),
+        ({"image": "a.png", "output_length": 3}, "image: how many tokens it has is unknown"),
         ({"text": 3, "output_length": 3}, "expected text"),
         (turn("how?", delay=-1), "delay: expected a number >= 0"),
     ],
