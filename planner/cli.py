@@ -462,7 +462,9 @@ def _run_plan(plan_options: PlanOptions, question: QuestionOptions) -> None:
         check_keys(slo)
         if (trace := plan_options.trace) is not None and not trace.exists():
             raise InputError(f"{trace}: no such file")
-        raise _missing("-o DIR" if lacks_folder else "--trace FILE")
+        if lacks_folder:
+            raise _usage_error("-o DIR is missing: several LLMs are planned into a folder")
+        raise _missing("--trace FILE")
     if has_several:
         plan_several(plan_options)
     else:
@@ -471,12 +473,15 @@ def _run_plan(plan_options: PlanOptions, question: QuestionOptions) -> None:
 
 def _missing(option: str) -> typer.Exit:
     """Print that a plan lacks this option; returns the exit for wrong usage."""
-    typer.echo(
-        f"plan: {option} is missing: a plan needs --slo FILE and --trace FILE, or --slo FILE that "
-        "describes its traffic, or --llm, --rate, --input, --output and a limit; several LLMs need -o DIR "
-        "too; see plan --help",
-        err=True,
+    return _usage_error(
+        f"{option} is missing: a plan needs --slo FILE and --trace FILE, or --slo FILE that describes its "
+        "traffic, or --llm, --rate, --input, --output and a limit; see plan --help"
     )
+
+
+def _usage_error(message: str) -> typer.Exit:
+    """Print what is wrong with the options; returns the exit for wrong usage."""
+    typer.echo(f"plan: {message}", err=True)
     return typer.Exit(2)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.domain import SERVICE_WINDOW_S, Limit, Metric, Selector, ServiceGuarantee, Slo, selectors_of
@@ -23,7 +23,7 @@ from planner.files.document_values import (
     refused_value,
 )
 from planner.slo_metrics import METRICS
-from planner.units import percentile_name, shortest_digits
+from planner.units import percentile_name, read_tokens, shortest_digits
 
 # The keys of an SLO, and of a class, that are no metrics.
 OTHER_KEYS = ("attainment", "every", "classes", "tenants")
@@ -181,6 +181,7 @@ def parse_selector(name: str, document: Any, where: str) -> Selector:
     if not any(key in match for key in MATCH_KEYS):
         raise InputError(f"{where}: is empty; expected one of {', '.join(MATCH_KEYS)}")
     tokens = match.subsection("input_tokens", ("from", "to"))
+    tokens = replace(tokens, values={key: read_tokens(value) for key, value in tokens.values.items()})
     least = tokens.whole_number("from", 0, least=0) if "from" in tokens else 0
     most = tokens.whole_number("to", None, least=0) if "to" in tokens else None
     if "input_tokens" in match and not ("from" in tokens or "to" in tokens):

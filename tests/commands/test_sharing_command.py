@@ -299,3 +299,8 @@ def test_inputs_are_not_written_over(folder: Path, run: Run) -> None:
     (folder / "slo.yaml").write_text(as_text({"llms": {"a": {**SMALL, "trace": "out/a/requests.csv"}}}))
     code, _, err = run("--slo", folder / "slo.yaml", "-o", folder / "out")
     assert code == 1 and "would be written over" in err
+
+
+def test_several_llms_without_a_folder_are_asked_for_one(run: Run) -> None:
+    code, _, err = run("--slo", EXAMPLE)
+    assert (code, err) == (2, "plan: -o DIR is missing: several LLMs are planned into a folder\n")

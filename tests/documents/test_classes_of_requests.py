@@ -39,9 +39,10 @@ def test_lines_of_classes_are_read_and_written() -> None:
     )
     assert [limit.name for limit in slo.limits] == ["chat ttft p90", "chat tbt p99", "batch e2e p99"]
     assert parse_slo(slo_document(slo), where="slo") == slo
-    long = {"match": {"input_tokens": {"from": 100}, "adapter": ["a", "b"]}, "deadline": {"p95": "60 s"}}
+    lengths = {"from": "1.5k", "to": "2,000"}
+    long = {"match": {"input_tokens": lengths, "adapter": ["a", "b"]}, "deadline": {"p95": "60 s"}}
     slo = parse_slo({"ttft": {"p99": "9 s"}, "classes": {"long": long}}, where="slo")
-    assert slo.limits[1] == Limit("e2e", 0.95, 60.0, Selector("long", (), ("a", "b"), (), 100, None))
+    assert slo.limits[1] == Limit("e2e", 0.95, 60.0, Selector("long", (), ("a", "b"), (), 1500, 2000))
     assert parse_slo(slo_document(slo), where="slo") == slo
 
 

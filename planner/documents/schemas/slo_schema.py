@@ -222,9 +222,8 @@ def slo_section() -> Schema:
 def match_section() -> Schema:
     """Which requests are of a class."""
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
-    bounds = section_schema({"from": whole_number_schema(0), "to": whole_number_schema(0)}) | {
-        "minProperties": 1
-    }
+    bound = tokens(whole_number_schema(0))
+    bounds = section_schema({"from": bound, "to": bound}) | {"minProperties": 1}
     keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": bounds}
     return with_help(
         section_schema(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class."
