@@ -768,7 +768,7 @@ class _ElasticRun:
             )
         if not all(math.isfinite(size) for size in sizes):
             raise InputError(
-                f"{type(self.controller).__name__}: asked at {self.now_s:g} s, it wants {list(sizes)} "
+                f"{type(self.controller).__name__}: its decision at {self.now_s:g} s is {list(sizes)} "
                 "workers, must be finite numbers"
             )
         self.wanted = [
