@@ -35,7 +35,7 @@ import numpy.typing as npt
 from planner.documents.facts import KeptIn
 from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, ROUNDING, SPOT, market_of, row_of
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe_fleet
 from planner.search.mixed.mixed_fleets import expected_share
@@ -143,7 +143,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     """
     if task.objective != "cost":
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
-    scratch = study.answer(task, (current,))
+    scratch = _plan_from_scratch(study, task, current)
     running, gone_pools = _running_options(scratch.problem, current)
     gone_workers = sum(pool.count for pool in gone_pools)
     model = _build_model(scratch, running, gone_workers, terms)
@@ -257,6 +257,16 @@ class _ReplanModel:
     def way_of(self, label: str, n: Ints, *, is_holding: bool, kept_in: KeptIn | None) -> Way:
         costs = float(self.paid_usd_per_h(n)), float(self.migration_usd(n)), float(self.horizon_usd(n))
         return Way(label, self.oracle.fleet(self.fleet_counts(n)), *costs, is_holding, kept_in)
+
+
+def _plan_from_scratch(study: Study, task: PlanQuestion, current: Fleet) -> StudyAnswer:
+    """The answer of `plan`, which does not know the running fleet. Only where there is none does the search
+    start from the running one: the search of mixed fleets may end elsewhere then, at a dearer fleet too.
+    """
+    try:
+        return study.answer(task)
+    except InfeasibleError:
+        return study.answer(task, (current,))
 
 
 def _build_model(

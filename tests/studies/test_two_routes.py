@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from by_two_routes import CHECKS, more_traffic, two_routes
+from by_two_routes import CHECKS, TwoRoutes, more_traffic, two_routes
+from random_questions import CLASSES, question
 
 CHEAP = [
     ("what-if", 2),
@@ -30,6 +32,13 @@ def test_a_frontier_over_rates_of_a_short_trace_has_the_plan_at_the_questions_ow
     it says 8.20, as the frontier's fleet missed the SLO at a rate that nobody simulated.
     """
     assert CHECKS["pareto"](two_routes(seed, is_safe=False)) == []
+
+
+def test_a_plan_from_scratch_does_not_know_what_runs() -> None:
+    """A search of mixed fleets that began at the running fleet ended at 25.74 USD/h, the plan at 21.06."""
+    drawn = question(932_558, CLASSES, (20, 40), engine="none")
+    document = drawn.document | {"fleet": {**drawn.document["fleet"], "gpus": ["gpu2", "gpu3"]}}
+    assert CHECKS["replan"](TwoRoutes(drawn, document, False, np.random.default_rng(0))) == []
 
 
 def test_a_frontier_over_a_limit_holds_for_production_as_far_as_a_plan_says() -> None:
