@@ -448,9 +448,8 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
     if not fracs:
         if mean and not most:
             return Lognormal(mean, USUAL_CV)
-        raise InputError(
-            f"{where}: expected a mean and percentiles such as p50 and p95, found {sorted(given)}"
-        )
+        alone = f"{', '.join(sorted(given))} alone says too little; " if given else ""
+        raise InputError(f"{where}: {alone}add a percentile such as p95")
     if len(fracs) == 1 and not mean:
         raise InputError(f"{where}: one percentile alone says too little; add mean, or another percentile")
     lengths = Percentiles(fracs, tokens, mean, most)

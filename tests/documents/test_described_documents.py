@@ -189,6 +189,10 @@ def test_a_question_takes_it_in_place_of_a_rate() -> None:
         ({"rate": {"curve": [1, -2], "every": "1 h"}}, "curve\\[1\\]: expected a number >= 0"),
         ({"rate": {"weekly": [1] * 100}}, "expected 168 numbers"),
         ({"input": {"p50": 900, "p95": 500}}, "percentiles must rise, found p50: 900, p95: 500"),
+        (
+            {"input": {"mean": 500, "max": 4000}},
+            "max, mean alone says too little; add a percentile such as p95",
+        ),
         ({"input": {"mean": 90_000, "p50": 900, "p95": 5000, "max": 6000}}, "which allow"),
         ({"input": {"mean": 100, "p50": 900}}, "which allows 900 to"),
         ({"input": {"mean": 200, "p50": 900, "p95": 5000}}, "which allow"),
