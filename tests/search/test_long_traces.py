@@ -87,7 +87,7 @@ def test_a_smaller_fleet_that_keeps_the_percentiles_of_the_whole_is_named() -> N
     said = told(found)
     (pool,), (smaller,) = found.fleet.pools, said.smaller
     assert smaller.count < pool.count and said.smaller_usd_per_h is not None
-    assert "if only percentiles over the whole trace are asked for" in fact_sentence(said)
+    assert "if only percentiles over the whole trace are limited" in fact_sentence(said)
 
     def holds(count: int) -> bool:
         fleet = replace(found.fleet, pools=(replace(pool, count=count),))

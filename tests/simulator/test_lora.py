@@ -168,7 +168,7 @@ def test_more_traffic_than_it_can_serve_ends_all_the_same() -> None:
 
 def test_adapters_and_trace_must_agree() -> None:
     times = make_trace([0, 0], [4, 4], [1, 1])
-    with pytest.raises(InputError, match="names 2 adapters, and no lora is asked for"):
+    with pytest.raises(InputError, match="names 2 adapters, and no lora is configured"):
         simulate(mixed(STEP), asking(times, [0, 1], "ab"))
     with pytest.raises(InputError, match="adapters is 1, and made names 2"):
         simulate(with_lora(mixed(STEP), Lora(1, 8, 1, 1)), asking(times, [0, 1], "ab"))

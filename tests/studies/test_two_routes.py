@@ -37,7 +37,7 @@ def test_a_frontier_over_rates_of_a_short_trace_has_the_plan_at_the_questions_ow
 def test_a_plan_from_scratch_does_not_know_what_runs() -> None:
     """A search of mixed fleets that began at the running fleet ended at 25.74 USD/h, the plan at 21.06."""
     drawn = question(932_558, CLASSES, (20, 40), engine="none")
-    document = drawn.document | {"fleet": {**drawn.document["fleet"], "gpus": ["gpu2", "gpu3"]}}
+    document = {**drawn.document, "fleet": {**drawn.document["fleet"], "gpus": ["gpu2", "gpu3"]}}
     assert CHECKS["replan"](TwoRoutes(drawn, document, False, np.random.default_rng(0))) == []
 
 
