@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -41,6 +39,7 @@ from planner.traffic.trace import (
     IntArray,
     Trace,
     index_ranges,
+    kept_with_trace,
     no_edges,
     sort_waits,
 )
@@ -339,27 +338,17 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, row: IntArray, copy: IntA
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + moved_up)
 
 
-# Every scenario needs to know which blocks of the trace that it is drawn from are of one session, so this is
-# kept as long as that trace is in memory.
-_kept_masks: weakref.WeakKeyDictionary[Trace, npt.NDArray[np.bool_]] = weakref.WeakKeyDictionary()
-_keeping = threading.Lock()
-
-
+@kept_with_trace  # Every scenario needs it of the trace that it is drawn from.
 def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
     """For each use of a block, one prompt after the other: whether only one session uses the block."""
-    with _keeping:
-        is_of_one_session = _kept_masks.get(trace)
-    if is_of_one_session is None:
-        ids, number = np.unique(trace.prefix_ids, return_inverse=True)
-        session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
-        # It is one session if the lowest and the highest of those that use the block are the same.
-        lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
-        np.minimum.at(lowest, number, session)
-        np.maximum.at(highest, number, session)
-        is_of_one_session = (lowest == highest)[number]
-        with _keeping:
-            _kept_masks[trace] = is_of_one_session
-    return is_of_one_session
+    ids, number = np.unique(trace.prefix_ids, return_inverse=True)
+    session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
+    # It is one session if the lowest and the highest of those that use the block are the same.
+    lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
+    np.minimum.at(lowest, number, session)
+    np.maximum.at(highest, number, session)
+    is_of_one_session: npt.NDArray[np.bool_] = lowest == highest
+    return is_of_one_session[number]
 
 
 def _may_be_busiest(

@@ -13,13 +13,10 @@ number of agents at work, and not how users come and go (`begin_together`).
 
 from __future__ import annotations
 
-import threading
-import weakref
-
 import numpy as np
 import numpy.typing as npt
 
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import FloatArray, IntArray, Trace, kept_with_trace
 
 # Sessions begin together if at least the first share of them begin in this first share of the trace. Of users
 # who come and go, the second share of the sessions begin there.
@@ -52,24 +49,9 @@ def with_nominal_arrivals(trace: Trace) -> Trace:
     return trace.select(order, arrival_s=arrival_s[order])
 
 
-# Every scenario needs the sessions of the trace that it is drawn from, so they are kept as long as that trace
-# is in memory.
-_kept_sessions: weakref.WeakKeyDictionary[Trace, IntArray] = weakref.WeakKeyDictionary()
-_keeping = threading.Lock()
-
-
+@kept_with_trace  # Every scenario needs the sessions of the trace that it is drawn from.
 def session_numbers(trace: Trace) -> IntArray:
     """(n,): the number of each request's session. Nobody may write into this array."""
-    with _keeping:
-        session = _kept_sessions.get(trace)
-    if session is None:
-        session = _number_sessions(trace)
-        with _keeping:
-            _kept_sessions[trace] = session
-    return session
-
-
-def _number_sessions(trace: Trace) -> IntArray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

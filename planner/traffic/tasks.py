@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.traffic.sessions import session_numbers
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import FloatArray, IntArray, Trace, kept_with_trace
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -89,21 +88,16 @@ class Tasks:
         return at_last_s
 
 
-# Each metric of tasks needs the tasks of the trace, so they are cached.
-_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
-
-
 def tasks_of(trace: Trace) -> Tasks | None:
     """The tasks of a trace; None if no request waits for another and no task is named."""
     if not trace.after.size and not trace.task.size:
         return None
-    if trace not in _KNOWN:
-        _KNOWN[trace] = _find_tasks(trace)
-    return _KNOWN[trace]
+    return _find_tasks(trace)
 
 
+@kept_with_trace  # Each metric of tasks needs them.
 def _find_tasks(trace: Trace) -> Tasks:
-    """As `tasks_of`, without the cache."""
+    """As `tasks_of`, of a trace that has tasks."""
     task_numbers = trace.task if trace.task.size else session_numbers(trace)
     number = np.unique(task_numbers, return_inverse=True)[1].astype(np.int64)
     child, parent = trace.after.T

@@ -6,9 +6,13 @@ trace_reading.py reads traces from files.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +245,29 @@ class Trace:
         # The note on several LLMs is not true of the part.
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
         return replace(part, llm=no_ids(), llms=(), notes=notes)
+
+
+Value = TypeVar("Value")
+
+
+def kept_with_trace(find: Callable[[Trace], Value]) -> Callable[[Trace], Value]:
+    """`find`, run once for each trace: its value is kept as long as the trace is in memory. Threads that
+    need it at once may each run `find`. Nobody may write into the value.
+    """
+    values: WeakKeyDictionary[Trace, Value] = WeakKeyDictionary()
+    keeping = threading.Lock()
+
+    @functools.wraps(find)
+    def find_once(trace: Trace) -> Value:
+        with keeping:
+            if trace in values:
+                return values[trace]
+        value = find(trace)
+        with keeping:
+            values[trace] = value
+        return value
+
+    return find_once
 
 
 def measured_window(trace: Trace) -> tuple[float, float]:
