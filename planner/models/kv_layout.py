@@ -127,6 +127,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
             caches[_cache_kind(group.attention)] += group.count
     if not caches:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
+    # A cache splits over at most `kv_shares` GPUs; further GPUs of the group keep copies.
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
     all_windows = {kind.window_tokens for kind in caches}
     window_tokens = max(filter(None, all_windows), default=None)
@@ -134,16 +135,17 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     # counts as one without a window.
     if len(all_windows - {None}) > 1 or None not in all_windows:
         window_tokens = None
-    if window_tokens is None and not states:
+    if window_tokens is None and not states:  # All layers are alike: there is nothing to group.
         return KvLayout(KV_BLOCK_TOKENS * sum(count * token_bytes[kind] for kind, count in caches.items()))
 
-    largest = max(token_bytes.values())
+    largest_token_bytes = max(token_bytes.values())
     page_tokens = KV_BLOCK_TOKENS
     if states:
         state_bytes = max(kind.state_bytes / tp for kind in states)
         if any(isinstance(kind, LatentAttention) for kind in caches):
             page_tokens = LATENT_PAGE_TOKENS
-        page_tokens *= math.ceil(state_bytes / (largest * page_tokens))
+        # Pages are made longer until a state fits into one.
+        page_tokens *= math.ceil(state_bytes / (largest_token_bytes * page_tokens))
     # The layers by what they keep (a state, a window, or all tokens), and the tokens in a page of each.
     layers = Counter[str]()
     tokens_in: dict[str, float] = {}
@@ -151,16 +153,21 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     for kind, count in caches.items():
         name = "window" if window_tokens is not None and kind.window_tokens else "full"
         layers[name] += count
-        tokens_in[name] = min(tokens_in.get(name, math.inf), page_tokens * largest / token_bytes[kind])
+        tokens_in_page = (
+            page_tokens * largest_token_bytes / token_bytes[kind]
+        )  # Smaller tokens, more of them.
+        tokens_in[name] = min(tokens_in.get(name, math.inf), tokens_in_page)
     counts = [count for count in layers.values() if count]
     least, most = min(counts), max(counts)
-    in_group = most if most < LARGE_GROUP_RATIO * least else least
-    groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
+    group_layers = most if most < LARGE_GROUP_RATIO * least else least  # g of the module's docstring.
+    groups = {name: math.ceil(count / group_layers) for name, count in layers.items()}
 
-    page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # The KV blocks of one page of every full group.
-    page_bytes = groups["full"] * in_group * page_tokens * largest
+    # One page of every "full" group holds so many tokens, which are so many of our KV blocks.
+    page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS
+    page_bytes = groups["full"] * group_layers * page_tokens * largest_token_bytes
     ratio, window_blocks = 0.0, 0
     if window_tokens is not None:
+        # Bytes of a token in all groups with windows, relative to those in all "full" groups.
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
         # The window may begin within a block, so one block more counts.
         window_blocks = math.ceil((window_tokens - 1) / KV_BLOCK_TOKENS) + 1

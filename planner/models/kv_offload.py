@@ -66,10 +66,12 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
-        # With latent attention one copy of the keys and values serves all GPUs of a worker.
-        copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
-        gpus = 1 if self.is_shared else tp
-        return int(gpus / copies * size_bytes / _token_bytes(llm, tp))
+        # A token takes `token_parts` times the bytes that it has on one GPU: with latent attention one copy
+        # serves all GPUs of a worker, else each GPU has a part of its own.
+        is_latent = all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
+        token_parts = 1 if is_latent else tp
+        shares = 1 if self.is_shared else tp  # `size_bytes` is all of a shared store, or one GPU's share.
+        return int(shares / token_parts * size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:
         """Seconds in which one KV token comes back to all GPUs of a worker.

@@ -286,15 +286,15 @@ class StepLatency:
 
     def padded_to(self, sizes: Sequence[int]) -> StepLatency:
         """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
-        corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
+        # f jumps from each size to the token after it. Beyond its last knot f goes on with the slope between
+        # the last two knots, so a knot after the last jump (2 sizes[-1], by hand) keeps that jump out of it.
+        jumps = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
-        # f goes on with the slope between the last two knots. The last size and the token after it are a
-        # jump, so a further knot follows, whose slope is that of f.
-        knots = np.array(sorted(corners | beyond | {2.0 * sizes[-1]}))
-        filled = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
-        filled = np.where(np.isinf(filled), knots, filled)
-        f_s = _interpolate_knots(filled, self.knots_tokens, self.f_s)
-        joint_s = self.joint_experts_s(filled) if self.joint_s else np.array([])
+        knots = np.array(sorted(jumps | beyond | {2.0 * sizes[-1]}))
+        padded_tokens = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
+        padded_tokens = np.where(np.isinf(padded_tokens), knots, padded_tokens)
+        f_s = _interpolate_knots(padded_tokens, self.knots_tokens, self.f_s)
+        joint_s = self.joint_experts_s(padded_tokens) if self.joint_s else np.array([])
         return replace(
             self, knots_tokens=tuple(knots.tolist()), f_s=tuple(f_s.tolist()), joint_s=tuple(joint_s.tolist())
         )

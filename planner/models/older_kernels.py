@@ -47,7 +47,7 @@ With these values 92 to 98 % of TTFTs lie inside the spread, without the launche
     from 0.14 on   0.6 ms    all others. Fitted to one measurement: steps of 513 to 2500 tokens of
                              Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are
                              5.5 % short with it, 15.7 % without. It brings TTFT of gpt-oss-120b on H200 with
-                             0.18, which was not fitted to, from 26 to 23 % short, and runs of 0.11 no nearer
+                             0.18, which was not fitted to, from 26 to 23 % short; it does not help on 0.11
 
 Sparse latent attention (DeepSeek-V3.2, GLM-5) and compressed attention (DeepSeek-V4) are launched outside
 graphs on every version and GPU:
@@ -125,7 +125,9 @@ def longer_chunks_s(llm: Llm, engine: Engine | None) -> float:
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
-    """Seconds that a layer of experts takes on this engine's version beyond the kernel tables (l above)."""
+    """Seconds that a layer of experts takes longer on this engine's version than in the kernel tables (l of
+    the module's docstring).
+    """
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
     # Versions rise from row to row, so the first row that is later than this version counts.

@@ -238,25 +238,25 @@ def make_caches(
     output_s = [output_token_s(kind, context, policies.decode_batch) for kind in worker_types]
     caches["output_s"][:workers] = np.array(output_s)[kinds]
 
-    # Room for a copy of a node wherever KV memory could hold one.
-    room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
-    notices = room if policies.eviction_notice_s > 0 else 0  # Each copy may be evicted, and has one then.
+    # One entry for each copy of a node that KV memory could hold.
+    most_entries = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
+    most_notices = most_entries if policies.eviction_notice_s > 0 else 0  # A copy that is evicted has one.
     # Blocks of no node: one entry at most per request, each of one block or more.
     nodeless = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     nodeless = min(len(trace), nodeless)
     # Each use of a node can put at most one copy into a worker's CPU memory.
-    room += nodeless + min(memory_nodes, len(uses.node))
+    most_entries += nodeless + min(memory_nodes, len(uses.node))
     if has_window:
-        room += _most_uses(trace, prompts["depth"], policies.share_window_s)
-    entries = np.zeros(room, dtype=ENTRY)  # Zeros take neither time nor memory before they are used.
-    entries["newer"][-1:] = NONE - room  # No entry is free after the last one.
-    index = np.zeros(1 << max(2 * room, 1).bit_length(), dtype=np.int32)  # At most half full, so quick.
+        most_entries += _most_uses(trace, prompts["depth"], policies.share_window_s)
+    entries = np.zeros(most_entries, dtype=ENTRY)  # Zeros take neither time nor memory before they are used.
+    entries["newer"][-1:] = NONE - most_entries  # No entry is free after the last one (ENTRY.newer).
+    index_length = 1 << max(2 * most_entries, 1).bit_length()  # At most half full, so searches are short.
 
     weights = tenant_weights(policies, trace)
     numbers = np.zeros(NUMBERS, dtype=np.int64)
     numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
-    numbers[FREE] = 0 if room else NONE
+    numbers[FREE] = 0 if most_entries else NONE
     numbers[NODELESS] = nodeless
     words = -(-workers // 64)  # Words of 64 bits in a set of workers.
     prefixes = np.zeros(len(uses.parent) if has_window else 0, dtype=PREFIX)
@@ -266,7 +266,7 @@ def make_caches(
         used=np.zeros(len(uses.node), dtype=np.int32),
         prompts=prompts,
         entries=entries,
-        node_index=index,
+        node_index=np.zeros(index_length, dtype=np.int32),
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
         pinned=np.zeros((len(uses.parent) if is_pinned else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
@@ -280,7 +280,7 @@ def make_caches(
         charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
         group_left=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
-        notices=np.zeros(notices, dtype=NOTICE),
+        notices=np.zeros(most_notices, dtype=NOTICE),
         numbers=numbers,
         settings=_setting_values(policies, trace),
     )

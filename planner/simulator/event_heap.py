@@ -1,13 +1,15 @@
 """Which entity acts next: a binary heap of entities, ordered by (due_s, sequence).
 
 An entity is what an event belongs to: a lane (the batch of an engine, `planner/simulator/layout.py`), a
-transfer of KV, or what comes from outside. It has at most one event ahead, at `state.due_s[entity]`, infinite
-for none. The first `state.counters[PENDING]` places of `state.heap` list the entities that have an event, and
-`state.heap_index[entity]` is the place of an entity there, NONE without an event.
+transfer of KV, or the outside world, which disturbs the fleet. An entity has at most one coming event, at
+`state.due_s[entity]`, infinite for none. The first `state.counters[PENDING]` places of `state.heap` list the
+entities that have a coming event, and `state.heap_index[entity]` is an entity's place there, NONE if it has
+no event.
 
-Of events at one moment the one with the smaller `state.sequence[entity]` comes first. Where entities have a
-fixed order (kernel.py) that number never changes, and the engine calls `set_time`. Where the event that was
-scheduled first comes first, the engine calls `schedule_event`, which gives the entity the next number.
+Of several events at the same time the one with the smallest `state.sequence[entity]` comes first. In
+kernel.py entities have a fixed order: their numbers never change, and the engine calls `set_time`. In
+splitwise.py and distserve.py the event that was scheduled first comes first: the engine calls
+`schedule_event`, which gives the entity the next number.
 """
 
 from __future__ import annotations
@@ -31,37 +33,38 @@ def set_time(state, entity, time_s):
     """Set the time of the entity's next event; np.inf for none. Its sequence stays."""
     heap, heap_index = state.heap, state.heap_index
     state.due_s[entity] = time_s
-    i, pending = heap_index[entity], state.counters[PENDING]
+    place, pending = heap_index[entity], state.counters[PENDING]
+    moving = entity  # The entity whose place in the heap is looked for.
     if time_s == np.inf:
-        if i == NONE:
+        if place == NONE:
             return
         pending -= 1
         state.counters[PENDING] = pending
         heap_index[entity] = NONE
-        entity = heap[pending]  # The last of the heap takes the place that became free.
-        if i == pending:
+        moving = heap[pending]  # The last of the heap fills the place that became free.
+        if place == pending:
             return
-    elif i == NONE:
-        i = pending
+    elif place == NONE:
+        place = pending
         pending += 1
         state.counters[PENDING] = pending
-    while i > 0 and _is_before(state, entity, heap[(i - 1) // 2]):  # Up, past later events.
-        heap[i] = heap[(i - 1) // 2]
-        heap_index[heap[i]] = i
-        i = (i - 1) // 2
-    while True:  # Down, past earlier ones.
-        child = 2 * i + 1
+    while place > 0 and _is_before(state, moving, heap[(place - 1) // 2]):  # Up, while the parent is later.
+        heap[place] = heap[(place - 1) // 2]
+        heap_index[heap[place]] = place
+        place = (place - 1) // 2
+    while True:  # Down, while the earlier child is before it.
+        child = 2 * place + 1
         if child >= pending:
             break
         if child + 1 < pending and _is_before(state, heap[child + 1], heap[child]):
             child += 1
-        if not _is_before(state, heap[child], entity):
+        if not _is_before(state, heap[child], moving):
             break
-        heap[i] = heap[child]
-        heap_index[heap[i]] = i
-        i = child
-    heap[i] = entity
-    heap_index[entity] = i
+        heap[place] = heap[child]
+        heap_index[heap[place]] = place
+        place = child
+    heap[place] = moving
+    heap_index[moving] = place
 
 
 @kernel_jit

@@ -1,11 +1,11 @@
 """The next step of the ranks of one worker: each rank forms its own batch, and all take the same time t.
 
-    t = g(N) + max over ranks of what is the rank's own,   N the tokens of all ranks
+    t = g(N) + max over ranks of the seconds of the rank's own batch,   N the tokens of all ranks
 
-where g is what the tokens of all ranks take together. To t each rank's host is added, and the slowest rank
-counts. An empty batch counts as one token: as all ranks exchange tokens, an idle one computes a dummy. While
-all batches are of decodes alone, equal steps are simulated as one run; it ends when another rank becomes the
-slowest.
+where g(N) is the time of the experts, which compute the tokens of all ranks together. Then each rank's host
+time is added to t, and the rank with the longest sum decides. An empty batch counts as one token: as all
+ranks exchange tokens, an idle one computes a dummy. While all batches are of decodes alone, equal steps are
+simulated as one run; it ends when another rank becomes the slowest.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def start_ranks(state, w, time_s):
     end = w + state.dp_ranks[w].count
     kind, tables = state.types[state.workers[w].type], state.tables
     tokens, active = ZERO, ZERO
+    # First the slowest batch of a rank (seconds of its first step, and how much longer each next one is),
+    # then, with the time of the experts, the slowest rank with its host.
     own_s, growth_s, steps = -np.inf, 0.0, UNBOUNDED
     for v in range(w, end):
         l = state.workers[v].first_lane

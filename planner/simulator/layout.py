@@ -90,9 +90,10 @@ TYPE = np.dtype(
         ("rest_s", "f8", 2),  # As `host_s`, of the part that the host cannot do while the GPUs work.
         ("token_s", "f8"),  # Seconds of the API server per token: no step takes less for its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
-        # Seconds until the API server of a decode worker has a hand-off, of which it makes tokens then.
+        # Seconds from the end of a prefill until the API server of the decode worker has the request; then it
+        # makes tokens of the prompt's text once more.
         ("hand_off_s", "f8"),
-        # 1: nobody sees the token of a prefill worker, as its decode worker makes it again.
+        # 1: clients do not get the token that a prefill worker makes; its decode worker makes it again.
         ("discards_token", "i8"),
         ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
         # Speculative decoding:
@@ -130,14 +131,14 @@ WORKER = np.dtype(
         ("steps_since_prompts", "i8"),  # Batching lightllm: decode steps since it last looked at new prompts.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
         ("filled_batch", "i8"),  # The latest scheduling batch.
-        ("filled", "i8"),  # How many prompts are in the latest one.
+        ("filled", "i8"),  # How many prompts are in `filled_batch`.
         ("preemptions", "i8"),  # How many there were: the latest preempted request goes first in the queue.
         # What routers see:
         ("pending_tokens", "f8"),  # Prompt tokens that are assigned and not yet prefilled.
         ("assigned", "f8"),  # Requests, from their assignment until they are gone.
         ("assigned_tokens", "f8"),  # The prompt tokens of these requests.
         ("future_tokens", "f8"),  # Their prompt and predicted output tokens, weighted as best-fit does.
-        ("heavy", "i8"),  # How many of them have a long output, as predicted.
+        ("heavy", "i8"),  # How many of the assigned requests have a long predicted output.
         # Routing heavy-light: long and other requests, and used KV blocks, in the last report of the worker.
         ("reported_heavy", "i8"),
         ("reported_light", "i8"),
@@ -148,7 +149,7 @@ WORKER = np.dtype(
         # The least time by which a decode is ahead of the limit per token, for routings that look at it.
         ("least_saved_s", "f8"),
         ("idle_since_s", "f8"),  # Since when it has had no work, for flips and for workers that drain.
-        # Totals:
+        # Sums since the start of the simulation:
         ("busy_s", "f8"),
         ("steps", "i8"),
         ("dense_tokens", "f8"),  # Tokens through the dense layers.
@@ -160,7 +161,7 @@ LANE = np.dtype(
         ("width", "i8"),  # Tokens of a decode in a step: 1, or 1 and its drafts.
         ("decode_step", "i8"),  # Decode steps so far: s.
         ("decodes", "i8"),  # Running decodes, which have the first slots.
-        # The last slots, so many, had their last token at other times; all others at `last_token_s`.
+        # So many decodes, in the last slots, had their last token at other times than `last_token_s`.
         ("late_decodes", "i8"),
         ("last_token_s", "f8"),
         ("next_finish_step", "i8"),  # The smallest `finish_step` of the slots.
@@ -173,10 +174,10 @@ LANE = np.dtype(
         ("prefill_tokens", "i8"),
         ("pairs", "f8"),  # The sum of n (c + (n + 1) / 2) over chunks of n tokens.
         ("squares", "f8"),  # The sum of n^2.
-        ("cached", "f8"),  # The sum of c, their cached tokens.
+        ("cached", "f8"),  # The sum of c, the tokens of a prompt that were cached before its chunk.
         ("cached_64", "f8"),  # The sum of ceil(c / 64): Vidur's tables count in tiles of 64.
-        ("is_decoding", "i8"),  # 1: its decodes take part.
-        ("stage_s", "f8"),  # What each stage of the pipeline takes for it.
+        ("is_decoding", "i8"),  # 1: the lane's decodes take part.
+        ("stage_s", "f8"),  # Seconds that each stage of the pipeline takes for the step.
         # The current run of equal steps; without steps the lane is idle.
         ("run_start_s", "f8"),
         ("run_first_s", "f8"),  # Seconds of its first step; each further one takes `run_growth_s` more.
@@ -204,7 +205,7 @@ REQUEST = np.dtype(
         ("arrival_s", "f8"),
         ("input_tokens", "i8"),
         ("output_tokens", "i8"),
-        ("predicted_tokens", "i8"),  # Output tokens, as schedulers predict.
+        ("predicted_tokens", "i8"),  # Output tokens, as schedulers predict them.
         ("generated_tokens", "i8"),
         ("computed_tokens", "i8"),  # Prompt tokens in the KV cache, recomputed ones included.
         ("length_tokens", "i8"),  # Tokens to prefill; later c, the tokens in the KV cache.
@@ -221,9 +222,9 @@ REQUEST = np.dtype(
         ("first_token_s", "f8"),
         ("finish_s", "f8"),
         ("gap_max_s", "f8"),
-        ("predicted_later_tokens", "i8"),  # The prediction once it has made `predicted_tokens`.
+        ("predicted_later_tokens", "i8"),  # The next prediction, once it has made `predicted_tokens`.
         ("epoch", "i8"),  # WORKER.epoch of its prefill worker when the prompt was done.
-        ("epoch_back", "i8"),  # That of its decode worker when it reserved blocks.
+        ("epoch_back", "i8"),  # WORKER.epoch of its decode worker when that reserved blocks for it.
         ("prefill_step_s", "f8"),  # Seconds of its last prefill step, with which a transfer may overlap.
         ("prefill_worker", "i8"),
         ("decode_worker", "i8"),
@@ -271,13 +272,15 @@ RUN = np.dtype(
         ("decodes", "i8"),  # Decodes in each of these steps.
         ("prefill_tokens", "i8"),  # NONE: these are gaps of single requests, not steps of an engine.
         ("blocks", "i8"),  # KV blocks in use.
-        ("of_class", "i8"),  # 0: of all requests; k + 1: a copy of the gaps that belong to class k.
+        ("of_class", "i8"),  # 0: gaps of all requests; k + 1: once more, the gaps of class k alone.
     ]
 )
 
 
 def run_seconds(runs: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-    """Seconds of runs: the j-th of their steps lasts first + j growth. Added up as in the kernel."""
+    """Seconds of each run, whose step j (from 0) lasts first + j growth. The same sum as in the kernel, so
+    that both round alike.
+    """
     steps = runs["steps"]
     return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
 
@@ -437,12 +440,12 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
     DONE,  # Requests that are finished or rejected.
     ADMITTED,  # Prompts that were admitted to a batch so far.
     RUNS,  # Runs that were recorded, or would have been with more room.
-    PARTS,  # The same of parts.
+    PARTS,  # Parts (records of chunks and preemptions), counted in the same way.
     RANDOM_STATE,
     NEXT_DISTURBANCE,
     LIMBO,  # The root of the heap of requests that wait for a worker to come up.
-    LOST,  # The same of requests that have lost their worker and are to be routed.
-    FREED,  # The same of requests that waited for others and will arrive.
+    LOST,  # The root of the heap of requests that have lost their worker and are to be routed.
+    FREED,  # The root of the heap of requests whose parents have finished, and that will arrive.
     BROKEN,  # 1: a limit can no longer hold in one of the windows.
     HELD,  # The root of the heap of requests that wait at the router for a free worker.
     IN_DOUBT,  # How many more of the last requests must decode before LATEST_S for the backlog test.

@@ -5,11 +5,13 @@ all of them at once, because experts need the tokens of all (joint_steps.py). A 
 an empty batch as long as another one has work, and takes what comes meanwhile into the next step.
 
 Routers choose a worker, and the worker chooses the rank that takes the request: the one with the fewest
-requests in flight, and among equals the next in turn. Left out are: what vLLM adds to the score of a rank
-with waiting prompts and more than half of its KV in use; the score 4 * waiting + running of earlier releases,
-which was up to 100 ms old; and the up to 16 steps of empty batches that follow a worker's last request.
+requests in flight, and among equals the next in turn. Three habits of vLLM are left out: what it adds to the
+score of a rank with waiting prompts and more than half of its KV in use; the score 4 * waiting + running of
+earlier releases, which was up to 100 ms old; and the up to 16 steps of empty batches that follow a worker's
+last request.
 
-Each rank is a worker of the kernel's state. Events are those of the first rank's lane.
+In the kernel's state each rank is a worker of its own (state.workers), and the ranks of one worker of the
+fleet follow each other. The ends of their common steps are events of the first rank's lane.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def rank_count(state, w):
 def runs_empty(state, w):
     """Whether w is a rank that takes part in the steps under way with an empty batch."""
     lane = state.lanes[state.workers[w].first_lane]
-    return (  # The decodes are in the batch only if it `is_decoding`.
+    return (  # Decodes of the lane are in its batch only where `is_decoding` is 1.
         state.dp_ranks[w].count > 1
         and lane.run_steps > 0
         and lane.decodes * lane.is_decoding + lane.prefills == 0

@@ -1,8 +1,9 @@
 """Seconds of a step, in each form of step times that the simulator knows.
 
-Symbols are those of planner/models/latency.py: a step has N tokens, of which D are decodes that read K tokens
-of KV; P prompts in part of n new tokens each after c cached ones, with A_p pairs of a query and a key and C
-cached tokens. f, a, b, d, e, m and h are fitted numbers, of which h is the host's time.
+Symbols are those of planner/models/latency.py. A step has N tokens. D of them are decodes, which read K
+tokens of KV. The others belong to P chunks of prompts: n new tokens each after c cached ones, with A_p pairs
+of a query and a key and C cached tokens in all. a, b, d, e, m and h are fitted numbers, of which h is the
+host's time; f, p, q, u, v and w are tables, g and r fitted functions, and o and o' overheads.
 
 FIVE_NUMBERS      t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with h in f
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
@@ -14,9 +15,10 @@ CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 SPECULATIVE       FIVE_NUMBERS of all tokens that are checked, and a drafter's passes
                   (planner.models.speculation)
 
-In VIDUR_TABLES C is the sum over the prompts of ceil(c / 64). Whether p counts decodes too is a setting of
-the form. A step beyond the tables takes infinitely long, and `read_results.read_simulation` says so.
-planner/models/foreign_forms.py makes the tables and the numbers k, and says what each of these is.
+In VIDUR_TABLES C is the sum over the prompts of ceil(c / 64). In SPLITWISE_LOOKUP a setting says whether the
+tokens of p include those of decodes. A step beyond the tables takes infinitely long, and
+`read_results.read_simulation` says so. planner/models/foreign_forms.py makes the tables and the numbers k,
+and says what each of these is.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE_NUMBERS,
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)  # More steps than any run has.
-LONGEST_FALL_FRAC = 0.001  # Where step times fall, a run is cut so that they fall by no more than this share.
+# Where step times fall, a run is cut so that they fall by no more than this share. Set by hand.
+LONGEST_FALL_FRAC = 0.001
 
 
 @kernel_jit
 def engine_seconds(state, kind, lane, more_s):
     """`step_seconds` with `more_s` further seconds of the GPUs, and with the engine's host.
 
-    With GPU seconds g and host seconds h a step takes g + h. If the host works beside the GPUs (`overlaps`),
-    it takes max(g, h) + r, where r is what it cannot do beside them. It never takes less than the API server
-    needs for the step's tokens. In a pipeline the first stage waits for the host.
+    With GPU seconds g and host seconds h a step takes g + h. If the host works while the GPUs do
+    (`overlaps`), a step takes max(g, h) + r, where r is the host's work that must wait for the GPUs. No step
+    takes less than the API server needs for its tokens. In a pipeline the first stage waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
     return with_host(kind, lane, stage_s, extra_s + more_s, send_s, growth_s, steps)
@@ -94,13 +97,13 @@ def _other_seconds(state, kind, lane):
         return _speculative_s(tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
         mixed_factor, b, d, counts_decodes = k[0], k[1], k[2], k[3] > 0.0
-        beside = b * decodes + d * kv_tokens
+        kv_s = b * decodes + d * kv_tokens
         if prefill == 0:
-            return (tables[at[1] + decodes] + beside) / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
+            return (tables[at[1] + decodes] + kv_s) / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
         t = tables[at[0] + prefill + (decodes if counts_decodes else 0)]
         if decodes > 0:
             t *= mixed_factor
-        return (t + beside) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
+        return (t + kv_s) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == DISTSERVE_FIT:
         per_rank_s, overhead_s, overhead_token_s = k[9], k[10], k[11]
         extra = overhead_s + overhead_token_s * (prefill + kv_tokens - decodes)
@@ -111,7 +114,8 @@ def _other_seconds(state, kind, lane):
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + overhead_token_s * decodes, UNBOUNDED
     if kind.form == CORRECTED:
-        # How many steps after this one have the same context, where the fit rounds contexts up to a grid.
+        # The fit rounds the mean context up to a multiple of width[3] (`context_step`; 1: no rounding), so
+        # `more` steps after this one take the same time.
         more = UNBOUNDED
         if width[3] > 1 and decodes > 0:
             context = int(kv_tokens) // decodes
@@ -127,12 +131,12 @@ def _other_seconds(state, kind, lane):
     # Only VIDUR_TABLES is left.
     steps = UNBOUNDED
     prefill_over_frac, decode_over_frac, send_token_s, send_s = k[0], k[1], k[2], k[3]
-    eights = (prefill + decodes + 7) // 8
+    eights = (prefill + decodes + 7) // 8  # Tokens are rounded up to multiples of 8.
     if eights >= width[0]:
         return np.inf, 0.0, 0.0, 0.0, steps
     t = tables[at[0] + eights]
     if chunks > 0:
-        edge = int(np.rint(np.sqrt(squares)))
+        edge = int(np.rint(np.sqrt(squares)))  # The length of one prompt with as many squares.
         if lane.cached_64 >= width[1] or edge >= width[2]:
             return np.inf, 0.0, 0.0, 0.0, steps
         over_frac = prefill_over_frac if chunks > 1 else 0.0
@@ -144,7 +148,7 @@ def _other_seconds(state, kind, lane):
             return np.inf, 0.0, 0.0, 0.0, steps
         over_frac = decode_over_frac if decodes > 1 else 0.0
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + over_frac)
-        steps = column * 64 - context + 1  # The context is in the same 64s until then.
+        steps = column * 64 - context + 1  # So long the context rounds up to the same multiple of 64.
     return t / kind.pp, 0.0, send_token_s * (prefill + decodes) + send_s, 0.0, steps
 
 
@@ -161,11 +165,11 @@ def _speculative_s(tables, kind, lane, decodes, kv_tokens):
     beside = e * chunks + read + d * lane.cached
     if chunks > 0:
         beside += m * (kv_tokens + drafts * decodes)
-    wide = tables[f + lane.prefill_tokens + decodes * lane.width]
-    more = drafts * kv_tokens + 0.5 * drafts * (drafts + 1.0) * decodes
+    wide = tables[f + lane.prefill_tokens + decodes * lane.width]  # Each decode has its drafts as tokens too.
+    more = drafts * kv_tokens + 0.5 * drafts * (drafts + 1.0) * decodes  # Pairs of drafts with all before.
     own_s = wide + a * (lane.pairs + more) + b * (1.0 + drafts) * decodes + beside
     first_s = wide - h + a * lane.pairs + b * decodes + beside  # The first pass, over all tokens of the step.
-    again_s = tables[f + rows] - h + b * rows + read
+    again_s = tables[f + rows] - h + b * rows + read  # Each further pass has one token per sequence.
     return own_s + q * (first_s + (drafts - 1.0) * again_s) + draft_s * drafts
 
 
@@ -173,9 +177,9 @@ def _speculative_s(tables, kind, lane, decodes, kv_tokens):
 def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     """(first, growth, steps) of steps of decodes alone, until their mean context comes to the next knot.
 
-    The correction is linear in the context between knots, so t is nearly linear, and exact at both ends. Runs
-    must not get shorter from step to step (growth >= 0). Where t falls, its mean stands for it, in a run so
-    short that t falls by at most LONGEST_FALL_FRAC.
+    Between knots the correction is linear in the context. So t is nearly linear there; the line used here is
+    exact at both ends. The simulator's runs cannot get shorter from step to step (growth >= 0). Where t
+    falls, all steps of the run take its mean, and the run ends before t has fallen by LONGEST_FALL_FRAC.
     """
     k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
     s, c, b, d, h = k[0], k[2], k[4], k[5], k[11]

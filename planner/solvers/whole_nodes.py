@@ -56,10 +56,10 @@ def node_of(gpu: Gpu) -> PricedNode | None:
 
 
 def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu]) -> float:
-    """To how much a limit of `amount` must be raised for a fleet on these GPUs, which uses `used` of it.
+    """The amount that a limit, now `amount`, must have for a fleet on these GPUs that uses `used` of it.
 
-    A stock of a GPU that is sold whole grows by whole nodes: with a part of a node the same question would
-    have its GPUs sold singly (`PlanQuestion.priced_gpus`).
+    The stock of a GPU that is sold by whole nodes is raised by whole nodes. A question whose stock holds a
+    part of a node would have its GPUs sold singly (`PlanQuestion.priced_gpus`), so it would be another one.
     """
     nodes = (
         node_of(gpu) for gpu in gpus if limit.of == "stock" and limit.gpu in (gpu.name, row_of(gpu.name))
@@ -71,8 +71,8 @@ def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu
 
 
 def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number | float:
-    """What is paid in addition to the prices of the GPUs in use, given as (node, GPUs in use). If GPUs on
-    nodes of one kind have several prices, the highest is paid for all of them.
+    """What is paid beside the price of the GPUs in use. `pools` has (node, GPUs in use), None for GPUs sold
+    singly. If GPUs on nodes of one kind have several prices, the highest is paid for all of them.
     """
     used_by_kind: dict[str, list[tuple[PricedNode, Number]]] = {}
     for node, gpus in pools:
@@ -81,10 +81,11 @@ def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number 
     total: Number | float = 0.0
     for used in used_by_kind.values():
         dearest = max((node for node, _ in used), key=lambda node: node.gpu_usd_per_h)
-        gpus = sum((n for _, n in used[1:]), start=used[0][1])  # A start of 0 would not be of type Number.
-        idle_gpus = -gpus % dearest.gpus  # Those that fill up the last node.
+        first_gpus = used[0][1]  # The sum starts here because a start of 0 would not be of type Number.
+        used_gpus = sum((gpus for _, gpus in used[1:]), start=first_gpus)
+        idle_gpus = -used_gpus % dearest.gpus  # The GPUs that fill up the last node.
         total = total + idle_gpus * dearest.idle_usd_per_h
-        for node, n in used:
+        for node, gpus in used:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
-                total = total + n * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
+                total = total + gpus * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
     return total

@@ -109,7 +109,7 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     chosen: list[int] = []
     for _ in range(rows):
         gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
-        gain[chosen] = -1.0  # Never again.
+        gain[chosen] = -1.0  # Gains are >= 0, so no step is chosen twice.
         best = int(np.argmax(gain))
         chosen.append(best)
         covariance -= np.outer(covariance[:, best], covariance[best]) / (covariance[best, best] + noise)
@@ -122,7 +122,8 @@ def _fitted_coefficients(X: Array, t: Array) -> Array:
     """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     has_prefill = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
-    # A low percentile: in most steps floor and attention take time too, so t / N is above the slope.
+    # A low percentile (set by hand): in most steps floor and attention take time too, and then t / N is above
+    # the slope.
     slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
     # The search starts where N explains most of the time, and each other column a fiftieth of the longest.
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]

@@ -58,8 +58,8 @@ def _fleet_found_text(problem: Problem) -> str:
 
 
 def _per_month_text(ways: Sequence[Sequence[Change]]) -> str:
-    """What a budget and the one that is enough are per month, as budgets are often given; empty where
-    another limit changes too.
+    """The present budget and the one that would be enough, per month, because users often think in months.
+    Empty unless the budget is all that changes.
     """
     changes = [change for way in ways for change in way]
     if len(changes) != 1 or changes[0].unit != "USD/h":
@@ -69,7 +69,9 @@ def _per_month_text(ways: Sequence[Sequence[Change]]) -> str:
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
-    """The problem that `build` makes. If limits are out of reach, its error names limits that are not."""
+    """The problem that `build` makes. If `build` finds limits of the SLO out of reach, the error raised here
+    also proposes limits that a fleet keeps.
+    """
     try:
         return build()
     except OutOfReachError as error:
@@ -179,9 +181,10 @@ def _types_to_probe(
         for worker in types
         if (worker.gpu, worker.max_num_batched_tokens) == (first.gpu, first.max_num_batched_tokens)
     ]
-    others = {split_of(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
-    by_size = sorted(others.values(), key=lambda worker: -worker.gpus)
-    return list(dict.fromkeys((*fastest, *by_size)))[:MOST_PROBED]
+    # One worker type stands for each split of the LLM; types of one split differ in seats and drafts alone.
+    one_per_split = {split_of(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
+    largest_first = sorted(one_per_split.values(), key=lambda worker: -worker.gpus)
+    return list(dict.fromkeys((*fastest, *largest_first)))[:MOST_PROBED]
 
 
 def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
@@ -267,13 +270,13 @@ def infeasible(
 ) -> InfeasibleError:
     """The error that no fleet holds: what binds, the smallest relaxation, and whether it is proved.
 
-    `wider_fleets` are those of `find_wider_fleets`, so with limits that allow them the question has a plan.
-    The error is proved where the bound over all fleets exceeds the limits; else it rests on searches that
-    came to their end.
+    `wider_fleets` (of `find_wider_fleets`) keep the SLO and exceed the limits, so the error can name limits
+    with which there is a plan. The error is proved where the bound over all fleets exceeds the limits; else
+    it rests on searches that came to their end.
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
-    is_proved = problem.lower is None
+    is_proved = problem.lower is None  # `bounds.lower_bound` found that no fleet is within the limits.
     has_ended = level0.search.is_exhausted and (
         mixed.is_exact
         # The end of the search for mixed fleets says nothing of fleets after a loss: its master ignores
@@ -313,13 +316,16 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
     None for all other questions: if no fleet is found for them, their error names a relaxation with which a
     fleet holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
     """
+    # With a number as `lower`, the bound leaves it open whether a fleet is within the limits.
     if problem.lower is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
         return None
     limits = problem.limits
     unlimited = FleetLimits(dict.fromkeys(limits.stock), by_gpu=limits.by_gpu)
+    # The stock of a row of the catalog includes its owned and spot GPUs, so only rows are added up.
     gpus_in_stock = sum(count or 0 for name, count in limits.stock.items() if name == row_of(name))
+    is_stock_limited = None not in limits.stock.values()
     amounts: list[tuple[FleetLimit, float | None, Objective]] = [
-        (GPUS, limits.gpus if None in limits.stock.values() else gpus_in_stock, "gpus"),
+        (GPUS, gpus_in_stock if is_stock_limited else limits.gpus, "gpus"),
         (POWER, limits.power_w, "power"),
         (COST, limits.cost_usd_per_h, "cost"),
     ]
@@ -351,8 +357,8 @@ def _carried_text(problem: Problem) -> str:
 def _undecided(
     problem: Problem, level0: Level0, names: str, ways: Sequence[tuple[Change, ...]]
 ) -> InfeasibleError:
-    """The error that neither a fleet was found, nor a proof that there is none. `ways` are changes with which
-    a fleet was found.
+    """The error where neither a fleet was found nor a proof that there is none. `ways` are changes of the
+    limits with which a fleet was found.
     """
     within = f"within the limits ({names}) " if names else ""
     changes: list[Change] = []
@@ -385,14 +391,14 @@ def _undecided(
 
 
 def find_wider_fleets(problem: Problem) -> list[Counts]:
-    """Fleets that keep the SLO and exceed the limits, for a question without a fleet within the limits. Each
-    limit is lifted alone, and the fleet is searched that needs least of it. If no fleet is found so, all
-    limits are lifted together.
+    """Fleets that keep the SLO and exceed the limits, for a question that has no fleet within them. For each
+    limit, the search lifts that limit alone and looks for the fleet that needs least of it. If this finds no
+    fleet, all limits are lifted together.
 
     A search with other limits takes another path, so it may find a fleet within the limits after all. Then
-    that fleet is the only one returned. Users often raise their limits to those that this function named,
-    and with all limits lifted the search finds the same fleet again. So that search comes first, unless a
-    bound proves that no fleet is within the limits.
+    that fleet is the only one returned. The search with all limits lifted comes first, unless a bound proves
+    that no fleet is within the limits: users often raise their limits to those that this function named, and
+    that search finds the named fleet again.
     """
     limits, is_proved = problem.limits, problem.lower is None
     singles = [
@@ -406,7 +412,8 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
         for gpu, count in limits.stock.items()
     }
     unlimited = FleetLimits(stock, by_gpu=limits.by_gpu)
-    least_of = GPUS if any(gpu.endswith(OWNED) and count is None for gpu, count in stock.items()) else COST
+    has_endless_owned = any(gpu.endswith(OWNED) and count is None for gpu, count in stock.items())
+    least_of = GPUS if has_endless_owned else COST
     several = [(unlimited, least_of)] if len(limits.rows()) > 1 else []
     beyond_one: list[Counts] = []
     beyond_all: list[Counts] = []

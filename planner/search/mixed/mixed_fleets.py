@@ -232,9 +232,10 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
     all cheaper ones were simulated.
     """
     oracle = problem.oracle
-    budget = WALK_EFFORT if best is None else MIX_EFFORT
+    budget = WALK_EFFORT if best is None else MIX_EFFORT  # More where no fleet is known: any is an answer.
     value = math.inf if best is None else objective_of(best)
-    fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
+    most_fleets = budget // LEAST_EFFORT  # Each simulation costs LEAST_EFFORT at least.
+    fleets = every_mix(level0.options, problem.limits, value, most=most_fleets)
     if fleets is None or problem.out_of_time():
         return best, False
     problem.progress(f"all {len(fleets)} cheaper fleets of several worker types, one by one")
@@ -269,7 +270,7 @@ def _exchange_workers(
             failed.add(key)
             if tries <= 0 or problem.out_of_time():
                 return best
-        else:
+        else:  # No exchange holds.
             return best
     return best
 
@@ -315,6 +316,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
             if problem.out_of_time():
                 return least_counts
             unlimited = replace(level0.bounded[option.name], most=math.inf)
+            # Counts below the bound `least` need no simulation to fail.
             failed = max(unlimited.least - 1, search.most_failed.get(option.name, 0))
             n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, unlimited)
             if n is not None:
@@ -374,5 +376,6 @@ def expected_share(option: Option, level0: Level0, beyond_stock: Mapping[str, in
     # The guess is corrected by how many times the likely count other options have needed.
     ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
     typical = float(np.median(ratios)) if ratios else USUAL_RATIO
-    least = max(typical * bounded[option.name].likely, search.most_failed.get(option.name, 0) + 0.5)
-    return 1.0 / least
+    guess = typical * bounded[option.name].likely
+    # The largest count that failed is too small; half a worker more (set by hand) is taken to be the least.
+    return 1.0 / max(guess, search.most_failed.get(option.name, 0) + 0.5)

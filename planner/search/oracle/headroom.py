@@ -86,8 +86,7 @@ def most_that_holds(
         return kept_frac, ()
     oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
-    # It survives all losses and fails whole, or in scenarios; no limit is named for that.
-    if failing is None:
+    if failing is None:  # No loss makes it fail; it fails in scenarios, for which no limit is named.
         return kept_frac, ()
     failing_oracle, remaining = failing
     return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)

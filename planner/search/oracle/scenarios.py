@@ -132,7 +132,8 @@ class Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
         safety = self.task.safety
         assert safety is not None
-        # A product less 1 is 0.19999999999999996 for 0 and 0.2, and a plan with growth 0.2 draws for 0.2.
+        # Not (1 + growth) (1 + more) - 1, which is 0.19999999999999996 for 0 and 0.2: its requests would not
+        # be those of a plan with growth 0.2.
         growth_frac = safety.growth_frac + more_frac + safety.growth_frac * more_frac
         return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
 
@@ -167,8 +168,8 @@ class Scenarios:
     def _draw_without_drift(self, number: int) -> Trace:
         """Draw the requests of a scenario, with prefixes as popular as in the trace.
 
-        A draw of a trace of few bursts may hold a moment of one burst, from which the rate or the window that
-        is asked for leaves no traffic over time. It is then drawn again, up to MOST_DRAWS times.
+        If a trace has few bursts, a draw may hold one moment of one burst alone, and the rate or the window
+        of the question may leave no traffic over time. Then it is drawn again, up to MOST_DRAWS times.
         """
         rng = np.random.default_rng([self.seed, self.kind, number])
         for _ in range(MOST_DRAWS - 1):
@@ -179,30 +180,30 @@ class Scenarios:
     def _draw_once(self, rng: np.random.Generator) -> Trace:
         """One draw; raises InputError where no traffic over time is left of it."""
         assert self.task.safety is not None
-        seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
+        seed, growth_factor = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
         if (described := self.task.described) is not None:
-            rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.downscale
+            rate_rps = (self.task.rate_rps or described.mean_rps) * growth_factor / self.downscale
             return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         trace, way = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
         if way == "copies":
             assert self.task.rate_rps is not None
-            rate_rps = self.task.rate_rps * growth / self.downscale
+            # Superposing fewer copies draws fewer requests, so nothing is left to thin out afterwards.
+            rate_rps = self.task.rate_rps * growth_factor / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
-        task = replace(
-            self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
-        )
+        rate_rps = None if self.task.rate_rps is None else self.task.rate_rps * growth_factor
         if way in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
-            if self.task.rate_rps is None and growth > 1:
-                task = replace(task, rate_rps=trace.rate_rps * growth)
-        return thin_trace(requested_traffic(trace, task, seed=seed)[0], self.downscale, rng)
+            if rate_rps is None and growth_factor > 1:
+                rate_rps = trace.rate_rps * growth_factor
+        requests, _ = requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)
+        return thin_trace(requests, self.downscale, rng)
 
 
 def next_block(number: int) -> int:
     """The number of the first scenario of a block that is at least `number`.
 
-    A test may end within a block, when many of its slow steps or few of them have been drawn. The rest of the
-    block has the others, so it is no fair sample.
+    A test may end within a block. The step times of the block's other scenarios then make up for those that
+    were drawn, so they are no fair sample, and the next test begins with a new block.
     """
     return -(-number // TEST_BLOCK) * TEST_BLOCK
 
