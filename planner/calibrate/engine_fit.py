@@ -33,7 +33,7 @@ from planner.models.latency import DECODES, PREFILLS, Array
 from planner.models.step_fit import PiecewiseLinearStepLatency, least_absolute
 from planner.models.step_tables import NOT_INCLUDED, StepTable, without_next_launch
 
-GROUPS_PER_LEVEL = 8  # Watched steps of one level are averaged in so many groups of similar g. Set by hand.
+GROUPS_PER_LEVEL = 8  # Watched steps of one level are averaged in this many groups of similar g. Set by hand.
 MOST_SLOWDOWN = 2.0  # The largest c that a fit on a CPU may give. Set by hand.
 # The least share of a step that counts as device time, so that it stays positive beside a large host time.
 LEAST_DEVICE_FRAC = 0.05

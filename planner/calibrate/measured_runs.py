@@ -45,8 +45,8 @@ HOST_PRIOR_S = 5e-3  # s_h: the prior standard deviation of h.
 SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
 SIGMA_POINTS = 2.0
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these seeds.
-ROUNDS = 3  # The factors are fitted so often, each time with the sigma of the fit before.
-# In one round so many values of the factors are tried; each trial simulates all runs several times.
+ROUNDS = 3  # The factors are fitted this often, each time with the sigma of the fit before.
+# In one round this many values of the factors are tried; each trial simulates all runs several times.
 MOST_TRIALS = 30
 # Derivatives with respect to z are differences over these steps. Simulated percentiles jump where requests
 # change their order, so runs need a large step; step times are smooth.

@@ -162,7 +162,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     group_layers = most if most < LARGE_GROUP_RATIO * least else least  # g of the module's docstring.
     groups = {name: math.ceil(count / group_layers) for name, count in layers.items()}
 
-    # One page of every "full" group holds so many tokens, which are so many of our KV blocks.
+    # One page of every "full" group holds this many tokens, which are this many of our KV blocks.
     page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS
     page_bytes = groups["full"] * group_layers * page_tokens * largest_token_bytes
     ratio, window_blocks = 0.0, 0

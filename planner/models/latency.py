@@ -48,7 +48,7 @@ host's time. derived: either of these, converted to another GPU by rooflines. ro
 no origin.
 """
 
-# Steps without prefills have at most about so many tokens: one per sequence, or a few with drafts.
+# Steps without prefills have at most about this many tokens: one per sequence, or a few with drafts.
 DECODE_STEP_TOKENS = 512.0
 
 # The end of `basis` for step times by the wall clock, which include waits for cores that others used.

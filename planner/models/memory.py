@@ -48,7 +48,7 @@ from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 from planner.models.parallelism import ACTIVATION_BYTES
 
-# nvidia-smi, from which the catalog has its figures, reports so much more memory than CUDA: 81559 MiB against
+# The catalog has the figures of nvidia-smi, which reports this much more memory than CUDA: 81559 MiB against
 # 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300. vLLM takes its share of CUDA's figure.
 HIDDEN_BYTES = 0.5 * 2**30
 # Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
@@ -187,7 +187,7 @@ def stage_memory(
     utilization = 1.0 if is_sglang else settings.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
-    vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have so many, and so has the output head.
+    vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have this many, and so has the output head.
     layout = kv_layout(llm, tp)
     release = settings.release
     has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang

@@ -192,7 +192,7 @@ def shorter_index_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
 
 
 def captured_tokens(max_num_seqs: int, tokens_per_seq: int = 1) -> int:
-    """Tokens of the largest CUDA graph (G above) of an engine with so many seats, each of which checks
+    """Tokens of the largest CUDA graph (G above) of an engine with this many seats, each of which checks
     `tokens_per_seq` tokens in a step.
     """
     return min(2 * max_num_seqs * tokens_per_seq, MOST_CAPTURED_TOKENS)
@@ -233,7 +233,7 @@ def correct_for_version(
 
 
 def _with_added_s(latency: StepLatency, added_s: float, why: str) -> StepLatency:
-    """The step times with so many seconds more in every step; `why` is added to their basis."""
+    """The step times with this many seconds more in every step; `why` is added to their basis."""
     f_s = tuple(seconds + added_s for seconds in latency.f_s)
     return replace(latency, f_s=f_s, basis=f"{latency.basis}; {why}")
 

@@ -58,7 +58,7 @@ NO_TIME = DistServeSteps(
     overhead_s=0.0,
     overhead_s_per_token=0.0,
 )
-# While the fleet with which `free_counts` starts fails, its counts grow by 15 %. If it fails after so many
+# While the fleet with which `free_counts` starts fails, its counts grow by 15 %. If it fails after this many
 # growths, which is 16 times as many instances, an error is raised.
 GROWTH, MOST_GROWTHS = 1.15, 20
 STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.

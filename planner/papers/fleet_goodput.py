@@ -29,7 +29,7 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import count_text, finite_or_none, show_s
 
-LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
+LEAST_REQUESTS = 100  # A trace is not thinned below this many requests: percentiles of fewer say little.
 # The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
 # it. Set by hand: a wrong guess costs a few more rates.
 FIRST_RATE_FRAC = 0.25

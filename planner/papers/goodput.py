@@ -41,7 +41,7 @@ TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more
 # Only rates between these are simulated [requests/s]. At the lowest, one request in three hours, a fleet
 # idles; no fleet serves the highest.
 LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
-MOST_REQUESTS = 500_000  # The rule Steady does not double a run beyond so many requests, to bound its time.
+MOST_REQUESTS = 500_000  # The rule Steady does not double a run beyond this many requests, to bound its time.
 
 Traffic = Callable[[float, int, int], Trace]
 """Returns requests for a rate [requests/s], a least number of requests, and a seed. There may be fewer

@@ -28,7 +28,7 @@ from planner.units import finite_or_none, show_s
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
 # The next three bound the time of Splitwise's search; the paper gives no such bounds.
 MOST_MACHINES = 256  # A pool has no more machines.
-MOST_SPLITS = 20  # So many splits of a budget between prompt and token machines are simulated per design.
+MOST_SPLITS = 20  # This many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
 RATE_TOLERANCE_FRAC = 0.02  # The bisection of the highest rate ends at an interval of this share of the rate.
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.

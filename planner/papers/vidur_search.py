@@ -150,7 +150,7 @@ def most_rps(fleet: Fleet, lengths: Trace) -> float:
     and decode batches are full.
     """
     mean_inputs, mean_outputs = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
-    kv_tokens = mean_inputs + mean_outputs / 2  # A sequence has so many halfway through its output.
+    kv_tokens = mean_inputs + mean_outputs / 2  # A sequence has this many halfway through its output.
     rate_rps = 0.0
     for pool in fleet.pools:
         type_ = pool.type

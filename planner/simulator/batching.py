@@ -612,8 +612,8 @@ def _coming_blocks(state, l, longest):
 def _blocks_until_short(state, l, longest):
     """KV blocks that the running requests take in the next step until one of them finds too few free.
 
-    Prompts and decodes take them in the order of their admission. If all find enough, it is what all take. A
-    cache gives up so many blocks before a request is preempted.
+    Prompts and decodes take them in the order of their admission. If all find enough, the result is what all
+    of them take. A cache gives up as many blocks before a request is preempted.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]

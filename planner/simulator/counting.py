@@ -226,7 +226,7 @@ def see_late(state, time_s):
 
 @kernel_jit
 def release_next(state, closed_loop, time_s):
-    """In a closed loop, let requests arrive now until so many are under way. Called after every event."""
+    """In a closed loop, let requests arrive now until this many are under way. Called after every event."""
     if closed_loop > 0:
         released = state.counters[RELEASED]
         while released < len(state.requests) and released - state.counters[DONE] < closed_loop:

@@ -192,7 +192,7 @@ class Stock:
         return all(self.free[name] >= count for name, count in claims.items())
 
     def take(self, claims: Mapping[str, int], workers: int = 1) -> None:
-        """Take the GPUs of so many workers; a negative number gives them back."""
+        """Take the GPUs of this many workers; a negative number gives them back."""
         for name, count in claims.items():
             self.free[name] -= workers * count
 
@@ -203,14 +203,14 @@ class Stock:
             run.add_event(now_s, _LOOKS_FOR_ROOM)
 
 
-# A run whose requests have all arrived ends if no request finishes for so long plus the time of a start: the
+# A run whose requests have all arrived ends if none finishes for this long plus the time of a start: the
 # first number holds if all wait in limbo for a worker, the second if workers are busy. Both are our choice:
 # an hour is long for a controller that may still start a worker, a day for the longest request.
 LIMBO_PATIENCE_S = HOUR_S
 _BUSY_PATIENCE_S = DAY_S
-# A run that waits for draining workers to make room looks again after so long: short against any start.
+# A run that waits for draining workers to make room looks again after this long: short against any start.
 _ROOM_LOOK_S = 1.0
-# What each of readings.SUMS, then the prompt and output tokens, are divided by to give means.
+# The counts that divide each of readings.SUMS, then the sums of prompt and of output tokens, to give means.
 _DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
 _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 # Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the
@@ -365,9 +365,9 @@ def refuse_waits(trace: Trace, llm: str = "") -> None:
 def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
     """One fleet or several, each with its own traffic and controller, that share the GPUs in `stock`.
 
-    All workers together, those that start or drain among them, never have more GPUs than that. If there are
-    too few, the pool of a fleet that has the smallest share of the workers it wants goes first, and its
-    others wait. Between fleets the one that has waited longest goes first.
+    All workers together, starting and draining ones included, never have more GPUs than `stock`. If there are
+    too few, then within a fleet the pool goes first that has the smallest share of the workers it wants, and
+    between fleets the one that has waited longest.
     """
     shared = Stock(stock)
     for elastic in fleets:
@@ -679,7 +679,7 @@ class _ElasticRun:
                 self.remove_worker(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def last_work_s(self, slot: _WorkerSlot) -> float:
-        """When a worker that is given up has served its last request, after all requests of the run are."""
+        """When a worker that was given up served its last request. The run must have served all requests."""
         requests = self.state.requests
         # A request that is not handed off is decoded where it is prefilled.
         prefilled, decoded = requests["prefill_worker"], requests["decode_worker"]

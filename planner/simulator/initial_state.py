@@ -30,7 +30,7 @@ from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace, measured_window
 from planner.units import count_text
 
-FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
+FRESH_REQUESTS = 2048  # Records are written in blocks of this many, which fit into a processor's cache.
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -101,7 +101,7 @@ def first_state(
     sizes: Sequence[int] | None = None,
 ) -> State:
     """The engines' arrays at time zero, with `requests` (n,) as the records of the trace and room to record
-    so many runs of steps and parts of steps. `sizes` (P,) workers of each running pool are up; None: all.
+    this many runs of steps and parts of steps. `sizes` (P,) workers of each running pool are up; None: all.
     """
     pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)

@@ -34,7 +34,7 @@ BLOCK = 16  # Tokens of a KV block.
 # The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one
 # into the requests.
 GAP_DEPTH = 64
-GROUP = 16  # Routers look at the workers of a pool in groups of so many (State.lowest). Set by hand.
+GROUP = 16  # Routers look at the workers of a pool in groups of this many (State.lowest). Set by hand.
 
 # The lists of a worker, first in first out.
 (
@@ -55,9 +55,9 @@ TYPE = np.dtype(
         ("table_width", "i8", 5),  # The lengths of rows of these tables.
         ("batching", "i8"),  # Policies: codes of planner/policies.py.
         ("queue_order", "i8"),
-        ("queue_window_s", "f8"),  # A prompt may be overtaken by prompts that arrive up to so much later.
+        ("queue_window_s", "f8"),  # A prompt may be overtaken by prompts that arrive up to this much later.
         ("queue_longest_tokens", "f8"),  # The longest prompt; shorter ones have a window in proportion.
-        ("queue_batch", "i8"),  # Prompts overtake only within scheduling batches of so many; 0: no batches.
+        ("queue_batch", "i8"),  # Prompts overtake only within scheduling batches of this many; 0: no batches.
         ("admission", "i8"),
         ("token_budget", "i8"),  # max_num_batched_tokens
         ("long_prefill_tokens", "i8"),  # No chunk is longer, unless a request is alone; 0: no such limit.
@@ -68,8 +68,8 @@ TYPE = np.dtype(
         ("decode_batch_tokens", "i8"),  # distserve.py: the most context of a batch of decodes.
         ("watermark_blocks", "i8"),  # These are left free when a prompt is admitted.
         ("reserved_blocks", "i8"),  # Every request takes these at once and keeps them; 0: as they are needed.
-        # A sequence takes so many blocks beside those of its tokens, and window_ratio times those of a window
-        # (models/kv_layout.py).
+        # Beside the blocks of its tokens a sequence takes `constant_blocks`, and `window_ratio` times those
+        # of its attention window, at most `window_blocks` (models/kv_layout.py).
         ("constant_blocks", "i8"),
         ("window_ratio", "f8"),
         ("window_blocks", "i8"),
@@ -82,7 +82,7 @@ TYPE = np.dtype(
         # Of a worker with an `Engine` (models/engine.py):
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
         ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
-        ("kv_delay_steps", "i8"),  # So many steps go without KV that has arrived.
+        ("kv_delay_steps", "i8"),  # This many steps go without KV that has arrived.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
         # Seconds of the host that a step with prompts takes beyond these, for its launches.
@@ -161,7 +161,7 @@ LANE = np.dtype(
         ("width", "i8"),  # Tokens of a decode in a step: 1, or 1 and its drafts.
         ("decode_step", "i8"),  # Decode steps so far: s.
         ("decodes", "i8"),  # Running decodes, which have the first slots.
-        # So many decodes, in the last slots, had their last token at other times than `last_token_s`.
+        # This many decodes, in the last slots, had their last token at other times than `last_token_s`.
         ("late_decodes", "i8"),
         ("last_token_s", "f8"),
         ("next_finish_step", "i8"),  # The smallest `finish_step` of the slots.
@@ -237,7 +237,7 @@ REQUEST = np.dtype(
 AFTER = np.dtype(  # What a request waits for, in traces with sessions.
     [
         ("parents", "i8"),  # Unfinished requests it waits for; NONE once it will arrive, or never will.
-        ("think_s", "f8"),  # It arrives so long after the last of them has finished.
+        ("think_s", "f8"),  # It arrives this long after the last of them has finished.
         ("child", "i8"),  # Its first child in State.children.
     ]
 )
@@ -463,7 +463,7 @@ COUNTERS = 25
     FLIP_S,  # Idle seconds before a worker flips (flips.py).
     FRONT_END_S,  # Seconds from a request's arrival until it reaches an engine.
     HEAVY_TOKENS,  # Routing heavy-light: the least tokens of a long output.
-    LOAD_PERIOD_S,  # Routing heavy-light: workers report their loads so often.
+    LOAD_PERIOD_S,  # Routing heavy-light: workers report their loads this often.
     HEARD_S,  # The time of their last report.
     PREDICTOR,  # How many times as long the steps of prefill workers are with a predictor.
     HEARTBEAT_S,  # Aladdin's heartbeat (predictions.py).

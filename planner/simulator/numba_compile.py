@@ -4,7 +4,7 @@
     kernel_jit   A function that compiled code alone calls. It becomes part of the entry (linking.py).
     small_jit    The same, copied into its callers.
     where_has    A function that is compiled for some fleets alone, with another in its place for all others.
-    where_rare   The same, for fleets that need what few do.
+    where_rare   The same, for what only fleets out of the ordinary need (kernel_variants.py).
 
 No compiled function allocates memory, so no references to arrays need to be counted (`_nrt` is False): with
 the counters a simulation took four times as long.
@@ -89,13 +89,13 @@ def where_has(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[.
     return decorate
 
 
-def _either(at: int, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function that calls `function` where `State.has[at]` is true, else `otherwise`."""
-    one, other = kernel_jit(function), kernel_jit(otherwise)
+def _either(index: int, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled function that calls `function` where `State.has[index]` is true, else `otherwise`."""
+    compiled, compiled_otherwise = kernel_jit(function), kernel_jit(otherwise)
 
     def either(state: Any, *rest: Any) -> Any:
-        if state.has[at]:
-            return one(state, *rest)
-        return other(state, *rest)
+        if state.has[index]:
+            return compiled(state, *rest)
+        return compiled_otherwise(state, *rest)
 
     return either

@@ -63,7 +63,7 @@ LONGEST = 1e9
 
 @small_jit
 def blocks_of(tokens):
-    """KV blocks that so many tokens fill, the last one in part."""
+    """KV blocks that this many tokens fill, the last one in part."""
     return (tokens + BLOCK - 1) // BLOCK
 
 
@@ -281,8 +281,8 @@ def _reject_one(state, r):
 def cached_on_arrival(request):
     """Tokens that count as cached of a request that was handed over.
 
-    They are all; but while no token was generated, all without the prompt's last one: the decode worker
-    computes that again to make the first token.
+    While it has generated no token, the last token of its prompt does not count: the decode worker computes
+    that one again to make the first token. Otherwise all its tokens count.
     """
     return request.length_tokens - (request.generated_tokens == 0)
 
@@ -671,13 +671,13 @@ def foreseen_blocks(state, w, r, time_s):
     3.4 of Hu et al. 2024, arXiv:2401.11181); 0 if no request runs, since r must be admitted then.
 
     Policy reserve-static: the blocks in use now and all that r is predicted to need. Policy reserve-dynamic:
-    the blocks in use when the running decode that is predicted to end first does so.
+    the blocks in use at the first predicted end of a running decode or of r.
     """
     worker, new = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
-    # Until the running decode that ends first does so; of reserve-static, until r does.
+    # Steps until r is predicted to end; for reserve-dynamic until the first of r and the running decodes.
     steps_ahead = max(new.predicted_tokens - new.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]

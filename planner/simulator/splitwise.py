@@ -104,8 +104,8 @@ from planner.simulator.splitwise_pools import (
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
-MAX_SKIPS = 4  # A task that so many batches have left out comes first. Splitwise's program has this value.
-RETRY_S = 1.0  # A transfer whose target has no room tries again after so long, as in that program.
+MAX_SKIPS = 4  # A task that this many batches have left out comes first. Splitwise's program has this value.
+RETRY_S = 1.0  # A transfer whose target has no room tries again after this long, as in that program.
 FIRST_QUEUE_SPARE = 64  # Places of a queue beyond two batches, set by hand: too short a queue is doubled.
 
 # Indices of a machine's lists (WORKER.head, WORKER.tail). WAITING holds every waiting task; prompts, and
@@ -135,7 +135,7 @@ def _skips_now(state, w, code):
 
 @small_jit
 def _may_overflow(state, tasks):
-    """Whether the next event could overflow a queue of so many tasks.
+    """Whether the next event could overflow a queue of this many tasks.
 
     It may bring two tasks of a request, and evict as many decodes as a batch has seats (`picks`).
     """

@@ -148,7 +148,7 @@ def _other_seconds(state, kind, lane):
             return np.inf, 0.0, 0.0, 0.0, steps
         over_frac = decode_over_frac if decodes > 1 else 0.0
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + over_frac)
-        steps = column * 64 - context + 1  # So long the context rounds up to the same multiple of 64.
+        steps = column * 64 - context + 1  # Until then the context rounds up to the same multiple of 64.
     return t / kind.pp, 0.0, send_token_s * (prefill + decodes) + send_s, 0.0, steps
 
 

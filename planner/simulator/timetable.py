@@ -1,4 +1,4 @@
-"""A controller for pool sizes known beforehand, as times from which so many workers must be ready."""
+"""A controller for pool sizes that are known beforehand: times, and the workers that must be ready then."""
 
 from __future__ import annotations
 

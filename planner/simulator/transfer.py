@@ -66,7 +66,7 @@ def _cut_after_next(state, l, time_s):
 
 @kernel_jit
 def _cut_after(state, l, steps):
-    """End the run of lane l after so many steps, if it is longer."""
+    """End the run of lane l after this many steps, if it is longer."""
     lane = state.lanes[l]
     if steps < lane.run_steps:
         lane.run_steps = steps

@@ -32,8 +32,8 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers when the step before begins, so it learns of KV later.
 KV_DELAY_STEPS = {False: 1, True: 3}
-# The tables of step times of so many worker types are remembered between simulations, if they are of steps up
-# to so many tokens: 160 kB each, 160 MB in all. Set by hand.
+# Between simulations the tables of step times of REMEMBERED_TYPES worker types are kept, if their steps have
+# up to REMEMBERED_TOKENS tokens: 160 kB each, 160 MB in all. Set by hand.
 REMEMBERED_TYPES, REMEMBERED_TOKENS = 1024, 20_000
 # Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_tie_key`).
 TieKey = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
@@ -98,7 +98,7 @@ def _fill_type(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
         )
-    # A request may have so many blocks; if all requests reserve more than there are, none fits.
+    # A request may have this many blocks; if all requests reserve more than there are, none fits.
     longest_blocks = blocks - watermark
     if reserves:
         longest_blocks = reserved if reserved <= blocks else 0

@@ -60,20 +60,20 @@ from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
 # These numbers decide how high the bound comes and how long that takes; others give a bound too. All were set
 # by hand.
-ROUNDS = 12  # Violated rows are added so often at most.
+ROUNDS = 12  # Violated rows are added this often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
 # these shares of the longest w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
 AFTER_LAST_FRACS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of so many pairs of lengths.
+SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of this many pairs of lengths.
 # A pair is the input and output tokens of a request. If there are more than MOST_PAIRS different pairs,
 # lengths are rounded down to powers of ROUND_DOWN_TO.
 MOST_PAIRS = 200_000
 ROUND_DOWN_TO = 1.001
-SLICES = 48  # Requests are grouped by price into so many slices, which are finer for the dearest requests.
-MOST_SOLVE_S = 30.0  # One linear program may take so long.
+SLICES = 48  # Requests are grouped by price into this many slices, which are finer for the dearest requests.
+MOST_SOLVE_S = 30.0  # One linear program may take this long.
 
 
 # (alpha, beta, by_kv): a line below the step times [s], and what the least number of steps follows from: the

@@ -71,8 +71,8 @@ from planner.traffic.workload import TraceLengths, Workload
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
 # `find_promising_fleet` may end at a fleet whose share is this close to the largest: the shares are guesses.
 PROMISE_GAP_FRAC = 0.01
-# The best batch size of a decode worker is looked for among so many, geometrically from one to all seats. Set
-# by hand: what follows from it is a guess.
+# The best batch size of a decode worker is looked for among this many sizes, which rise geometrically from
+# one to all seats. Set by hand: what follows from it is a guess.
 BATCH_SIZES = 64
 Floats = npt.NDArray[np.float64]
 
@@ -354,7 +354,7 @@ def least_seconds(
 
 
 def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
-    """Least seconds of consecutive steps that compute so many `tokens` (n,) of a prompt, in chunks of any
+    """Least seconds of consecutive steps that compute this many `tokens` (n,) of a prompt, in chunks of any
     size. Each line of `step_time_lines` is a lower bound, and we take the largest.
     """
     budget, latency = worker.max_num_batched_tokens, worker.latency
@@ -436,7 +436,7 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
 
 
 def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """How many decode workers generate all tokens in so many seconds if each runs as many requests at once
+    """How many decode workers generate all tokens in this many seconds if each runs as many requests at once
     as its KV cache has room for. It is a guess, not a bound, since all contexts are taken to be the mean one.
     """
     tokens, context = _decoded_tokens(lengths)
@@ -444,7 +444,7 @@ def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float
 
 
 def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """The fewest decode workers that could have admitted all of these requests after so many seconds.
+    """The fewest decode workers that could have admitted all of these requests after this many seconds.
 
     Until then each worker generates tokens as fast as at its best batch size. At the end all its seats are
     taken by requests that have not generated a token yet. It is a guess for a pool that is loaded evenly.
@@ -475,7 +475,7 @@ def _seats(option: Option, context: float) -> float:
 
 
 def _tokens_per_s(option: Option, context: float, seats: float) -> float:
-    """Tokens that a worker generates per second if so many requests run on it, one at least."""
+    """Tokens that a worker generates per second if this many requests run on it, one at least."""
     worker = option.type.as_one
     # A pipeline has pp steps under way, each with its share of the requests.
     batch = max(seats / worker.pp, 1.0)

@@ -395,7 +395,7 @@ def _fillings(slices: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
 
 
 def _fit_node(slices: Sequence[_SpreadPool], counts: Sequence[int]) -> bool:
-    """Whether so many parts of each slice fit a node together."""
+    """Whether this many parts of each slice fit a node together."""
     gpus = sum(count * each.part_gpus for count, each in zip(counts, slices, strict=True))
     return gpus <= int(slices[0].pool.type.gpu.gpus_per_node)
 

@@ -36,8 +36,8 @@ from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, Prefix
 
 # These numbers decide how near the search and the bound come, and how long that takes; bounds hold with any
 # others too. They were set by hand.
-CELLS = 2000  # The knapsack counts memory in so many cells.
-BISECTIONS = 8  # The guess at the largest load is bisected so often, to 1/256 of the first interval.
+CELLS = 2000  # The knapsack counts memory in this many cells.
+BISECTIONS = 8  # The guess at the largest load is bisected this often, to 1/256 of the first interval.
 # The climb to the best mu takes at most CLIMB_STEPS steps along a mean of slopes, in which the newest slope
 # has the weight SMOOTHING. A rise by less than PROGRESS_FRAC is no progress; after PATIENCE steps without
 # progress steps become shorter by the factor SHORTER, down to the length SHORTEST.
@@ -46,15 +46,15 @@ SMOOTHING = 0.3
 PROGRESS_FRAC = 1e-5
 PATIENCE = 20
 SHORTER, SHORTEST = 0.7, 0.003
-BEYOND_FACTOR = 1.05  # Steps aim at so many times the value that is to be exceeded.
+BEYOND_FACTOR = 1.05  # Steps aim at this many times the value that is to be exceeded.
 SAME_S = 1e-12  # Seconds that differ by less are equal but for rounding.
 NO_SLOPE = 1e-15  # Added to a squared slope, by which is divided, since it may be 0.
 EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are moved towards their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
-MOST_ROUTED = 2  # So many of the most promising fillings are routed.
+MOST_ROUTED = 2  # This many of the most promising fillings are routed.
 GAIN_FRAC = 1e-4  # It is no gain if the largest load falls by less than this share.
 WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this share.
-MOST_EMPTIED = 3  # To leave a local optimum at most so many replicas are emptied at once.
+MOST_EMPTIED = 3  # To leave a local optimum at most this many replicas are emptied at once.
 # While replicas are filled again, rates are multiplied by lognormal noise with this standard deviation of the
 # logarithm.
 NOISE = 0.5

@@ -51,13 +51,13 @@ from planner.solvers.prefix_prices import PrefixPrices, RoutedPlacement, Routing
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-# Up to so many nodes x replicas (cells) the whole program goes to the solver. Its branch-and-bound nodes
+# Up to this many nodes x replicas (cells) the whole program goes to the solver. Its branch-and-bound nodes
 # times cells are at most WHOLE_WORK, which takes 5 CPU seconds for 300 cells.
 WHOLE_CELLS = 300
 WHOLE_WORK = 30_000
-# A routing sends every class of requests to replicas. The search computes so many at most.
+# A routing sends every class of requests to replicas. The search computes this many at most.
 ROUTINGS = 1400
-POLISH_ROUTINGS = 200  # Polishing computes so many routings: 2 CPU seconds for 120 nodes on 8 replicas.
+POLISH_ROUTINGS = 200  # Polishing computes this many routings: 2 CPU seconds for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
 

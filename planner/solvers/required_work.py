@@ -40,7 +40,7 @@ from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
-BACKLOG_PARTS = 10  # The backlog test looks at the last of so many equal parts of the window.
+BACKLOG_PARTS = 10  # The backlog test looks at the last of this many equal parts of the window.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Deadlines:
         return np.asarray((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s))
 
     def due_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds (n,) after its arrival by which a request with so many output tokens must be done: the
+        """Seconds (n,) after its arrival by which a request with this many output tokens must be done: the
         looser of its limits, since a lower bound may require too little, and never too much.
         """
         return np.asarray(np.maximum(self.prefill_s + self.gap_s * output_tokens, self.e2e_s))
@@ -147,7 +147,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     """The table of this module's docstring. With `guess_pace` a limit on gaps counts too, for
     `guess_slo_work`.
 
-    The lines of a class require the work of so many requests of that class. So of all requests at least the
+    The lines of a class require the work of this many requests of that class. So of all requests at least the
     sum over the classes is required, by the loosest deadline of the classes. Which requests these are is left
     open, so whatever follows is a lower bound.
     """

@@ -52,7 +52,7 @@ GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the
 # The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
 PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
-MOST_EXCESS = 1e7  # No schedule exceeds a limit by so many GPUs or Watts.
+MOST_EXCESS = 1e7  # No schedule exceeds a limit by this many GPUs or Watts.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
@@ -76,7 +76,7 @@ class GpuOffer:
         return max(price for price in prices if price is not None)
 
     def reservable(self, gpus: float) -> float:
-        """How many of so many GPUs may be reserved."""
+        """How many of this many GPUs may be reserved."""
         if self.reserved_usd_per_h is None:
             return 0
         return gpus if self.most_reserved is None else min(gpus, self.most_reserved)

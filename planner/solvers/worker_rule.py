@@ -20,7 +20,7 @@ from planner.errors import InputError
 
 DRIFT_SIGMA = 0.5  # The CUSUM's allowance: half the shift that should be detected, in standard deviations.
 THRESHOLD_SIGMA = 8.0  # With that allowance there is one false alarm in some ten thousand heartbeats.
-LEAST_ABOVE = 1e-6  # The fitted line is at least so much above the counts minus one, so that they round up.
+LEAST_ABOVE = 1e-6  # The fitted line is at least this much above the counts minus one, so that they round up.
 
 
 @dataclass(frozen=True, slots=True)

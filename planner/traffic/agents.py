@@ -31,7 +31,7 @@ from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, in
 
 # Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
 NOMINAL_TOKEN_S = 0.02
-# Blocks are made larger until all prompts together have at most so many ids, and the mean prompt at most
+# Blocks are made larger until all prompts together have at most this many ids, and the mean prompt at most
 # MOST_MEAN_IDS (trace.py).
 MOST_AGENT_IDS = 8_000_000
 MOST_AGENTS = 1_000_000  # A guard against typing errors: each agent takes memory and time to draw.

@@ -16,7 +16,7 @@ from planner.files.document_values import list_first, show_value
 from planner.traffic.trace import IntArray, Trace, measured_window
 from planner.units import count_text, show_s
 
-MOST_LISTED = 5  # An error names at most so many tenants, adapters or models.
+MOST_LISTED = 5  # An error names at most this many tenants, adapters or models.
 
 
 def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:

@@ -34,9 +34,9 @@ compiled = cached_jit(nogil=True)  # Numba machine code, kept on disk; it runs w
 
 GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the time between uses of a block.
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
-# `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
+# `alike_tokens_frac` reads at most this many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
-MOST_KEPT_IDS = 100_000_000  # The nodes of so many block ids are kept in memory, which takes 0.4 GB.
+MOST_KEPT_IDS = 100_000_000  # The nodes of this many block ids are kept in memory, which takes 0.4 GB.
 ROUND_ROBIN_WORKERS = (4, 8, 16)  # The numbers of workers for which hits under blind routing are shown.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
@@ -125,7 +125,7 @@ class HitCurve:
     hit_tokens: FloatArray
 
     def at(self, cache_tokens: npt.ArrayLike) -> FloatArray:
-        """Share of input tokens that hit with a cache of so many tokens, in whole blocks."""
+        """Share of input tokens that hit with a cache of this many tokens, in whole blocks."""
         cache_blocks = np.asarray(cache_tokens, dtype=float) // self.block_tokens
         index = np.minimum(cache_blocks, len(self.hit_tokens) - 1).astype(np.int64)
         return np.asarray(self.hit_tokens[index] / self.input_tokens)

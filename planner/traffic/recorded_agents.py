@@ -63,9 +63,8 @@ class _SessionReplay:
 def agents_at_once(
     corpus: Trace, agents: int, *, duration_s: float, longest_pause_s: float, seed: int = 0
 ) -> Trace:
-    """The requests of so many agents, each at work for `duration_s`; InputError for a trace without sessions.
-
-    The first agents stay as they are if their number is raised.
+    """The requests of `agents` agents, each at work for `duration_s`. The first agents stay as they are if
+    their number is raised. Raises InputError for a trace without sessions.
     """
     if not corpus.after.size:
         raise InputError(

@@ -26,7 +26,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_TOKENS = 100_000_000  # Most tokens of one request; a larger number means a broken column.
 MAX_REQUESTS = 50_000_000  # Most requests of one trace: they must fit into memory.
 # The time of a simulation grows with the ids of blocks. Blocks are made larger until the mean prompt has at
-# most so many, so that a block is less than a hundredth of it.
+# most this many, so that a block is less than a hundredth of it.
 MOST_MEAN_IDS = 256
 MAX_IDS = 200_000_000  # Most KV blocks of all prompts of a trace: their ids take 1.6 GB.
 

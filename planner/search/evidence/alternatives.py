@@ -27,7 +27,7 @@ ALONE_TIMES = 4.0
 # All GPU types alone may simulate this many requests together.
 ALONE_REQUESTS = 2_000_000
 
-# Each GPU type may at least have so many simulations of fleets that hold, however long the trace is.
+# Each GPU type may at least have this many simulations of fleets that hold, however long the trace is.
 ALONE_LEAST_SIMULATIONS = 2
 
 # A simulation that fails counts as this share of one that holds, because it stops early.
@@ -161,7 +161,7 @@ def _cheapest_mixed(
         return answer
 
     def most_below(option: Option, price: float) -> int:
-        """The most workers of this option for less than `price`; 0 if so many have failed."""
+        """The most workers of this option for less than `price`; 0 if this many have failed."""
         count = min(most[option.name], largest_below(option, price))
         return int(count) if most_failed[option.name] < count < math.inf else 0
 

@@ -57,7 +57,7 @@ from planner.units import HOUR_S
 
 # Numbers for which no reason is given are set by hand.
 
-# A measured window shorter than so many mean E2E times is called short: the fleet may not have come to its
+# A measured window shorter than this many mean E2E times is called short: the fleet may not have come to its
 # steady state.
 FEW_RESIDENCES = 20
 

@@ -5,9 +5,9 @@ A search simulates hundreds of fleets, and a production search each of them in d
 search uses the part of the trace with the most tokens, and its fleet is simulated once on the whole trace. If
 it fails there, the part in which most requests are late is planned instead, in at most MOST_ROUNDS rounds.
 
-A trace is too long if it has more than LONG_REQUESTS requests, for production a share of these, or so many
-that WHOLE_SIMULATIONS simulations of it would take longer than the time limit. The durations of simulations
-are estimated and not measured, so that equal questions get equal answers.
+A trace is too long if it has more than LONG_REQUESTS requests (for production, a share of these), or if
+WHOLE_SIMULATIONS simulations of it would take longer than the time limit. The durations of simulations are
+estimated and not measured, so that equal questions get equal answers.
 
 A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs, because over the
 whole trace the late requests of a busy hour are few among many. So, without `safety`, smaller fleets are then

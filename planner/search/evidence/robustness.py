@@ -56,7 +56,7 @@ Value = TypeVar("Value")
 # trace, which takes less than a CPU second.
 BUDGET_REQUESTS = 1_200_000
 BUDGET_TIMES = 4
-# Fleets with fewer and more workers are simulated in at least and at most so many scenarios.
+# Fleets with fewer and more workers are simulated in at least and at most this many scenarios.
 LEAST_SCENARIOS = 4
 MOST_SCENARIOS = 10
 # The bisection over the length of prompts takes about this many simulations.
@@ -64,7 +64,7 @@ PROMPT_SIMULATIONS = 8
 # More traffic is simulated only if its requests, in the search's scenarios and in the shortest test together,
 # are no more than this.
 MORE_REQUESTS = 3_000_000
-# So many smaller and so many larger numbers of workers than the planned one are simulated.
+# This many smaller and this many larger numbers of workers than the planned one are simulated.
 WORKERS_BESIDE = 2
 # One number of workers differs from the next by this share, and by one worker at least.
 STEP_FRAC = 0.1
@@ -318,7 +318,7 @@ def least_in_proportion(
     simulated.
     """
     total = sum(planned)
-    failing = len(planned) - 1 if factor <= 1 else total - 1  # So many are taken to be too few.
+    failing = len(planned) - 1 if factor <= 1 else total - 1  # This many are taken to be too few.
     enough = max(round(total * factor), len(planned))  # This is simulated next, and is enough below.
     most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), enough)
     while not holds(in_proportion(planned, enough)):
@@ -363,7 +363,8 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
         for label, other in others:
             other_bill = bill_fleet(other).usd_per_h
             other_slope = _doubled_bill_usd_per_h(other, gpu) - other_bill
-            # The two bills meet where the plan's has risen so much more than the other.
+            # If the price rises by `frac`, each bill rises by frac times its slope. They are equal where
+            # frac = (other_bill - bill) / slope_difference.
             slope_difference = slope - other_slope
             if slope_difference <= ROUNDING * bill or other_bill <= bill * (1 + ROUNDING):
                 continue

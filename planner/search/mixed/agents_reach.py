@@ -31,7 +31,7 @@ WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
 # these shares of a prompt. Half of a coding agent's prompt is the system prompt that all agents share, and
 # nine tenths are its own earlier turns: a router that follows only its own turns spreads agents evenly.
 THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
-MOST_TYPES = 4  # So many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
+MOST_TYPES = 4  # This many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,16 +35,16 @@ from planner.units import HOURS_PER_MONTH, show_s
 
 # Numbers for which no measurement is named are set by hand.
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
-RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
+RELAX_S = 20.0  # The search for a relaxation that works ends after this long, on the search's clock.
 
-MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to see which limits they keep.
+MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
 # After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
-# most so many requests: 5 CPU seconds on 10,000 requests of agents.
+# most this many requests: 5 CPU seconds on 10,000 requests of agents.
 MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # A fleet to probe has no more: on traffic so short that it is probed, they would be idle.
-MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
-# If the bound on the work is so many times a limit, the error names the bound, and no fleet that is enough is
-# searched for: of 900,000 requests, for which 16 GPUs are 40 times too few, that search took minutes.
+MOST_REASONS = 3  # If the search proved nothing, the error names this many reasons for which fleets failed.
+# If the bound on the work is this many times a limit, the error names the bound, and nobody searches a fleet
+# that would be enough: for 900,000 requests, for which 16 GPUs are 40 times too few, that took minutes.
 FAR_BEYOND = 4.0
 LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
@@ -206,7 +206,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             continue
         lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
         choices = problem.task.policy_choices()
-        # The settings of a router that follows prefixes decide what so many workers attain.
+        # The settings of a router that follows prefixes decide what `count` workers attain.
         cached = [policies for policies in choices if policies.prefix_cache]
         choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
         for policies in choices:

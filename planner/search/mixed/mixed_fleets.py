@@ -43,11 +43,11 @@ CHEAPER_SHARE = 0.9
 FIRST_REQUESTS = 20_000_000
 FIRST_PROPOSALS = 100
 FIRST_FLEET_SHARE = 0.6
-# However long the trace is, at least so many proposals are simulated, and so many exchanges of a worker.
+# However long the trace is, at least this many proposals, and exchanges of one worker, are simulated.
 LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
 BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
-# An option is estimated to need at least so many workers for all traffic. The share of the traffic that one
+# An option is estimated to need at least this many workers for all traffic. The share of the traffic that one
 # worker serves, the inverse, is then finite even if the option has no work.
 LEAST_COUNT = 0.05
 # Every cheaper fleet of any mix is simulated if that takes no more than this effort [requests].
@@ -193,7 +193,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
 
 
 def _within_effort(problem: Problem, effort: float) -> Callable[[], bool]:
-    """Whether time is left, and so much effort [requests] from now on is not yet spent."""
+    """A function that says whether time is left, and less than `effort` [requests] was spent since now."""
     before = effort_spent()
     return lambda: not problem.out_of_time() and effort_spent() - before < effort
 
@@ -325,7 +325,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
-    """A function from a count to whether so many workers of the option alone hold."""
+    """A function that says whether a number of workers of the option alone hold."""
     return lambda count: oracle.holds(((option, count),))
 
 

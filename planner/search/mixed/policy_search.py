@@ -50,7 +50,7 @@ from planner.traffic.trace import Trace
 # searches before.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of this many other worker types are raced (`near_fleets`).
-MOST_CUT = 8  # Where no fleet is within the limits, so many of those nearest to them are raced.
+MOST_CUT = 8  # Where no fleet is within the limits, this many of those nearest to them are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
 

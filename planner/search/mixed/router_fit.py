@@ -10,7 +10,7 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
-# If no fleet that holds is known yet, a likely one is doubled at most so often: with eight times as many
+# If no fleet that holds is known yet, a likely one is doubled at most this often: with eight times as many
 # workers as likely, workers are not what the SLO lacks.
 MOST_DOUBLINGS = 3
 # A line on all requests (p100) allows no miss. Its room is divided by this instead of 0.

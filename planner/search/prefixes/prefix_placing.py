@@ -41,7 +41,7 @@ PrefillSeconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 # Two parts may lack it, because traces often begin or end with little traffic.
 TRACE_PARTS = 10
 STABLE_PARTS = 8
-# At most so many nodes of the prefix tree are placed, the most used ones, which bounds the time that a
+# At most this many nodes of the prefix tree are placed, the most used ones, which bounds the time that a
 # placement takes. All other nodes count as sessions.
 MOST_NODES = 100
 CURVE_PIECES = 12  # Pieces of the concave curve of session hits over memory that the formulation has.
@@ -49,7 +49,7 @@ ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; the two mostly ag
 SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their room differs by about a block.
 STEP_ITERATIONS = 100  # Cheap rounds for a step's time and its sequences, which depend on each other.
 FULL_FRAC = 0.95  # Prefill is taken to have at most this share of a worker's time; at 1 no decode would end.
-# The search for a placement ends at this gap to its bound, or after so many routings. A routing sends every
+# The search for a placement ends at this gap to its bound, or after this many routings. A routing sends every
 # class of requests to workers (planner/solvers/prefix_prices.py).
 GAP_FRAC = 0.02
 ROUTINGS = 400
@@ -109,7 +109,7 @@ class WarmUp:
     tokens: int
     request: int
     block_ids: tuple[int, ...]
-    keep_alive_s: float | None = None  # The router repeats it so long after its last use; None: never.
+    keep_alive_s: float | None = None  # The router repeats it this long after its last use; None: never.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
-MOST_REQUESTS = 50_000  # The first so many requests of a trace are replayed, to bound the time.
+MOST_REQUESTS = 50_000  # At most this many requests, the first of a trace, are replayed, to bound the time.
 BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts make progress.
 
 

@@ -38,7 +38,7 @@ REFERENCE_BATCHED_TOKENS = 8192
 # traffic is not what was described. Set by hand.
 MOST_CUT_FRAC = 0.01
 MORE_STAGES = (2, 4)  # Numbers of pipeline stages that are tried if the LLM fits on no worker of one stage.
-MOST_REASONS = 4  # An error message has so many reasons: the last ones, which are of workers with most GPUs.
+MOST_REASONS = 4  # An error names at most this many reasons: the last ones, of workers with the most GPUs.
 
 
 class OutOfReachError(InfeasibleError):
@@ -61,7 +61,7 @@ class OutOfReachError(InfeasibleError):
 
 
 def _longest_tokens(name: str, traces: Sequence[Trace], llm: Llm) -> int:
-    """Prompt and output of the longest request. Raises InputError where the LLM does not accept so many."""
+    """Prompt and output of the longest request. Raises InputError where the LLM does not accept this many."""
     longest = max(int((each.input_tokens + each.output_tokens).max()) for each in traces)
     if longest > llm.context_tokens:
         raise InputError(

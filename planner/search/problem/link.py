@@ -60,7 +60,7 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
-        # So many of these must keep the limit, even if all later requests do.
+        # This many of these must keep the limit, even if all later requests do.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, must_keep) / until_s
         if bytes_per_s > network.bandwidth_bytes_per_s:

@@ -29,8 +29,8 @@ from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
 
-# So many plans are made after the first. Each takes as long as the first. With three kinds of GPUs there are
-# six ways to leave out one or two of them.
+# At most this many plans are made after the first. Each takes as long as the first. With three kinds of GPUs
+# there are six ways to leave out one or two of them.
 MOST_PLANS = 6
 CHEAPER_FRAC = 1e-6  # A saving of a smaller share is a rounding error.
 # A higher rank is worse; all other statuses have 0.

@@ -85,7 +85,7 @@ def find_common_share(
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), limits, is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)
-    too_many = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # No LLM requires so many.
+    too_many = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # More than any LLM requires.
     while too_many - kept_count > 1 and not out_of_time():
         middle = (kept_count + too_many) // 2
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)

@@ -56,7 +56,7 @@ _FULL_NAMES = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
 }
-MOST_CHARACTERS = 2000  # A value, such as a long path, is cut after so many characters.
+MOST_CHARACTERS = 2000  # A value, such as a long path, is cut after this many characters.
 
 
 def kind_of(lines: Iterable[bytes]) -> str:

@@ -31,7 +31,7 @@ Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # The line or number of ea
 Row = dict[str, Any]
 # The rows of a CSV or Parquet block, about 10 MiB of columns; JSON has a quarter of them.
 BLOCK_ROWS = 100_000
-SAMPLE_ROWS = 1000  # Formats and columns are recognised by so many rows.
+SAMPLE_ROWS = 1000  # Formats and columns are recognised by this many rows.
 MOST_LEVELS = 4  # Nested objects are read to this depth.
 LONGEST_TEXT = 200  # Characters. A longer text cannot be a time, a count or a name.
 _BLOCK_BYTES = 16 * 2**20

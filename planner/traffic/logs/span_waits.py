@@ -25,7 +25,7 @@ import numpy as np
 from planner.traffic.trace import FloatArray, IntArray, Trace, sort_waits
 
 SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
-# A call waits for at most so many others, those that ended last. Without a limit 20,000 calls after 20,000
+# A call waits for at most this many others, those that ended last. Without a limit 20,000 calls after 20,000
 # others would be 4e8 pairs.
 MOST_WAITS = 64
 _Path = tuple[str, ...]  # Conversation, trace and spans that enclose a call, the outermost first.
@@ -147,7 +147,7 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
     firsts: list[int] = []
     is_waited_for = [False] * len(groups)
     for k, group in enumerate(groups):
-        ended = bisect_right(ends_ns, group.start_ns)  # So many groups had ended when this one began.
+        ended = bisect_right(ends_ns, group.start_ns)  # This many groups had ended when this one began.
         # A span of no length ends as it begins: it is not before itself.
         while ended and by_end[ended - 1] >= k:
             ended -= 1

@@ -27,7 +27,7 @@ NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 YEAR_2000_S, YEAR_2100_S = 946_684_800.0, 4_102_444_800.0
 LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with a zero of its own has run for 100 years at most.
 LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # A span is the duration of a request; a longer one is an error.
-SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most so many.
+SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most this many.
 # Words with which a column's name may say its unit.
 _ENDINGS = {
     "s": ("s", "sec", "secs", "second", "seconds"),
