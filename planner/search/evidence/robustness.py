@@ -135,7 +135,7 @@ class _RobustnessSearch:
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
     def _agents_effort(self) -> float:
-        """What a request of described agents costs to simulate, in those of ordinary fleets; 1 for others."""
+        """How many times as long a request of described agents takes to simulate as one of other traffic."""
         problem = self.problem
         if not problem.task.is_of_agents:
             return 1.0

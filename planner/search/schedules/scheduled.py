@@ -225,9 +225,11 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
     """
     for counts, is_spot in ((firm, False), (spot, True)):
         for c, unit in llm.units.items():
+            if not counts[c].any():
+                continue
             worker_type = market.worker_types[c]
             offers = {offer.gpu: offer for offer, _ in market.offers_of(worker_type)}
-            for pool in unit.pools if counts[c].any() else ():
+            for pool in unit.pools:
                 offer = offers[row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu]
                 sizes = counts[c] * pool.count
                 worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))

@@ -213,7 +213,7 @@ def _searches_for_certificates(
 def _certify_plans(
     parts: Sequence[LlmQuestion],
     searched: Sequence[shared_paper.Searched],
-    leave: Sequence[OthersLeave | None],
+    left_to_each: Sequence[OthersLeave | None],
     shared_production: SharedProduction | None,
     catalog: Catalog,
     seed: int,
@@ -230,7 +230,7 @@ def _certify_plans(
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
         if adds_robustness:
             plan = add_robustness(plan, best_of(with_deadline), production)
-        if (others_leave := leave[k]) is not None:
+        if (others_leave := left_to_each[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(others_leave, *plan.certificate.assumptions))
             plan = replace(plan, certificate=certificate)
         plans.append(plan)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Binding, Finding, GivesWay, OthersLeave, Remainder
 from planner.documents.several_llms_question import LlmQuestion
-from planner.domain import ROUNDING
+from planner.domain import ROUNDING, FleetLimit
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.search.evidence.certify import search_llm
 from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
@@ -137,11 +137,11 @@ def _plan_shared(
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
         if mixed is None:
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
-        together, leave = _search_within_others(parts, *mixed, deadline)
+        together, left_to_each = _search_within_others(parts, *mixed, deadline)
         least = sum(map(_level0_value, together))
         level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
         gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-        return SharedPaper(together, leave, level0, False, gives, oracles)
+        return SharedPaper(together, left_to_each, level0, False, gives, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         # If a simulated fleet holds although a larger one fails, there may be a better choice.
@@ -154,14 +154,14 @@ def _plan_shared(
         assert isinstance(design.llm_problem, Problem)
         problems.append(design.llm_problem)
         chosen.append(design.counts(vector))
-    together, leave = _search_within_others(parts, problems, chosen, deadline)
+    together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
     binding = (*gives, *joint_limits.price_limits(queries, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
-    return SharedPaper(together, leave, shared, is_walked, binding, oracles)
+    return SharedPaper(together, left_to_each, shared, is_walked, binding, oracles)
 
 
 def _serve_any_mix(
@@ -231,11 +231,13 @@ def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:
     """Whether some limit is too small for one worker of each LLM, of the type that uses least of it."""
-    types = [problem.types for (problem, _), *_ in searched]
-    return any(
-        sum(min(limits.use_per_worker(limit, worker) for worker in each) for each in types) > amount
-        for limit, amount in limits.rows()
-    )
+    # The worker types of an LLM are the same under all of its policies, so its first problem is enough.
+    types_by_llm = [problem.types for (problem, _), *_ in searched]
+
+    def least_use(limit: FleetLimit) -> float:
+        return sum(min(limits.use_per_worker(limit, worker) for worker in types) for types in types_by_llm)
+
+    return any(least_use(limit) > amount for limit, amount in limits.rows())
 
 
 def _simulate_all_cheaper(
@@ -247,13 +249,13 @@ def _simulate_all_cheaper(
     In a better choice an LLM costs at most the value of `shared` less the least values of the others alone;
     these must be exact. Returns whether all such fleets were simulated.
     """
-    alone = [min(search.level0.search.value for _, search in each) for each in searched]
+    alone_values = [min(search.level0.search.value for _, search in each) for each in searched]
     for problem, fleet_search in itertools.chain.from_iterable(searched):
         if not fleet_search.level0.search.is_exact or problem.draws:
             return False
     effort = 0
     for i, each in enumerate(searched):
-        ceiling = shared.value - (sum(alone) - alone[i])
+        ceiling = shared.value - (sum(alone_values) - alone_values[i])
         for problem, fleet_search in each:
             level0 = fleet_search.level0
             mixed = level0.with_role("mixed")
@@ -281,15 +283,15 @@ def _search_within_others(
     """
     fleets = list(chosen)
     searched: list[Searched] = []
-    leave: list[OthersLeave] = []
+    left_to_each: list[OthersLeave] = []
     for k, (part, problem) in enumerate(zip(parts, problems, strict=True)):
         remaining = joint_limits.limits_beside(problem.limits, fleets, k)
         problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
         each = search_within(problem, remaining, fleets[k])
         fleets[k] = best_of(each)[1].best
         searched.append(each)
-        leave.append(others_leave_fact(remaining))
-    return searched, leave
+        left_to_each.append(others_leave_fact(remaining))
+    return searched, left_to_each
 
 
 def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Searched:

@@ -229,7 +229,7 @@ def _find_common_share(
 ) -> CommonShare:
     """The largest share of scenarios that all LLMs keep together: that of their fleets on paper, or more.
 
-    Raises StoppedError if the time is over before that of the fleets on paper is known.
+    Raises StoppedError if the time is over before the share of the fleets on paper is known.
     """
     progress("production: the largest share of scenarios that all LLMs keep together")
     on_paper = [llm.paper.best for llm in llms]
@@ -423,8 +423,8 @@ def _answer_each(
 ) -> tuple[three_answers.Production | None, ...]:
     """The three answers (three_answers.py) of each LLM, None if it requires no safety.
 
-    A fleet that survives a loss must fit beside the fleets of the other LLMs. Of an LLM that was answered
-    before it, that is the fleet that survives a loss, if it has one.
+    A fleet that survives a loss must fit beside the fleets of the other LLMs: beside those that survive a
+    loss, where such a fleet was found for an earlier LLM, else beside the production fleet.
     """
     fleets_to_fit_beside = list(fleets)
     productions: list[three_answers.Production | None] = []
