@@ -77,8 +77,8 @@ def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
 def check_classes(slo: Slo, trace: Trace) -> None:
     """Raise InputError if the classes of an SLO do not fit a trace.
 
-    So for a class without a request, a request of two classes, a request to which no line of the SLO applies,
-    and guarantees to tenants that the trace does not name.
+    They do not fit if a class has no request, a request is of two classes, no line of the SLO applies to a
+    request, or a guarantee is to a tenant that the trace does not name.
     """
     _check_tenants(slo, trace)
     if not (selectors := slo.selectors):

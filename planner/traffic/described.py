@@ -449,10 +449,11 @@ def _gamma_arrivals(
     # Requests expected until each edge of the cells, by row: (rows, cells + 1).
     until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
     ends = until[:, -1]
-    # Each process begins this many mean gaps before 0, long enough that 0 falls into a gap like any other.
+    # Each process begins this many mean gaps before 0 (set by hand): long enough that 0 falls into a gap like
+    # any other.
     before = 10 * max(cv, cv**2)
     span = ends + before
-    # So many gaps are drawn: those expected, and six standard deviations more so that they do not run out.
+    # More gaps than are expected are drawn, by six standard deviations, so that they do not run out.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())

@@ -194,7 +194,7 @@ def with_larger_blocks(trace: Trace) -> Trace:
     counts = np.diff(blocks.offsets) // joined
     offsets = np.concatenate(([0], np.cumsum(counts)))
     number = index_ranges(np.zeros_like(counts), counts)  # Each joined block's place in its prompt.
-    # The node of a block tells it and all blocks before it.
+    # The node of a block stands for it and all blocks before it, so that of the last one is the joined id.
     last = np.repeat(blocks.offsets[:-1], counts) + joined * (number + 1) - 1
     tokens = joined * trace.prefix_block_tokens
     return replace(
@@ -495,7 +495,9 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
 
 @compiled
 def _hash(above: int, block: int) -> np.int64:
-    """A hash of the pair: times odd constants (2^64 / golden ratio, a prime), high bits folded down."""
+    """A hash of the pair. Both numbers are multiplied by odd constants (2^64 / golden ratio, a prime), and
+    the high bits, which are mixed best, are folded down; the shifts are set by hand.
+    """
     mixed = np.uint64(block) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(above + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64((mixed ^ (mixed >> np.uint64(29))) >> np.uint64(3))

@@ -9,10 +9,11 @@ A session belongs to the block of its first request, and is moved as a whole, wi
 is drawn twice becomes the sessions of two users: of their prompts, the two share only the prefixes that other
 sessions share too (`scaling.combine_parts`).
 
-A recording begins while sessions are under way, so more of them begin in its first moments than later. Drawn
-from far they would come too late: of the sample of chats, scenarios had 13 % fewer requests per second than
-the trace. So blocks with sessions are drawn from at most a block away. The sessions of the first block are
-drawn from themselves, with replacement, and stay at their times. So are all sessions if they begin together.
+A recording begins while sessions are under way, so more sessions seem to begin in its first moments than
+later. If the first blocks were replaced by blocks from far behind them, there would be too few sessions:
+redraws of the sample of chats had 13 % fewer requests per second than the trace. So blocks with sessions are
+drawn from at most a block away. The sessions of the first block are drawn from among themselves, with
+replacement, and stay at their times. So are all sessions if they begin together.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 
 
 def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
-    """The same requests, arriving `factor` times as fast; of sessions that begin together (sessions.py), so
-    many times as many. The sessions of a smaller factor are among those of a larger one.
+    """The same requests, arriving `factor` times as fast. If sessions begin together (sessions.py), there are
+    `factor` times as many sessions instead; those of a smaller factor are among those of a larger one.
     """
     scale: Scaling = "compress"
     rate_rps = trace.rate_rps * factor
