@@ -53,7 +53,9 @@ class MachineDesign:
     token: WorkerType | None
 
     def fleet(self, llm: Llm, network: Network, prompts: int, tokens: int) -> Fleet:
-        """This many prompt machines and token machines; `tokens` is ignored if every machine does both."""
+        """A fleet of `prompts` prompt machines and `tokens` token machines; `tokens` is ignored if every
+        machine does both.
+        """
         if self.token is None:
             return Fleet(llm, (Pool("machine", "mixed", self.prompt, prompts),), ONE_POOL_POLICIES, network)
         pools = (Pool("prompt", "prefill", self.prompt, prompts), Pool("token", "decode", self.token, tokens))

@@ -343,8 +343,7 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
     state.policy[layout.LAST_S] = trace.arrival_s[first]
     latest_s = float(trace.arrival_s[-1]) + 2 * patience_s
     state.policy[layout.LATEST_S] = latest_s * (1 + 1e-9)  # Rounding must not fail a fleet that just passes.
-    # Half of the last tenth may fail (STEADY_FRAC), so all but this many of those with gaps must decode by
-    # then.
+    # Half of the last tenth may fail (STEADY_FRAC); all other requests that have gaps must decode by then.
     state.counters[layout.IN_DOUBT] = requests_with_gaps - (len(trace) - first) // 2
 
 

@@ -383,7 +383,7 @@ def _has_room_now(state, w, need, blocks, is_strict, time_s):
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
     free = kind.kv_blocks - worker.used_blocks - new_blocks - extra_blocks(kind, need, need)
     # Blocks of the run under way are not yet in `used_blocks`. A decode takes at most one in every BLOCK
-    # steps, and one more; only if this many could matter are they counted.
+    # steps, and one more. Only if that many blocks could matter they are counted, which takes longer.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
     return free >= blocks_of_run(kind, lane, time_s)

@@ -143,7 +143,7 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
-    # The nearest rank, as a limit is judged: this many of all values may lie above it.
+    # The nearest rank, as for limits: `allowed_above` says how many of all values may lie above it.
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
 

@@ -135,8 +135,8 @@ class _SpreadPool:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A way to fill `span` nodes of a kind: each holds `counts` parts of every slice. `local_pairs` is
-    l_p.
+    """A way to fill `span` nodes of a kind: each holds `counts` parts of the workers of every pool.
+    `local_pairs` is l_p.
     """
 
     kind: str
@@ -162,9 +162,9 @@ def place_fleet(
     kinds = list(dict.fromkeys(pool.type.gpu.base for pool in pools))
     racks = failure_domains or (FailureDomain("all", dict.fromkeys(kinds)),)
     _check_groups(pools)
-    slices = _slices(pools, affinity)
-    patterns = _patterns(slices, affinity)
-    parts = [each.pool.count * each.span for each in slices]
+    spread_pools = _spread_pools(pools, affinity)
+    patterns = _patterns(spread_pools, affinity)
+    parts = [each.pool.count * each.span for each in spread_pools]
 
     model = cp_model.CpModel()
     most = sum(parts)  # No placement needs more nodes than there are parts.
@@ -206,7 +206,7 @@ def place_fleet(
     _refuse_missing({kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in kinds})
     counts = [[solver.value(z_pf) for z_pf in row] for row in z]
     return NodePlacement(
-        nodes=_number_nodes(slices, patterns, counts, racks),
+        nodes=_number_nodes(spread_pools, patterns, counts, racks),
         cross_frac=solver.value(objectives[2]) / pairs if pairs else None,
         bound=bounds[1],
         is_optimal=is_optimal,
@@ -304,8 +304,8 @@ def _check_groups(pools: Sequence[Pool]) -> None:
             )
 
 
-def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool]:
-    """The slice of each pool: its workers are spread over as few nodes as can hold them. With low affinity
+def _spread_pools(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool]:
+    """Each pool with the nodes over which its workers are spread: as few as can hold them. With low affinity
     prefill and decode workers are spread over as many nodes, so that each pair shares its nodes.
     """
     pairs = [pool for pool in pools if pool.role != "mixed"] if affinity == "low" else []
@@ -344,30 +344,32 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool]:
     return [_SpreadPool(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
 
 
-def _patterns(slices: Sequence[_SpreadPool], affinity: Affinity) -> list[_Pattern]:
+def _patterns(spread_pools: Sequence[_SpreadPool], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node; with low affinity also the nodes over which a pair is spread."""
-    workers = {role: _count_workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
+    workers = {
+        role: _count_workers([each.pool for each in spread_pools], role) for role in ("prefill", "decode")
+    }
     patterns: list[_Pattern] = []
-    for kind in dict.fromkeys(each.kind for each in slices):
-        of_kind = [q for q, each in enumerate(slices) if each.kind == kind]
-        in_pairs = [q for q in of_kind if slices[q].pool.role != "mixed"]
-        pair_span = max((slices[q].span for q in in_pairs), default=1) if affinity == "low" else 1
+    for kind in dict.fromkeys(each.kind for each in spread_pools):
+        of_kind = [q for q, each in enumerate(spread_pools) if each.kind == kind]
+        in_pairs = [q for q in of_kind if spread_pools[q].pool.role != "mixed"]
+        pair_span = max((spread_pools[q].span for q in in_pairs), default=1) if affinity == "low" else 1
         if pair_span == 1:
             groups = [(of_kind, 1)]
         else:
             groups = [(in_pairs, pair_span), ([q for q in of_kind if q not in in_pairs], 1)]
         for group, span in groups:
-            for group_counts in _fillings([slices[q] for q in group]):
-                counts = [0] * len(slices)
+            for group_counts in _fillings([spread_pools[q] for q in group]):
+                counts = [0] * len(spread_pools)
                 parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
                 for q, count in zip(group, group_counts, strict=True):
                     counts[q] = count
-                    parts_by_role[slices[q].pool.role] += count
+                    parts_by_role[spread_pools[q].pool.role] += count
                 prefills, decodes = parts_by_role["prefill"], parts_by_role["decode"]
                 if affinity == "low" and bool(prefills) != bool(decodes):
                     continue
                 # Where a worker has parts on other nodes, no pair's KV stays inside this one.
-                is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
+                is_whole = all(spread_pools[q].span == span for q in in_pairs if counts[q])
                 local_pairs = min(prefills * workers["decode"], decodes * workers["prefill"])
                 patterns.append(_Pattern(kind, span, tuple(counts), local_pairs if is_whole else 0))
                 if len(patterns) > MOST_PATTERNS:
@@ -377,38 +379,40 @@ def _patterns(slices: Sequence[_SpreadPool], affinity: Affinity) -> list[_Patter
     return patterns
 
 
-def _fillings(slices: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
-    """Every tuple of counts, one for each slice and not all 0, whose parts fit a node together."""
+def _fillings(spread_pools: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
+    """Every tuple of counts, one for each pool and not all 0, whose parts fit a node together."""
 
     def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(counts) == len(slices):
+        if len(counts) == len(spread_pools):
             if any(counts):
                 yield counts
             return
-        each = slices[len(counts)]
+        each = spread_pools[len(counts)]
         for count in range(each.pool.count * each.span + 1):
-            if not _fit_node(slices[: len(counts) + 1], (*counts, count)):
+            if not _fit_node(spread_pools[: len(counts) + 1], (*counts, count)):
                 return
             yield from extend((*counts, count))
 
     return extend(())
 
 
-def _fit_node(slices: Sequence[_SpreadPool], counts: Sequence[int]) -> bool:
-    """Whether this many parts of each slice fit a node together."""
-    gpus = sum(count * each.part_gpus for count, each in zip(counts, slices, strict=True))
-    return gpus <= int(slices[0].pool.type.gpu.gpus_per_node)
+def _fit_node(spread_pools: Sequence[_SpreadPool], counts: Sequence[int]) -> bool:
+    """Whether a node holds `counts` parts of the workers of these pools together."""
+    gpus = sum(count * each.part_gpus for count, each in zip(counts, spread_pools, strict=True))
+    return gpus <= int(spread_pools[0].pool.type.gpu.gpus_per_node)
 
 
-def _deal_gpus(slices: Sequence[_SpreadPool], counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """The GPUs of every part on a node, as (index of its slice, GPUs). Parts with the largest TP come first.
+def _deal_gpus(
+    spread_pools: Sequence[_SpreadPool], counts: Sequence[int]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """The GPUs of every part on a node, as (index of its pool, GPUs). Parts with the largest TP come first.
     So groups of 2, 4 and 8 begin at multiples of their size, where GPUs have the fastest links.
     """
     parts, first = [], 0
-    for q in sorted(range(len(slices)), key=lambda q: -slices[q].pool.type.tp):
+    for q in sorted(range(len(spread_pools)), key=lambda q: -spread_pools[q].pool.type.tp):
         for _ in range(counts[q]):
-            parts.append((q, tuple(range(first, first + slices[q].part_gpus))))
-            first += slices[q].part_gpus
+            parts.append((q, tuple(range(first, first + spread_pools[q].part_gpus))))
+            first += spread_pools[q].part_gpus
     return parts
 
 
@@ -449,7 +453,7 @@ def _minimise_in_turn(
 
 
 def _number_nodes(
-    slices: Sequence[_SpreadPool],
+    spread_pools: Sequence[_SpreadPool],
     patterns: Sequence[_Pattern],
     counts: Sequence[Sequence[int]],
     racks: Sequence[FailureDomain],
@@ -457,18 +461,18 @@ def _number_nodes(
     """The nodes with their workers, both numbered. Of the nodes of one pattern the i-th holds the i-th part
     of each worker. `counts` (patterns, domains) are the z_pf.
     """
-    dealt = [0] * len(slices)  # How many parts of each slice have a node; workers get theirs in order.
+    dealt = [0] * len(spread_pools)  # How many parts of each pool have a node; workers get theirs in order.
     nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):
         for pattern, uses in zip(patterns, counts, strict=True):
             on_node = [q for q, count in enumerate(pattern.counts) if count]
-            slices_here, counts_here = [slices[q] for q in on_node], [pattern.counts[q] for q in on_node]
+            pools_here, counts_here = [spread_pools[q] for q in on_node], [pattern.counts[q] for q in on_node]
             for _ in range(uses[f]):
                 for i in range(pattern.span):
                     next_part, parts = dict.fromkeys(on_node, 0), []
-                    for index, gpus in _deal_gpus(slices_here, counts_here):
-                        q, each = on_node[index], slices[on_node[index]]
-                        # The parts of a slice are numbered through: part 0, 1, ... of worker 0, then of 1.
+                    for index, gpus in _deal_gpus(pools_here, counts_here):
+                        q, each = on_node[index], spread_pools[on_node[index]]
+                        # The parts of a pool are numbered through: part 0, 1, ... of worker 0, then of 1.
                         worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, each.span)
                         next_part[q] += 1
                         first = part * each.stages

@@ -423,34 +423,36 @@ def cheapest_sizes(
     # An empty cut names no pool that must be larger, so no sequence keeps it.
     if not all(cuts) or (least > most).any():
         return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
-    rows = _DayProgram(day, least)
-    paid_columns = _add_paid_rows(rows)
+    program = _DayProgram(day, least)
+    paid_columns = _add_paid_rows(program)
     if day.is_paid_all_day:
-        _add_day_rows(rows, paid_columns)
+        _add_day_rows(program, paid_columns)
     else:
-        _add_node_rows(rows, paid_columns)
+        _add_node_rows(program, paid_columns)
     if day.is_by_unit:
-        _add_life_rows(rows)
+        _add_life_rows(program)
     if not day.is_paid_all_day:
         hours, prices = day.cells_h(), day.prices()
         for (q, c), column in np.ndenumerate(paid_columns):
             if not day.is_by_unit or day.pools[c].node is not None:
-                rows.cost[int(column)] += float(hours[q] * prices[c])
+                program.cost[int(column)] += float(hours[q] * prices[c])
     for cut in cuts:
         is_kept_anyway = any(size < least[t, c] for t, c, size in cut)
         if len(cut) > 1 and not is_kept_anyway:  # `least` already keeps the cuts of one entry.
-            rows.add_any_of([rows.column_if_larger(t, c, size) for t, c, size in cut if size < most[t, c]])
+            program.add_any_of(
+                [program.column_if_larger(t, c, size) for t, c, size in cut if size < most[t, c]]
+            )
     for workers in excluded:
         if ((workers >= least) & (workers <= most)).all():
-            rows.exclude(workers)
-    point = minimise_program(rows.to_program(), time_limit_s=time_limit_s)
+            program.exclude(workers)
+    point = minimise_program(program.to_program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
     bound = max(point.bound * (1 - TOLERANCE), 0.0)
     if point.x is None:
         return CheapestSizes(None, math.inf, bound, is_optimal=False)
-    workers = point.x[rows.size_columns].astype(np.int64)
-    usd = float(np.array(rows.cost) @ point.x)
+    workers = point.x[program.size_columns].astype(np.int64)
+    usd = float(np.array(program.cost) @ point.x)
     return CheapestSizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
 
 
@@ -505,68 +507,72 @@ class _DayProgram(ProgramBuilder):
         return self._side_columns[t, c, size, False]
 
 
-def _add_paid_rows(rows: _DayProgram) -> Ints:
+def _add_paid_rows(program: _DayProgram) -> Ints:
     """Add paid_qct and stock_qk; returns the columns of y (Q, C)."""
-    day = rows.day
+    day = program.day
     paid_columns = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
         for q, steps in enumerate(day.paying_steps(c)):
             if len(steps) == 1:  # One step alone is paid in the cell, so y_qc is its x_tc.
-                paid_columns[q, c] = rows.size_columns[steps.start, c]
+                paid_columns[q, c] = program.size_columns[steps.start, c]
                 continue
-            paid_columns[q, c] = rows.add_variable(float(pool.most), low=float(pool.least))
+            paid_columns[q, c] = program.add_variable(float(pool.most), low=float(pool.least))
             for t in steps:
-                rows.add_row({int(paid_columns[q, c]): 1.0, int(rows.size_columns[t, c]): -1.0}, 0.0)
+                program.add_row({int(paid_columns[q, c]): 1.0, int(program.size_columns[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
         # Where the largest pools together are within the stock, the row always holds and is left out.
         if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
             for in_cell in paid_columns:
-                rows.add_row({int(in_cell[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
+                program.add_row({int(in_cell[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
     return paid_columns
 
 
-def _add_node_rows(rows: _DayProgram, paid: Ints) -> None:
-    """Add node_qk, and to the objective what the idle GPUs of nodes cost. `paid` (Q, C): the columns of y."""
-    hours = rows.day.cells_h()
-    for node, pools in rows.day.pools_by_node_kind().values():
-        gpus = {c: float(rows.day.pools[c].gpus) for c in pools}
-        most_nodes = math.ceil(sum(count * rows.day.pools[c].most for c, count in gpus.items()) / node.gpus)
-        for q, in_cell in enumerate(paid):
+def _add_node_rows(program: _DayProgram, paid_columns: Ints) -> None:
+    """Add node_qk, and to the objective what the idle GPUs of nodes cost. `paid_columns` (Q, C) are those of
+    y.
+    """
+    hours = program.day.cells_h()
+    for node, pools in program.day.pools_by_node_kind().values():
+        gpus = {c: float(program.day.pools[c].gpus) for c in pools}
+        most_nodes = math.ceil(
+            sum(count * program.day.pools[c].most for c, count in gpus.items()) / node.gpus
+        )
+        for q, in_cell in enumerate(paid_columns):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
             terms = {int(in_cell[c]): -count for c, count in gpus.items()}
             for column, weight in terms.items():
-                rows.cost[column] += weight * idle_usd
-            nodes = rows.add_variable(most_nodes, cost=node.gpus * idle_usd)
-            rows.add_row(terms | {nodes: float(node.gpus)}, 0.0)
+                program.cost[column] += weight * idle_usd
+            nodes = program.add_variable(most_nodes, cost=node.gpus * idle_usd)
+            program.add_row(terms | {nodes: float(node.gpus)}, 0.0)
 
 
-def _add_day_rows(rows: _DayProgram, paid: Ints) -> None:
-    """Add day_qk, and to the objective what is paid all day. `paid` (Q, C): the columns of y."""
-    day, hours = rows.day, float(rows.day.edges_s[-1]) / HOUR_S
+def _add_day_rows(program: _DayProgram, paid_columns: Ints) -> None:
+    """Add day_qk, and to the objective what is paid all day. `paid_columns` (Q, C) are those of y."""
+    day, hours = program.day, float(program.day.edges_s[-1]) / HOUR_S
     for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
         gpus = {c: float(day.pools[c].gpus) for c in pools}
         most_nodes = math.ceil(sum(count * day.pools[c].most for c, count in gpus.items()) / node_gpus)
-        nodes = rows.add_variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
-        for in_cell in paid:
+        nodes = program.add_variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
+        for in_cell in paid_columns:
             terms = {int(in_cell[c]): -count for c, count in gpus.items()}
-            rows.add_row(terms | {nodes: float(node_gpus)}, 0.0)
+            program.add_row(terms | {nodes: float(node_gpus)}, 0.0)
 
 
-def _add_life_rows(rows: _DayProgram) -> None:
+def _add_life_rows(program: _DayProgram) -> None:
     """Add lives_tc, and to the objective what the lives cost, for the pools whose GPUs are sold singly."""
-    day, prices = rows.day, rows.day.prices()
+    day, prices = program.day, program.day.prices()
     for c, pool in enumerate(day.pools):
         if pool.node is not None:
             continue
-        step_terms: list[dict[int, float]] = [{int(column): -1.0} for column in rows.size_columns[:, c]]
+        step_terms: list[dict[int, float]] = [{int(column): -1.0} for column in program.size_columns[:, c]]
         for _, units, steps in possible_worker_lives(day, pool.start_s):
             usd = float(units * day.unit_s / HOUR_S * prices[c])
-            z = rows.add_variable(float(pool.most), cost=usd)
+            z = program.add_variable(float(pool.most), cost=usd)
             for t in steps:
                 step_terms[t][z] = 1.0
         for terms in step_terms:
-            rows.add_row(terms, 0.0)
+            program.add_row(terms, 0.0)
 
 
 def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:

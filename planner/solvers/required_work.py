@@ -147,8 +147,8 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     """The table of this module's docstring. With `guess_pace` a limit on gaps counts too, for
     `guess_slo_work`.
 
-    The lines of a class require the work of this many requests of that class. So of all requests at least the
-    sum over the classes is required, by the loosest deadline of the classes. Which requests these are is left
+    The lines of a class require the work of some number of its requests. So of all requests at least the sum
+    of these numbers is required, by the loosest deadline of the classes. Which requests these are is left
     open, so whatever follows is a lower bound.
     """
     of_all = tuple(limit for limit in slo.limits if limit.selector is None)

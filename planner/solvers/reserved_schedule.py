@@ -76,7 +76,7 @@ class GpuOffer:
         return max(price for price in prices if price is not None)
 
     def reservable(self, gpus: float) -> float:
-        """How many of this many GPUs may be reserved."""
+        """How many of `gpus` GPUs may be reserved."""
         if self.reserved_usd_per_h is None:
             return 0
         return gpus if self.most_reserved is None else min(gpus, self.most_reserved)

@@ -107,7 +107,9 @@ class Plan:
         return agent_figures(self.trace, self.simulation, self.bill.usd_per_h)
 
     def _usd_per_million(self, tokens: float) -> float:
-        """The bill for the time that the fleet serves its traffic, per million of this many tokens."""
+        """The bill for the time that the fleet serves its traffic, in USD per million tokens if it serves
+        `tokens` tokens in that time.
+        """
         hours = served_s(self.trace, self.simulation) / HOUR_S
         return float(self.bill.usd_per_h * hours / tokens * 1e6)
 
