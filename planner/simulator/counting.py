@@ -226,7 +226,9 @@ def see_late(state, time_s):
 
 @kernel_jit
 def release_next(state, closed_loop, time_s):
-    """In a closed loop, let requests arrive now until this many are under way. Called after every event."""
+    """In a closed loop, let requests arrive now until `closed_loop` of them are under way. Called after every
+    event.
+    """
     if closed_loop > 0:
         released = state.counters[RELEASED]
         while released < len(state.requests) and released - state.counters[DONE] < closed_loop:
@@ -279,8 +281,8 @@ def record_gap(state, w, start_s, gap_s, sequences):
 
 @where_has("classes", lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
-    """Record the gaps of the first `sequences` decodes of lane l once more, for each class with a limit on
-    tbt: once where a class has several (`is_new`).
+    """Record the gaps of the first `sequences` decodes of lane l once more for each class that has a limit on
+    tbt, or several: `is_new` is true at the first of them.
     """
     for k in range(len(state.limits)):
         of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT

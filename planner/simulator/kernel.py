@@ -742,7 +742,8 @@ def simulate_events(fields, closed_loop, stop_early):
     if following < len(state.disturbances):
         set_time(state, link + 1, state.disturbances[following].time_s)
     front_end_s = state.policy[FRONT_END_S]
-    # No further request is late until then. Those of sessions are not in order of arrival and not looked at.
+    # Before then no request becomes late (`see_late`). Requests of sessions are not in order of arrival, so
+    # they are not looked at.
     seen_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
     while state.counters[DONE] < n:
         entity, time_s = state.heap[0], next_time_s(state)

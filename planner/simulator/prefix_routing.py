@@ -25,8 +25,9 @@ pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of
     all where none of those is up and has room.
 tenant-round-robin: the next worker in turn, for each tenant by itself.
 
-All see caches as the router knows them (caches.py): min-ttft and pinned-prefix what is computed, the others
-what they sent. tenant-round-robin looks at no cache. Letters: w is a worker, r the request that is routed.
+All policies see caches as the router knows them (caches.py): min-ttft and pinned-prefix know what was
+computed, and the others take for cached what they have sent. tenant-round-robin looks at no cache. Letters: w
+is a worker, r the request that is routed, q an earlier request, in e2's window.
 """
 
 from __future__ import annotations
@@ -180,9 +181,9 @@ def _missed_tokens(state, w, r):
 
 @kernel_jit
 def _least_score(state, r, by_seconds):
-    """The worker for min-ttft (`by_seconds`) or prefix-affinity.
-
-    By seconds the match counts through the prefill that it saves, so the longest match is no aim of its own.
+    """The worker with the longest match, among equals the lowest score (prefix-affinity); or `by_seconds` the
+    one with the least seconds of pending work and missed prefill (min-ttft), which counts the match by the
+    prefill that it saves. NONE if no worker can hold the request.
     """
     caches, need = state.caches, _needed_blocks(state, r)
     best, best_match, best_s = NONE, NONE, np.inf
@@ -201,7 +202,9 @@ def _least_score(state, r, by_seconds):
 
 @kernel_jit
 def _pinned_worker(state, r):
-    """The worker for pinned-prefix."""
+    """By pinned-prefix: of the workers on which the longest pinned prefix of request r is pinned, the one
+    with the least seconds; of all workers if none of those can hold the request.
+    """
     caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
     for i in range(cacheable_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
@@ -225,7 +228,10 @@ def _pinned_worker(state, r):
 
 @kernel_jit
 def _cache_aware_worker(state, r):
-    """The worker for cache-aware."""
+    """By cache-aware: the worker with the fewest requests while workers differ too much in requests, else
+    that with the longest match or, if the match is too short, with the smallest cache. NONE if no worker can
+    hold the request.
+    """
     caches, need = state.caches, _needed_blocks(state, r)
     most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
     idlest, smallest, nearest = NONE, NONE, NONE
@@ -254,7 +260,9 @@ def _cache_aware_worker(state, r):
 
 @kernel_jit
 def _e2_worker(state, r, time_s):
-    """The worker for e2 and e2-dynamic; the request is added to the window."""
+    """By e2 or e2-dynamic, as the module's docstring says: the worker for request r, which is added to the
+    window. NONE if no worker can hold it.
+    """
     caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
     move_e2_window(state, time_s)
     _expect_decodes(state)
@@ -373,8 +381,8 @@ def _split_subtrees(state, r, nodes, newest):
     q = caches.numbers[FIRST_ROUTED]
     while q != NONE:
         if _is_below(state, q, nodes, prefix):
-            at = caches.workers[caches.prompts[q].worker]
-            own_s = caches.prompts[q].prefill_s + at.decode_s / at.routed
+            cache = caches.workers[caches.prompts[q].worker]
+            own_s = caches.prompts[q].prefill_s + cache.decode_s / cache.routed
             caches.prefixes[node_at(state, q, nodes)].load_s += own_s
             load_s += own_s
         q = caches.prompts[q].next
@@ -459,13 +467,13 @@ def _eviction_s(state, w, r, most_s, time_s):
     ends once it reaches `most_s`. A node of which another copy stays is worth nothing.
     """
     caches, worker = state.caches, state.workers[w]
-    cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
+    cache, node_blocks = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.routed == 0:
         return 0.0
     taken = _taken_blocks(state, w, time_s)
     evict_idle(state, w, taken, time_s)
     free = state.types[worker.type].kv_blocks - worker.used_blocks - taken - cache.idle_blocks
-    missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * each - free
+    missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * node_blocks - free
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
@@ -479,7 +487,10 @@ def _eviction_s(state, w, r, most_s, time_s):
 
 @kernel_jit
 def _d2lpm_worker(state, r):
-    """The worker for d2lpm; it is paid for with the tenant's credit there."""
+    """By d2lpm: of the workers on which the tenant of request r has credit, the one with the fewest requests
+    among the longest matches, else among all. The tenant pays for the missed tokens from its credit there.
+    NONE if no worker can hold the request.
+    """
     caches, need = state.caches, _needed_blocks(state, r)
     credit = caches.worker_credit[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
@@ -492,7 +503,8 @@ def _d2lpm_worker(state, r):
             most = max(most, credit[w])
     if longest == NONE:
         return NONE
-    # Once is enough but for rounding: so many quanta that the tenant has credit on some worker that fits.
+    # Each worker gets as many quanta as give the tenant credit on some worker. Rounding may leave that at 0;
+    # then one more round follows.
     while most <= 0.0:
         quanta = np.floor(-most / quantum) + 1.0
         most += quanta * quantum
@@ -513,7 +525,7 @@ def _d2lpm_worker(state, r):
 
 @kernel_jit
 def _tenants_turn(state, r):
-    """The worker for tenant-round-robin."""
+    """By tenant-round-robin: the next worker in its tenant's turn that can hold r; NONE if none can."""
     caches, need, size = state.caches, _needed_blocks(state, r), state.counters[SIZE + FRONT]
     tenant = caches.prompts[r].tenant
     for _ in range(size):

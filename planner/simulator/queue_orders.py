@@ -112,9 +112,9 @@ def _count_waiting_prompt(state, w, r):
         for v in range(tenants.shape[1]):
             if tenants[w, v].waiting > 0:
                 least = min(least, tenants[w, v].served)
-        served = state.caches.workers[w].served_tenant
-        if least == np.inf and served != NONE:
-            least = tenants[w, served].served
+        last_tenant = state.caches.workers[w].served_tenant
+        if least == np.inf and last_tenant != NONE:
+            least = tenants[w, last_tenant].served
         if least < np.inf:
             tenant.served = max(tenant.served, least)
     tenant.waiting += 1
@@ -214,7 +214,7 @@ def _next_by_group(state, w):
     Group 0 has the smallest cached share. If no group with a waiting prompt may send, a new round begins.
     """
     caches = state.caches
-    firsts, left = caches.firsts, caches.group_left  # What each group may still send in this round.
+    firsts, may_send = caches.firsts, caches.group_left  # Prompts that a group may still send in this round.
     groups = len(firsts)
     firsts[:] = NONE
     r = state.workers[w].first_waiting
@@ -227,10 +227,10 @@ def _next_by_group(state, w):
         r = state.requests[r].right
     while True:
         for group in range(groups - 1, -1, -1):
-            if firsts[group] != NONE and left[w, group] > 0:
+            if firsts[group] != NONE and may_send[w, group] > 0:
                 return firsts[group]
         for group in range(groups):
-            left[w, group] = group + 1
+            may_send[w, group] = group + 1
 
 
 @small_jit

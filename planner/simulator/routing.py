@@ -234,7 +234,8 @@ def _random_with_room(state, pool, r, need, policy, time_s):
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
-        # Candidates are counted, numbers below the count are drawn, and candidates are counted down to these.
+        # Candidates are counted, and one or two numbers below the count are drawn. The second loop counts
+        # down to the candidates with these numbers.
         count = 0
         for i in range(state.counters[SIZE + pool]):
             count += _has_room_now(state, state.pools[pool, i], need, blocks, is_strict, time_s)
