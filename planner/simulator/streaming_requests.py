@@ -1,6 +1,6 @@
 """Simulate long traces in little memory: a request has its record in memory only while it is under way.
 
-A record (`layout.REQUEST`) has 27 fields, and the results of a request take a quarter of its bytes. The
+A record (`layout.REQUEST`) has 28 fields, and the results of a request take a quarter of its bytes. The
 records of all requests are one array of reserved memory, of which the operating system hands out a page when
 something is written there. The kernel (`planner/simulator/kernel.py`) pauses every CHUNK_REQUESTS requests.
 At a pause the records of the next requests are written, the results of all finished chunks are read, and the
