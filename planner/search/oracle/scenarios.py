@@ -190,12 +190,12 @@ class Scenarios:
             # Superposing fewer copies draws fewer requests, so nothing is left to thin out afterwards.
             rate_rps = self.task.rate_rps * growth_factor / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
-        rate_rps = None if self.task.rate_rps is None else self.task.rate_rps * growth_factor
+        grown_rps = None if self.task.rate_rps is None else self.task.rate_rps * growth_factor
         if way in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
-            if rate_rps is None and growth_factor > 1:
-                rate_rps = trace.rate_rps * growth_factor
-        requests, _ = requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)
+            if grown_rps is None and growth_factor > 1:
+                grown_rps = trace.rate_rps * growth_factor
+        requests, _ = requested_traffic(trace, replace(self.task, rate_rps=grown_rps), seed=seed)
         return thin_trace(requests, self.downscale, rng)
 
 
