@@ -46,7 +46,7 @@ from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose_within_limits
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
-# The next WAVE questions are chosen among so many of the cheapest corners of one LLM, several of which may
+# The next WAVE questions are chosen among this many of the cheapest corners of one LLM, several of which may
 # belong to one design. Set by hand.
 MOST_LOOKED_AT = 4 * WAVE
 
@@ -303,7 +303,9 @@ class _DesignTable:
         return questions
 
     def _most(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
-        """Most workers of the k-th pool beside those of the other, within the limits and below `ceiling`."""
+        """The most workers of the k-th pool beside the counts of the other in `vector`, within the limits and
+        below `ceiling`.
+        """
         other_weight, other_uses = self._weight_and_uses(design, (*vector[:k], 0, *vector[k + 1 :]))
         terms, counts = self.terms[design.pools[k]], design.counts(vector)
         option, others = counts[k][0], (*counts[:k], *counts[k + 1 :])
@@ -346,8 +348,9 @@ def _choose(
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """The columns that no other column dominates, one that is known to hold, weighs no more and uses no more
-    of any limit. Of columns with equal figures one stays: the first that holds, otherwise the first.
+    """The columns that no other column dominates. One column dominates another if it is known to hold, weighs
+    no more and uses no more of any limit. Of columns with equal figures one stays: the first that holds, or
+    else the first.
     """
     by_figures: dict[tuple[float, ...], _Column] = {}
     for column in columns:

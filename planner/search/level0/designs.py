@@ -35,7 +35,7 @@ FIRST_STRIDE_PARTS = 8
 # A row is searched upwards from the least count that suffices beside a perfect partner, if counts up to more
 # than NEAR_CORNER times that one are possible; otherwise by bisection.
 NEAR_CORNER = 1.1
-# If the most workers that could pay are less than so many times the guess, these are simulated at once,
+# If the most workers that could pay are less than this many times the guess, these are simulated at once,
 # because one failure rules the pool out.
 NEAR_GUESS = 1.5
 
@@ -121,8 +121,8 @@ class PoolQuestion:
     def of(cls, pool: DesignPool, most: int) -> PoolQuestion:
         """The next question about a pool: first whether any count up to `most` suffices, then how few do.
 
-        Counts go from a guess upwards in growing strides until one suffices, then downwards likewise, and
-        last by bisection between a failed and a sufficient count.
+        Counts go up from a guess in growing strides until one suffices. If the guess itself suffices, they go
+        down from it in the same way. Last comes bisection between a failed and a sufficient count.
         """
         failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
         guess, stride = item.likely, max(item.likely // FIRST_STRIDE_PARTS, 1)
@@ -134,7 +134,7 @@ class PoolQuestion:
             is_most_near = item.busy is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
-        # The mirrored rule for the way down; once it leaves the open counts, bisection takes over.
+        # The same rule, mirrored, for the way down. Once it gives a count that is known, bisection follows.
         count = 2 * suffices - guess - stride if suffices <= guess else guess
         return cls(pool, count if failed < count < suffices else (failed + suffices) // 2)
 

@@ -23,10 +23,10 @@ from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import PricedNode, node_of
 
 # The first four numbers bound time and memory, and are set by hand.
-MOST_CANDIDATES = 4_000  # At most so many fleets are listed.
-BATCH_COMBINATIONS = 2_000  # So many combinations of options are filled at once.
-MOST_SUBSETS = 20_000  # So many combinations are made, and looked at, at once: a few MB.
-MOST_COUNTS = 12  # At most so many counts of an option are combined with those of the others.
+MOST_CANDIDATES = 4_000  # At most this many fleets are listed.
+BATCH_COMBINATIONS = 2_000  # This many combinations of options are filled at once.
+MOST_SUBSETS = 20_000  # At most this many combinations are made and looked at in one array: a few MB.
+MOST_COUNTS = 12  # At most this many counts of an option are combined with those of the others.
 NONE = -1  # The number of the filler option's role, of its drafts and of its kind.
 
 Ints = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ def _subsets(n: int, size: int) -> Iterator[Ints]:
         return
     sets = np.zeros((1, 0), dtype=np.int64)
     for width in range(size):
-        # Before each number below n stand those sets of `width` numbers whose first one is larger.
+        # Each number below n is put before those sets of `width` numbers whose first one is larger.
         least = sets[:, 0] if width else np.full(1, n)
         begin = np.searchsorted(least, np.arange(n), side="right")
         repeats = len(sets) - begin
@@ -198,8 +198,8 @@ class _OptionArrays:
         return self._on_whole_nodes(combination_of, chosen, counts)
 
     def _most_workers(self, option: Ints, spent: Floats, unused: Sequence[Floats]) -> Floats:
-        """The most workers (R,) of an `option` (R,) with which fleets that have `spent` so much of the value
-        stay below it, and within what is `unused` of every limit.
+        """The most workers (R,) of an `option` (R,) with which fleets, whose other workers have `spent` a
+        part of the value, stay below it and within what is `unused` of every limit.
         """
         of_worker = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -215,8 +215,8 @@ class _OptionArrays:
     def _on_whole_nodes(
         self, combination_of: Ints, chosen: Ints, counts: Floats
     ) -> tuple[Ints, Ints, Floats]:
-        """The same fleets where whole nodes are paid, with fewer workers of the last option if they would be
-        too dear. Fleets that are too dear with one worker of it are left out.
+        """The same fleets. Where whole nodes are paid, those that would be too dear have fewer workers of the
+        last option, and those that are too dear even with one such worker are left out.
         """
         is_below = self._price_test(chosen, counts)
         if is_below is not None and len(counts):

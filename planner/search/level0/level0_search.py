@@ -45,7 +45,7 @@ WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level
 # simulation of the search did, divided by this. Set by hand.
 FAR_SOONER = 8
 # An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is taken to need
-# so many times the guessed workers. Set by hand.
+# this many times the guessed workers. Set by hand.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
@@ -391,8 +391,8 @@ def workers_for_backlog_test(
     problem: Problem, option: Option, workers: Callable[[Option, TraceLengths, float], float]
 ) -> float:
     """About how many decode workers pass the backlog test behind a prefill that takes no time
-    (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in so
-    many seconds.
+    (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in
+    that time.
 
     The test allows half of the last tenth of the requests to wait longer than twice the SLO's patience. So
     all requests up to the middle of that tenth must be served by then.

@@ -31,7 +31,7 @@ Holds = Callable[[Counts], bool]
 """Simulates a fleet and returns whether it keeps the SLO."""
 
 WAVE = 4
-"""So many searches run in parallel and are compared with the same incumbent. The number is fixed, so that
+"""This many searches run in parallel and are compared with the same incumbent. The number is fixed, so that
 answers do not depend on the number of cores.
 """
 
@@ -42,7 +42,7 @@ answers do not depend on the number of cores.
 PRICE_GROWTH = 1.3
 _COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
 _NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
-_TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
+_TOO_MANY = 64  # `Bounded.too_many` is this many times the least or the likely count.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Learned:
 class Search:
     """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
-    Four are by the name of an option: `least_holding` is the least count known to hold, `most_failed` the
-    largest known to fail. `learned` is what is known of its pool beside a perfect partner, `refuted` why it
-    is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper
-    fleet was simulated or has too few workers for the work. `assumed` are the pruning rules that were relied
-    on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
-    `cheaper_simulated` how many of these were simulated. `counted` caches a value and the number of fleets
-    below it.
+    Four fields say something of each option, by its name: `least_holding` is the least count known to hold,
+    `most_failed` the largest known to fail, `learned` what is known of its pool beside a perfect partner,
+    `refuted` why it is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`:
+    every cheaper fleet was simulated or has too few workers for the work. `assumed` are the pruning rules
+    that were relied on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None:
+    infinitely many), `cheaper_simulated` how many of these were simulated. `counted` caches a value and the
+    number of fleets below it.
     """
 
     limits: FleetLimits

@@ -24,8 +24,8 @@ from planner.parallel.executors import parallel_width
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A task multiplies its own effort by this, as if so many tasks of its wave ran at once and spent as much. The
-# number is fixed, so that what a limit on effort allows does not depend on the number of cores.
+# A task multiplies its own effort by this, as if this many tasks of its wave ran at once and each spent as
+# much. The number is fixed, so that what a limit on effort allows does not depend on the number of cores.
 AT_ONCE = 2
 
 

@@ -51,9 +51,9 @@ from planner.traffic.trace import Trace
 INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
-LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so many requests.
+LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating this many requests.
 
-# A request takes so many times as long to simulate on some fleets as on an ordinary one. Over whole plans
+# A request takes this many times as long to simulate on some fleets as on an ordinary one. Over whole plans
 # with compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with
 # drafts. With prefix caches every block of a prompt is looked up: on four traces (2026-11-26) requests of 14,
 # 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long. The line through these times begins at
@@ -113,7 +113,7 @@ class Answers:
 
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     headrooms: dict[tuple[object, ...], MeasuredHeadroom] = field(default_factory=dict)
-    # By trace and share of more traffic: the trace with so much more, and a cache for it (headroom.py).
+    # By trace and share: the trace with that share more traffic, and a cache for it (headroom.py).
     busier: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
     file: AnswerFile | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
     # Queries that some thread is simulating; its event is set when the answer is cached.
@@ -186,7 +186,7 @@ class Oracle:
     `verdicts` holds whether each fleet held that was simulated so far, by the names and counts of its
     options. Simulations run in this process or in others (simulation_queries.py).
 
-    `step_time_sigmas`: step times of (prefills, decodes) lie so many standard deviations of their spread
+    `step_time_sigmas`: step times of (prefills, decodes) lie this many standard deviations of their spread
         above the medians.
     `of_pairs`: the policies of fleets with prefill and decode workers, where they differ from `policies`.
     `refuted_below`: fleets with a lower objective are not simulated and count as failing, because an earlier
@@ -195,8 +195,8 @@ class Oracle:
         most of them fail on it.
     `spot`: the terms of spot workers, by the GPU's name.
     `scenario`: what is simulated in place of `trace`.
-    `downscale`: `trace` holds one request in so many, and a pool is simulated with one worker in so many,
-        rounded down (scale_model.py).
+    `downscale`: `trace` holds 1 / `downscale` of the requests, and a pool is simulated with 1 / `downscale`
+        of its workers, rounded down (scale_model.py).
     `until`: the time, on the clock of work_clock.py, from which on simulations of scenarios raise
         StoppedError.
     """
@@ -331,7 +331,7 @@ class Oracle:
         """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
         while missed <= self.may_miss < missed + len(undecided):
-            # Fewer verdicts cannot decide, however they turn out, so at least so many run side by side.
+            # Fewer verdicts cannot decide, however they turn out, so these run side by side.
             least_needed = min(self.may_miss + 1 - missed, missed + len(undecided) - self.may_miss)
             missed += self._missed_by(counts, undecided[:least_needed])
             undecided = undecided[least_needed:]
@@ -646,7 +646,7 @@ def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ...]]:
-    """The largest sets of workers of each pool that fit on so many nodes of this GPU."""
+    """The largest sets of workers of each pool that fit on this many nodes of this GPU."""
     is_of_base = [option.type.gpu.base == base for option, _ in counts]
     lost_gpus = nodes * max(
         int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)

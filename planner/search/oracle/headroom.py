@@ -19,8 +19,8 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
 from planner.traffic.scaling import with_times_the_traffic
 
-# Of a trace with at most so many requests, so many shares below the result are simulated. A question on 40
-# requests said +36 % where its fleet missed the SLO at +18 %.
+# For a trace with at most SHORT_TRACE_REQUESTS, PROBES shares below the result are simulated too. A question
+# on 40 requests said +36 % where its fleet missed the SLO at +18 %.
 SHORT_TRACE_REQUESTS, PROBES = 1_000, 8
 
 

@@ -48,9 +48,9 @@ TESTED = 2
 SEARCH_REQUESTS = 1_000_000
 SEARCH_LEAST = 20
 SEARCH_MOST = 32
-# Step times are spread evenly over so many scenarios of a test, which are a block.
+# Step times are spread evenly over this many scenarios of a test, which are a block.
 TEST_BLOCK = 32
-# Scenarios of one kind stay in memory up to so many requests together, more than a test has.
+# Scenarios of one kind stay in memory up to this many requests together, more than a test has.
 KEPT_REQUESTS = 7_000_000
 # These numbers end the seeds of draws beside a scenario's requests, so that each draws numbers of its own.
 STEP_TIME_STREAM = 1
@@ -89,7 +89,7 @@ class Scenarios:
 
     `trace` is the whole trace, as it was read; a scenario has about `requests` requests. Step times are
     spread evenly over the first `count` scenarios, and over each TEST_BLOCK after them. One request in
-    `downscale` is drawn, as if there were so many times fewer users (production/scale_model.py).
+    `downscale` is drawn, as if there were this many times fewer users (production/scale_model.py).
 
     The first `count` scenarios stay in memory, and others up to KEPT_REQUESTS; the rest are drawn again at
     each access.

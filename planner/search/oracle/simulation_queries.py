@@ -32,7 +32,8 @@ from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 # The simulator's arrays of a scenario are reused from query to query, unless it has more requests than this:
 # there are dozens of scenarios, and their arrays would fill the memory.
 MOST_REUSED_REQUESTS = 20_000
-MOST_REPLAYS = 16  # A worker process keeps the `TraceSimulations` of so many traffics; the oldest goes first.
+# A worker process keeps the `TraceSimulations` of this many traffics; the oldest goes first.
+MOST_TRAFFICS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,13 @@ class QueryRunner:
     def __init__(self, traffic: Trace | Scenario, *, reused: bool) -> None:
         self._traffic, self._reused = traffic, reused
         self._lock = threading.Lock()
-        self._replay: TraceSimulations | None = None
+        self._simulations: TraceSimulations | None = None
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """As `Replay.answer`, in this process or in a worker process."""
+        """As `TraceSimulations.answer`, in this process or in a worker process."""
         if (crew := current_crew()) is None:
             with current_slot():
-                return self._own_replay().answer(query)
+                return self._own_simulations().answer(query)
         reference, key = _send_trace(crew, self._traffic)
         holds, seen = crew.start_item(_answer_in_worker, reference, (key, query, self._reused))()
         return bool(holds), int(seen)
@@ -163,15 +164,15 @@ class QueryRunner:
         verdict: Verdict = crew.start_item(_judge_in_worker, reference, query)()
         return verdict
 
-    def _own_replay(self) -> TraceSimulations:
+    def _own_simulations(self) -> TraceSimulations:
         """The `TraceSimulations` of this process, made when it is first needed."""
         with self._lock:
-            if self._replay is None:
+            if self._simulations is None:
                 trace = _trace_of(self._traffic)
-                self._replay = TraceSimulations(
+                self._simulations = TraceSimulations(
                     trace, reused=self._reused or len(trace) <= MOST_REUSED_REQUESTS
                 )
-            return self._replay
+            return self._simulations
 
 
 def _trace_of(traffic: Trace | Scenario) -> Trace:
@@ -221,22 +222,24 @@ def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(make_writable(trace), query)
 
 
-_replays: dict[str, TraceSimulations] = {}  # The replays of this worker process, by the name of the traffic.
+_simulations: dict[str, TraceSimulations] = {}  # Those of this worker process, by the name of the traffic.
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
-    """As `Replay.answer`, run in a worker process: `item` is the traffic's name, the query, and `reused`."""
+    """As `TraceSimulations.answer`, run in a worker process: `item` is the traffic's name, the query, and
+    `reused`.
+    """
     name, query, reused = item
     with _lock:
-        replay = _replays.get(name)
-        if replay is None:
-            while len(_replays) >= MOST_REPLAYS:
-                del _replays[next(iter(_replays))]
+        simulations = _simulations.get(name)
+        if simulations is None:
+            while len(_simulations) >= MOST_TRAFFICS:
+                del _simulations[next(iter(_simulations))]
             writable = make_writable(trace)
-            replay = _replays[name] = TraceSimulations(
+            simulations = _simulations[name] = TraceSimulations(
                 writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS
             )
-    return replay.answer(query)
+    return simulations.answer(query)
 
 
 def make_writable(trace: Trace) -> Trace:

@@ -21,8 +21,8 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.plan_problem import Problem, refuted_below
 from planner.search.production.like_price import LIKE_PRICE_FRAC, below_like_price
 
-# All cheaper fleets are simulated if that takes at most so many simulated requests, about 7 CPU seconds. The
-# plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets in that.
+# All cheaper fleets are simulated if that takes at most this many simulated requests, about 7 CPU seconds.
+# The plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets in that.
 MOST_EFFORT = 6_000_000
 
 

@@ -55,13 +55,13 @@ MOST_SEARCH_REQUESTS = 8_000_000
 # Gains are divided by the price of the added workers, but at least by this (in the objective's unit). So
 # workers on owned GPUs, which are free, are preferred to all others.
 LEAST_PRICE_STEP = 1e-9
-# Where the fleet on paper, grown, costs more than so many times its price, fleets of other designs are grown
+# If the grown fleet costs more than this many times its price on paper, fleets of other designs are grown
 # too: the search, which goes up from the price on paper, often ends before it comes so far. Llama-3.1-70B at
 # 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
 FAR_ABOVE_PAPER = 1.5
-# Growing other designs may simulate so many requests, about 5 CPU seconds.
+# Growing other designs may simulate this many requests, about 5 CPU seconds.
 OTHER_DESIGNS_EFFORT = 4_000_000
-# A search begins with so many more of the hardest scenarios than a fleet may miss. Set by hand.
+# A search begins with this many more of the hardest scenarios than a fleet may miss. Set by hand.
 HARDEST_SCENARIOS = 4
 
 
@@ -219,7 +219,9 @@ def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
 
 
 def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
-    """The fleet with as many workers of pool `k` as the limits allow, at most MOST_GROWTH times as many."""
+    """The fleet with as many workers of pool `k` as the limits allow, at most MOST_GROWTH times those of
+    `counts`.
+    """
     _, at_first = counts[k]
     for more in range((MOST_GROWTH - 1) * at_first, 0, -1):
         larger = owned_first(problem, add_workers(counts, more, [k]))

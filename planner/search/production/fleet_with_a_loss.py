@@ -39,8 +39,9 @@ MOST_WORKERS_CHANGED = 2
 MOST_KINDS_CHANGED = 4
 # Fleets with other worker types have up to this many workers of another type beside a pool of production.
 MOST_OTHER_WORKERS = 2
-MOST_OTHER_FLEETS = 4  # At most so many fleets with other worker types are simulated.
-MOST_COMBINATIONS = 1_000  # At most so many neighbours, or fleets with other types, are built to choose from.
+MOST_OTHER_FLEETS = 4  # At most this many fleets with other worker types are simulated.
+# At most this many neighbours, or fleets with other worker types, are built to choose from.
+MOST_COMBINATIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,8 +178,8 @@ def _cheapest_n_plus_one(
     if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds(filled):
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
     below = min(map(objective_of, candidates), default=math.inf)
-    cheapest = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective_of)
-    likely = [each for each in cheapest if objective_of(each) > objective_of(best) * (1 + SAME_FRAC)]
+    known = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective_of)
+    likely = [each for each in known if objective_of(each) > objective_of(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
         is_open = objective_of(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
         if is_open and lossy.oracle.holds(counts):

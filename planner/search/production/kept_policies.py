@@ -35,10 +35,10 @@ from planner.search.production.scale_model import FULL_REQUESTS
 from planner.search.production.scenario_test import FleetTrial
 from planner.search.production.three_answers import Production, production_or_paper, with_answers
 
-# After the race production is searched with at most so many policies, the most promising first. Each such
+# After the race production is searched with at most this many policies, the most promising first. Each such
 # search takes about as long as the first one. Both numbers are set by hand.
 MOST_SEARCHED = 2
-# The race may simulate so many times as many requests as the search on paper.
+# The race may simulate this many times as many requests as the search on paper.
 RACE_EFFORTS = 2
 
 Searched = tuple[Problem, FleetSearch]
@@ -182,7 +182,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
     ]
     if tested:
         return min(tested, key=lambda each: each.value)
-    if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of so many requests take too long.
+    if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of this many requests take too long.
         return None
     effort = max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
     near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))

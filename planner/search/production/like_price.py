@@ -21,7 +21,7 @@ from planner.traffic.scaling import SAME_FRAC
 # Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
 # than that, so the fleet with more headroom is worth more than the difference.
 LIKE_PRICE_FRAC = 0.01
-# At most so many fleets of like price are compared by headroom, with at most this effort [requests].
+# At most this many fleets of like price are compared by headroom, with at most this effort [requests].
 MOST_LIKE_PRICE = 16
 LIKE_PRICE_EFFORT = 1_000_000
 # Another fleet of like price is preferred if its headroom is larger by this factor. Less is not worth the

@@ -48,9 +48,9 @@ KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # Without a known fleet the rate is lowered to this share at a time until a fleet is found.
 FALL_FRAC = 0.5
-# Once a rate is known the next steps are small, so many times `step_frac`: NEXT_STRIDE_STEPS for other worker
-# types, which sustain little more than the first ones, and NEAR_STRIDE_STEPS if a rate has failed, which is
-# near.
+# Once a rate is known to be sustained the next strides are small. They are these many times `step_frac`:
+# NEXT_STRIDE_STEPS for other worker types, which sustain little more than the first ones; NEAR_STRIDE_STEPS
+# if a rate is known to fail, which is near then.
 NEXT_STRIDE_STEPS = 8
 NEAR_STRIDE_STEPS = 4
 # After a failed test the traffic is lowered by this share.
@@ -184,8 +184,8 @@ def _climb(
 
 def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits sustains, and such a fleet. If
-    level 0 has no fleet at any rate, the same of any mix of worker types. The rate is exact to
-    RATE_STEP_FRAC, or as far as the time allowed.
+    level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same way. The rate
+    is exact to RATE_STEP_FRAC, or as far as the time allowed.
 
     If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
     it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
@@ -243,9 +243,9 @@ def find_most_kept_traffic(
     inputs: SearchInputs, on_paper: Throughput, paper_fleet: Fleet
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
-    in enough of the search's scenarios, and that fleet. If level 0 has no fleet at any rate, the same of any
-    mix of worker types. The rate is exact to KEPT_STEP_FRAC, or as far as the time allowed; None if the time
-    ends before the first fleet. `paper_fleet` is the fleet on paper.
+    in enough of the search's scenarios, and that fleet. If level 0 has no fleet at any rate, fleets of any
+    mix of worker types are searched in the same way. The rate is exact to KEPT_STEP_FRAC, or as far as the
+    time allowed; None if the time ends before the first fleet. `paper_fleet` is the fleet on paper.
 
     Raises InfeasibleError if no rate has such a fleet.
     """

@@ -22,7 +22,7 @@ from planner.search.problem.options import Hardware, hardware_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-MOST_OTHER_ROLES = 32  # At most so many fleets are listed.
+MOST_OTHER_ROLES = 32  # At most this many fleets are listed.
 # With more workers, or with more ways to give them roles, no fleet is listed: one worker less saves little
 # of a large fleet.
 MOST_WORKERS = 12

@@ -62,8 +62,8 @@ SEARCH_AGAIN_FRAC = 0.15
 
 # A near-feasible fleet misses at most this many scenarios more than it may.
 NEAR_MISSES = 2
-MOST_NEAR_FEASIBLE = 4  # So many near-feasible fleets are tested.
-MOST_NEAR_CHECKED = 64  # So many fleets are checked for being near feasible.
+MOST_NEAR_FEASIBLE = 4  # This many near-feasible fleets are tested.
+MOST_NEAR_CHECKED = 64  # This many fleets are checked for being near feasible.
 MOST_MIXES = 2_000  # With more mixes that cost less, none is simulated in scenarios.
 
 
@@ -211,7 +211,7 @@ def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
         return trial
     below = below_like_price(problem, trial.best)
     fleets = every_mix(paper.level0.options, problem.limits, below, most=MOST_MIXES) or []
-    # Cheaper ones than on paper fail on the traffic as written.
+    # Mixes below the price on paper fail on the traffic as written: the search on paper has simulated them.
     dearer = (counts for counts in sorted(fleets, key=objective_of) if objective_of(counts) >= paper.value)
     return _first_passing(trial, _kept_fleets(problem, dearer)) or trial
 
@@ -309,8 +309,8 @@ def _near_feasible(trial: FleetTrial, paper: FleetSearch) -> list[Counts]:
 
 
 def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
-    """As `_near_feasible`; raises StoppedError if the time ends. Of fleets on the same hardware one stands
-    for all, as their tests end alike.
+    """As `_near_feasible`; raises StoppedError if the time ends. Of fleets on the same hardware only one is
+    listed, because their tests usually have the same result.
 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
     fleets has simulated most of the scenarios that they miss, so the check is cheap.

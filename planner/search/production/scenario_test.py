@@ -27,16 +27,16 @@ from planner.solvers.repeats import decide_sequentially
 # Wald's test decides between two shares of kept scenarios: the lower one is TEST_BELOW_FRAC less than the
 # required share, the upper one lies TEST_ABOVE_FRAC of the way from the required share to 1.
 TEST_BELOW_FRAC, TEST_ABOVE_FRAC = 0.05, 0.5
-# A test simulates at most about TEST_REQUESTS, in at least and at most so many scenarios. If all are kept, 27
-# decide for a required share of 90 %.
+# A test simulates at most about TEST_REQUESTS, in LEAST_TEST_SCENARIOS to MOST_TEST_SCENARIOS scenarios. If
+# all are kept, 27 decide for a required share of 90 %.
 TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
-# The second test of a chosen fleet begins so many scenarios later. No first test of a plan comes so far: all
-# together they have at most production_fleet.MOST_TESTS x MOST_TEST_SCENARIOS (800), these are 1,024.
+# The second test of a chosen fleet begins this many scenarios after the first, 1,024. No first test of a plan
+# comes so far: together they have at most production_fleet.MOST_TESTS x MOST_TEST_SCENARIOS scenarios, 800.
 PICKED_LATER = 32 * TEST_BLOCK
-# A test simulates its scenarios in batches, and checks its time between them: about AT_ONCE_REQUESTS
-# requests, in at least and at most so many scenarios.
+# A test simulates its scenarios in batches, and checks its time between them. A batch has about
+# AT_ONCE_REQUESTS requests, in LEAST_AT_ONCE to MOST_AT_ONCE scenarios.
 AT_ONCE_REQUESTS = 1_000_000
 LEAST_AT_ONCE = 4
 MOST_AT_ONCE = 32

@@ -119,8 +119,8 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
 
 
 def _with_share_on_paper(why: WhyOnPaper, kept_in: facts.KeptIn | None) -> WhyOnPaper:
-    """The reason, with the fleet on paper as the one that is kept most, where its answer says so: the search
-    counts fewer scenarios, and of large traffic on a model of it.
+    """The reason, with the share that the fleet on paper keeps by its answer, where no other fleet keeps
+    more. The search has counted that share in fewer scenarios, and those of large traffic in a scale model.
     """
     if not isinstance(why, facts.TooFewKept) or kept_in is None or not kept_in.scenario_count:
         return why
