@@ -38,7 +38,7 @@ LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the tr
 # the power LEARNING_RATE. Other engine settings of the same role and hardware have ALIKE_FRAC of that
 # exponent.
 LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
-# The target is so far above 1 for a fleet that holds, and so far below 1 for one that fails.
+# The target is above 1 by this share for a fleet that holds, and below 1 for one that fails.
 MARGIN_FRAC = 0.03
 NEARBY = range(-2, 2)  # A neighbour's pools differ from the best fleet's by -2, -1, 0 or 1 workers.
 

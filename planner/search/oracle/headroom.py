@@ -64,8 +64,8 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
 def most_that_holds(
     at_share: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
-    """The largest share of more traffic, or of longer steps, up to HEADROOM_MOST_FRAC, up to which a fleet
-    holds, and the limits that it misses HEADROOM_STEP_FRAC beyond it.
+    """The largest share by which traffic may grow, or steps may be longer, while the fleet holds, at most
+    HEADROOM_MOST_FRAC; and the limits that it misses HEADROOM_STEP_FRAC beyond that share.
 
     `at_share` returns the oracle and the fleet at a share. At `least_frac` the fleet is known to hold.
     """

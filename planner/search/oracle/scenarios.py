@@ -88,8 +88,8 @@ class Scenarios:
     """Scenarios of one kind, by number.
 
     `trace` is the whole trace, as it was read; a scenario has about `requests` requests. Step times are
-    spread evenly over the first `count` scenarios, and over each TEST_BLOCK after them. One request in
-    `downscale` is drawn, as if there were this many times fewer users (production/scale_model.py).
+    spread evenly over the first `count` scenarios, and over each TEST_BLOCK after them. Only 1 / `downscale`
+    of the requests are drawn, as if there were fewer users by that factor (production/scale_model.py).
 
     The first `count` scenarios stay in memory, and others up to KEPT_REQUESTS; the rest are drawn again at
     each access.
@@ -124,7 +124,7 @@ class Scenarios:
         self.__init__(*state)  # type: ignore[misc]
 
     def thinned(self, downscale: int) -> Scenarios:
-        """The same scenarios with one request in `downscale` of the requests here."""
+        """The same scenarios with 1 / `downscale` of the requests here."""
         requests = self.requests // downscale
         return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, downscale)
 

@@ -189,9 +189,7 @@ def with_search_scenarios(problem: Problem) -> Problem:
     if problem.task.safety is None or problem.search_scenarios is None:
         return problem
     count = problem.search_scenarios.count
-    scenarios = [
-        problem.search_scenarios[i] for i in range(count)
-    ]  # `Scenarios` draws each when it is asked for.
+    scenarios = [problem.search_scenarios[i] for i in range(count)]
     return with_scenarios(problem, scenarios, problem.task.safety.most_missed(count))
 
 
