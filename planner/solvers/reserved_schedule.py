@@ -1,7 +1,8 @@
 """Reserved, on-demand and spot workers per window for demand that changes over the week.
 
-Sets   m LLM     c worker type of an LLM (`LlmWorkerType`)     g GPU     t window; after the last comes the
-first Data   r_mt   arrival rate                                                          [requests/s]
+Sets   m LLM     c worker type of an LLM (`LlmWorkerType`)     g GPU
+       t window; after the last comes the first
+Data   r_mt   arrival rate                                                          [requests/s]
        k_c    rate one worker sustains within the SLO;  a_c  share of it that interruptions leave on spot
        n_cg, w_c  GPUs of each kind, and Watts, of a worker
        p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]

@@ -451,23 +451,23 @@ class TraceRows:
             image_tokens=np.concatenate(self.image_tokens) if self.image_tokens else None,
             task=self._factorize_names(self.task)[0],
         )
-        everything = np.arange(len(ticks)) if order is None else order
+        positions = np.arange(len(ticks)) if order is None else order  # In the file, by arrival.
         in_order = (
             replace(in_file_order, arrival_s=arrival_s)
             if order is None
             else in_file_order.select(order, arrival_s=arrival_s)
         )
-        after = self._waits_for_parents(everything)
+        after = self._waits_for_parents(positions)
         if waits := len(np.unique(after[:, 0])):
             notes.append(
                 f"{count_text(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when "
-                "they "
-                "arrive depends on the fleet; rates and windows are of arrivals as if answers took no time"
+                "they arrive depends on the fleet; rates and windows are of arrivals as if answers took no "
+                "time"
             )
         gathered = replace(
             in_order,
             after=after,
-            think_s=np.concatenate(self.think_s)[everything] if self.think_s else np.zeros(0),
+            think_s=np.concatenate(self.think_s)[positions] if self.think_s else np.zeros(0),
             dropped=dropped,
             warnings=warnings,
             notes=tuple(notes),

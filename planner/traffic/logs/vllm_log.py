@@ -36,8 +36,8 @@ COLUMNS = Columns(
 # The log of a container has a date, the stream (stdout or stderr), and F or P for a full or a partial line,
 # before the line itself. vLLM's own line may begin with the name of its process in parentheses.
 LINE = re.compile(
-    rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
-    rb")?)?(?:\([^)]{0,80}\) )?"
+    rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] )?)?"
+    rb"(?:\([^)]{0,80}\) )?"
     rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<part>\.\d+)? "
     rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<message>.*)"
 )
