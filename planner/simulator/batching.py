@@ -581,9 +581,8 @@ def _chunk_tokens(state, l, r, longest, spent):
 
 @where_rare(lambda state, l, longest: None)
 def _rest_decodes(state, l, longest):
-    """Leave decodes out of this step while the token budget is too small for them and the prompts in part.
-
-    Those that were admitted last are left out first.
+    """Leave decodes out of this step while the token budget is too small for them and for the prompts that
+    are computed in part. Those that were admitted last are left out first.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]

@@ -56,8 +56,8 @@ def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
 def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
     """The nodes of each pinned prefix in the trace's tree, up to the first block that no prompt has there.
 
-    A node is a block after all blocks before it. `block_uses` has the `node` of every block of every prompt,
-    and the `parent` of every node.
+    A node stands for a block together with all blocks before it. `block_uses` has the `node` of every block
+    of every prompt, and the `parent` of every node.
     """
     uses = block_uses(trace)
     ids = np.zeros(len(uses.parent), trace.prefix_ids.dtype)
