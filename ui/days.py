@@ -19,7 +19,7 @@ from planner.day.day_settings import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_ST
 from ui.question import Form, in_unit
 from ui.store import Document
 
-USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
+USUAL_LIMIT_S = 120  # The default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """Key of the section -> entry of the form, for those that are spans."""
 # Entries of forms that an earlier version stored, and their names now.

@@ -34,7 +34,7 @@ OBJECTIVES = {
     "gpus": "fewest GPUs",
     "throughput": "most traffic within the limits",
 }
-# What described traffic begins with: its rate, and mean lengths where no task has them.
+# The first values of described traffic: its rate, and mean lengths [tokens] unless a task has lengths.
 DESCRIBED_RPS = 10.0
 OWN_MEANS = {"input": 1500.0, "output": 300.0}
 SCALES = {
@@ -43,12 +43,12 @@ SCALES = {
     "thin": "fewer users (thin)",
 }
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."  # A help text.
-# Arguments of a number input that may stay empty, and of one for a percentage. A limit or a rate of 0 makes
-# no sense, so the least value is a small one.
+# Arguments of st.number_input: EMPTY for an input that may stay empty, SHARE for a percentage. A limit or a
+# rate of 0 makes no sense, so the least value is a small one.
 LEAST_VALUE = 0.001
 EMPTY: dict[str, Any] = {"min_value": LEAST_VALUE, "value": None, "format": "%g"}
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
-# Inputs of described traffic, beside its rate.
+# Names of the inputs of described traffic, beside its rate.
 DESCRIPTION = ("task", "input_mean", "input_p95", "output_mean", "output_p95", "burst_cv", "duration_min")
 ROLES = {
     "arrival": "When a request arrives",
@@ -128,7 +128,8 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
         on_change=take_source,
         label_visibility="collapsed",
     )
-    # Streamlit forgets an input that is not drawn, as that of the trace; what is assigned stays.
+    # The input for the trace may not be drawn below. Streamlit forgets the values of such inputs, but not a
+    # value that was assigned in this run.
     st.session_state[f"{place}_trace"] = st.session_state[f"{place}_trace"]
     chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
     chosen["map"] = st.session_state[f"{place}_map"]
@@ -152,7 +153,7 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
 
 
 def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
-    """The samples, or the uploaded traces."""
+    """The traces of one source: the samples if `source` is SAMPLE, otherwise the uploaded ones."""
     is_sample = source == question.SAMPLE
     return [trace_id for trace_id in trace_ids if trace_id.startswith(f"{SAMPLES}/") == is_sample]
 
@@ -161,8 +162,8 @@ def description_inputs(session: BrowserSession, place: str = "ask") -> Form:
     """The inputs for described traffic: how long requests are, and how they arrive."""
 
     def take_task() -> None:
-        """After a change of task: a task brings its own lengths, so the means are empty; else they have
-        values.
+        """After a change of task: empty the inputs for lengths if the task brings its own, otherwise fill in
+        OWN_MEANS.
         """
         is_own = st.session_state[f"{place}_task"] == question.OWN_LENGTHS
         for key, mean_tokens in OWN_MEANS.items():
@@ -226,7 +227,9 @@ def upload_trace(session: BrowserSession, place: str = "ask") -> None:
 
 
 def trace_input(session: BrowserSession, place: str = "ask", offered: Sequence[str] | None = None) -> str:
-    """The input for the trace: its reference in the store, one of `offered`, else of all of the session."""
+    """The input for the trace. Returns its reference in the store: one of `offered`, or of all traces of the
+    session.
+    """
     trace_ids = offered or session.store.traces(session.id)
     if st.session_state[f"{place}_trace"] not in trace_ids:
         st.session_state[f"{place}_trace"] = trace_ids[0]
@@ -245,7 +248,9 @@ def trace_input(session: BrowserSession, place: str = "ask", offered: Sequence[s
 
 
 def column_inputs(session: BrowserSession, reference: str, guess: str, place: str = "ask") -> None:
-    """The inputs for the roles of a log's columns. The log is read with the chosen ones from then on."""
+    """The inputs for the roles of a log's columns, which begin with the `guess` of the error that asked for
+    them. From the press of the button on, the log is read with the chosen columns.
+    """
     try:
         names = column_names(session.store.trace_path(reference))
     except PlannerError as error:
@@ -290,7 +295,9 @@ def part_inputs(place: str = "ask") -> Form:
 
 
 def rate_input(place: str = "ask", *, is_described: bool = False) -> float | None:
-    """The input for the rate; None where it is empty, or is what the plan looks for."""
+    """The input for the rate. None if it is empty: the trace's own rate, or the plan looks for
+    the highest.
+    """
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
         "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
@@ -304,7 +311,7 @@ def rate_input(place: str = "ask", *, is_described: bool = False) -> float | Non
 
 
 def llm_input(session: BrowserSession, place: str = "ask") -> str:
-    """A row of the catalog, or a Hugging Face config.json of one's own."""
+    """The input for the LLM. Returns a name of the catalog, or the path of an uploaded config.json."""
     names = list(session.catalog.llms)
     if st.session_state[f"{place}_llm"] not in names:
         names.append(st.session_state[f"{place}_llm"])
@@ -326,7 +333,9 @@ def llm_input(session: BrowserSession, place: str = "ask") -> str:
 
 
 def gpu_inputs(session: BrowserSession, form: Form, place: str = "ask") -> list[dict[str, Any]]:
-    """A chip for each GPU, and the inputs for stock and prices of those that may be used."""
+    """A chip for each GPU, and inputs for stock and prices of the chosen GPUs. Returns a row per GPU of the
+    catalog, as `question.gpu_rows` makes them.
+    """
     catalog_gpus = session.catalog.gpus
     row_of = {row["GPU"]: row for row in form["gpus"]}
 
@@ -604,7 +613,8 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
         except PlannerError as error:
             draw.draw_error(error)
             return
-        key = hashlib.sha256(written.encode()).hexdigest()  # Other inputs give another text to begin from.
+        # With a key of its own per text, the area shows the new text after a change of the inputs.
+        key = hashlib.sha256(written.encode()).hexdigest()
         typed = st.text_area("slo.yaml", written, height=400, key=f"yaml_{key}") or ""
         if st.button("Apply", key="apply_yaml"):
             try:

@@ -3,7 +3,9 @@
 // plan (index), rate_rps, limits (texts), wanted (shares), is_dark; see planner/studies/sliders.py.
 const KNOBS = ["traffic", "steps", "loosened"]
 const LEFT = 52, RIGHT = 12, TOP = 12, BOTTOM = 40, HEIGHT = 230, LEAST_WIDTH = 390, MOST_WIDTH = 700
-let WIDTH = 460  // of a picture, as wide as it is shown, so that its letters are as large as they are meant
+// Width of a picture in units of its viewBox: as many as it has pixels on the screen (`measured`), so that letters
+// keep their size.
+let WIDTH = 460
 const HUES = [["#0072b2", "#56b4e9"], ["#d55e00", "#f0883e"], ["#009e73", "#3fc79a"], ["#a0569b", "#e08fd0"]]
 
 const figure = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits })
@@ -36,13 +38,14 @@ function axes(rates, ticks, x, y, unit) {
 export default function ({ data, parentElement }) {
   const root = parentElement.querySelector(".live")
   root.classList.toggle("dark", Boolean(data.is_dark))
-  const at = {}
+  const at = {}  // index of each knob's position in its list of factors
   const plan = data.sizes[data.plan]
   const rates = data.traffic.map(factor => factor * data.rate_rps)
   const span = rates[rates.length - 1] - rates[0]
   const x = rate => LEFT + (rate - rates[0]) / span * (WIDTH - LEFT - RIGHT)
   const knob = name => root.querySelector(`[data-knob=${name}]`)
   const hue = k => HUES[k % HUES.length][data.is_dark ? 1 : 0]
+  // The sizes are sorted by cost, so the first one that holds is the cheapest.
   const cheapest = (t, s, l) => data.sizes.find(size => size.holds[t][s][l])
 
   function cost() {

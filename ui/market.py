@@ -14,7 +14,7 @@ from ui.store import Document
 
 DAY_HOURS, WEEK_DAYS = 24, 7
 NIGHT_ENDS_H, DAY_ENDS_H = 8, 18  # Hours of a day in `shape_hours`.
-WEEKEND_FROM_DAY = 5  # Saturday; Monday is 0.
+WEEKEND_FROM_DAY = 5  # The weekend begins on day 5, Saturday; Monday is day 0.
 BUSY_WORKERS = 3  # Workers of each LLM that the busiest hour of the example demand takes.
 TROUGH = 0.3  # The example demand falls to this share of its peak.
 # The inputs of a GPU and of a worker, by their keys in schedule.yaml.
@@ -71,7 +71,9 @@ def gpus_of(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def number(value: Any, unit: str) -> float | None:
-    """A quantity without the digits that only a change of unit made."""
+    """A quantity in `unit`, rounded to 12 digits to drop the rounding error of the conversion;
+    None for None.
+    """
     return None if value is None else float(f"{parse_quantity(value, unit, where='schedule.yaml'):.12g}")
 
 

@@ -82,7 +82,7 @@ SHOWN: dict[str, Any] = {
     "robust": {"step_times": None, "traffic": None},
     "safety": {"kept_in": None, "growth": None},
 }
-"""The keys of slo.yaml that have inputs."""
+"""The keys of slo.yaml that have inputs, nested as there. None: the whole value of the key has inputs."""
 SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None, "burstiness": {"cv": None}}
 """More keys of `traffic` that have inputs, where it describes requests."""
 
@@ -147,7 +147,10 @@ def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
 
 
 def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str, int | None]) -> list[Form]:
-    """The table of GPUs. A capped one costs what its uncapped row does, unless it has a price of its own."""
+    """The table of GPUs; `use` has the GPUs that may be used, with their stock (None: any number).
+
+    A power-capped GPU costs as much as its uncapped row, unless `prices` has a price for it.
+    """
     rows = []
     for name, gpu in catalog.gpus.items():
         of_base = prices.get(gpu.base, {})
@@ -166,7 +169,7 @@ def _firm_terms(terms: Fields) -> dict[str, Any]:
 
 def safety_profile(form: Mapping[str, Any]) -> str:
     """The safety profile that these inputs are, or `OWN_PROFILE`."""
-    if form["growth"]:  # No profile has it.
+    if form["growth"]:  # No profile has growth.
         return OWN_PROFILE
     profiles = (name for name, values in PROFILES.items() if all(form[k] == v for k, v in values.items()))
     return next(profiles, OWN_PROFILE)
@@ -195,7 +198,7 @@ def _texts_by_key(document: Mapping[str, Any]) -> dict[str, str]:
 
 
 def llm_name(llm: str) -> str:
-    """The row of the catalog, or the file's name."""
+    """An LLM as the page names it: its name in the catalog, or the file name of a path."""
     return Path(llm).name if is_path(llm) else llm
 
 
@@ -213,7 +216,9 @@ def slo_summary(form: Mapping[str, Any]) -> str:
 
 
 def form_of_preset(preset: SloPreset) -> Form | None:
-    """A preset's limits as inputs; None where they are relative, or two of one metric."""
+    """A preset's limits as inputs; None if they are relative, or if inputs cannot hold them, such as two
+    limits on one metric.
+    """
     if preset.slowdowns is not None:
         return None
     form, more = _form_of_slo(preset.slo)
@@ -279,18 +284,21 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
 
 
 def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[list[str], dict[str, Any]]:
-    """The queues of the input, and the keys that it cannot hold: `any`, and how long those may wait."""
+    """The queues of the input; and the keys that it cannot hold: `queue: any`, with its `longest_wait`."""
     queue = policies.get("queue")
     if queue == ANY:
         return [], {key: policies[key] for key in ("queue", "longest_wait") if key in policies}
     if queue is None:
-        # The plan has the choice, which for classes is not the queue of all others.
+        # Without a key the plan takes the default queue, or chooses one where the SLO has classes (no queue
+        # in the input).
         return [] if task.policies.is_queue_assumed else list(task.policies.queues), {}
     return [queue] if isinstance(queue, str) else list(queue), {}
 
 
 def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
-    """The stock of a question that names no GPU: any number of each that is not left out then."""
+    """The stock of a question that names no GPU: any number (None) of each GPU, but for those that are left
+    out by default.
+    """
     try:
         left_out = gpus_left_out_by_default(catalog.llm(llm), catalog, priced)
     except CatalogError:  # `parse_task` reports an LLM that cannot be read.
@@ -315,8 +323,10 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     fleet: dict[str, Any] = {}
     prices = _prices_section(used, catalog)
     has_unchecked = bool((form["more"].get("fleet") or {}).get("unchecked"))
-    unnamed = dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
-    if {row["GPU"]: row["stock"] for row in used} != unnamed:
+    default_stock = (
+        dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
+    )
+    if {row["GPU"]: row["stock"] for row in used} != default_stock:  # Otherwise no GPU need be named.
         fleet["gpus"] = {row["GPU"]: _whole_count(row["stock"]) for row in used}
     if owned := {row["GPU"]: _whole_count(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
@@ -337,7 +347,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     has_classes = "classes" in (form["more"].get("slo") or {})
     usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
     policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
-    if policies["queue"]:  # First come, first served overtakes nobody.
+    if policies["queue"]:  # The default, first come, first served, overtakes nobody: no wait to limit.
         policies["longest_wait"] = _with_unit(form["longest_wait"], "s")
     robust = {
         "step_times": _with_unit(form["robust_steps"] or None, "%"),
@@ -399,7 +409,7 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
 
 
 def _safety_section(form: Mapping[str, Any]) -> Any:
-    """The section `safety`; None where it would be the default."""
+    """The section `safety` of slo.yaml; None if the inputs have the default."""
     if form["kept_in"] is None:
         return None if form["robust_steps"] or form["robust_traffic"] else "none"
     section = {
@@ -473,7 +483,7 @@ def _form_of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
 
 
 def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
-    """Whether the inputs have the limits of the preset, or no input shows such limits."""
+    """Whether the inputs have the preset's limits. True also for a preset whose limits no input can show."""
     return all(form[key] == value for key, value in (form_of_preset(preset) or {}).items())
 
 
@@ -514,7 +524,7 @@ def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     row's. A firm price that is the usual one is left out of a row with a spot price, as nobody gave it.
     """
     by_gpu: dict[str, dict[str, Any]] = {}
-    has_usual_price = set[str]()  # Rows with a spot price whose firm price is the usual one.
+    has_usual_price = set[str]()  # GPUs with a spot price whose firm price is the usual one.
     # Uncapped rows come first, as the capped ones are compared with them.
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]

@@ -178,8 +178,8 @@ def open_session() -> BrowserSession:
 
 
 def _session_of_tab(store: Store) -> str:
-    """The session that this tab goes on with: the one of its address, unless another tab has it open; else a
-    new one that begins with the plan of a shared link, or with what this browser did last.
+    """The session of this tab: that of its address, unless another tab has that open. Otherwise a new session
+    that begins with the plan of a shared link, or as a copy of this browser's last session.
     """
     session_id = _valid_id(st.query_params.get("session"))
     if session_id and _is_free(session_id):

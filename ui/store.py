@@ -235,7 +235,9 @@ class Store:
         return [*(f"{SAMPLES}/{path.name}" for path in samples), *uploads]
 
     def trace_path(self, reference: str) -> Path:
-        """Where a trace lies; raises InputError for a reference that no upload or sample has."""
+        """The path of a trace; raises InputError for a text that cannot be the reference of an upload or
+        sample.
+        """
         folder, _, name = reference.partition("/")
         is_known_folder = re.fullmatch(rf"{SAMPLES}|[0-9a-f]{{64}}", folder)  # The samples, or a hash.
         if not is_known_folder or not name or Path(name).name != name:

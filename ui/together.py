@@ -95,7 +95,7 @@ def form_of_document(
     `traces` are references of the store. Raises InputError for a slo.yaml that `parse_entries` refuses, and
     for a trace that is not in the store.
     """
-    # Among traces with equal file names those that the form uses win: the later entry of the mapping stays.
+    # Of traces with equal file names the one that the form uses counts: later entries replace earlier ones.
     used_traces = [llm_form["trace"] for llm_form in form.get("llms", ())]
     trace_by_file = {file_of(reference): reference for reference in (*traces, *used_traces)}
     shared_keys = {key: written[key] for key in several_llms_question.SHARED if key in written}
@@ -128,7 +128,7 @@ def form_of_document(
 
 
 def add_llm(form: Mapping[str, Any]) -> Form:
-    """One LLM more, like the last one, with a name that is free."""
+    """The form with one more LLM, a copy of the last one under an unused name."""
     names = {llm_form["name"] for llm_form in form["llms"]}
     name = next(name for k in count(len(names) + 1) if (name := f"llm-{k}") not in names)
     return {**form, "llms": [*form["llms"], form["llms"][-1] | {"name": name}]}

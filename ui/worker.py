@@ -4,7 +4,7 @@ It loads the planner, warms the compiled simulator while it waits, reads request
 and answers on stdout in lines of JSON: {"phase": ...} and {"search": ...} while it works, {"first": ...}
 for an answer that is there before the whole one; then {"done": true} once document.json and files.zip are in
 the folder of the request, {"error": ...} for what the user can mend, or {"crash": traceback}. When stdin
-ends, the app is gone, and so are we.
+ends, the app has ended, and this process ends too.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ Send = Callable[[Document], None]
 
 SLIDERS_S = 20.0  # The time limit of the simulations behind the sliders; a page waits for them.
 # The files of a plan that `plan watch` reads; the last one is of traffic with prefixes or sessions only.
-WATCHED = ("plan.yaml", "certificate.json", "requests.csv", "traffic.jsonl")
-MOST_TENANTS = 20  # Rows of the table of tenants.
-# A plan of so few requests takes a second or two, once the simulator is compiled, which may take minutes.
+WATCHED_FILES = ("plan.yaml", "certificate.json", "requests.csv", "traffic.jsonl")
+MOST_TENANTS = 20  # The table of tenants has so many rows at most; chosen by hand.
+# The plan with which the process warms up: of so few requests it takes a second or two. Before that the
+# simulator may be compiled, which takes up to minutes: hence the long limit.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
 # A study with more requests than this is not used again, because its traces and simulations fill the memory.
 MOST_REMEMBERED = 10_000_000
@@ -111,7 +112,9 @@ def _catalog(request: Request) -> Catalog:
 
 
 def _trace(request: Request, send: Send) -> tuple[Document, Files]:
-    """Traffic before anything is planned: its summary as it is, and pictures of what is planned for."""
+    """Traffic before anything is planned: a summary of the trace, and charts of the requests to plan for,
+    which may be a part of the trace at another rate.
+    """
     send({"phase": "reading the traffic"})
     catalog, section = _catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), catalog.tasks)
@@ -163,7 +166,9 @@ def _tenants(trace: Trace) -> list[Document]:
 
 
 def _plan(request: Request, send: Send) -> tuple[Document, Files]:
-    """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
+    """A plan, as `plan --slo --trace -o` makes it. Before a plan for production, its answer on
+    paper is sent.
+    """
     answer = _make_plan(request, send)
     send({"phase": "writing the report"})
     command = words.command_line(
@@ -215,9 +220,9 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
     study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     if task.objective == "throughput":
-        plan = _make_plan(request, send)
-        fleet, slo, trace = plan.fleet, plan.slo, plan.trace
-        simulation, verdict = plan.simulation, plan.verdict
+        whole_plan = _make_plan(request, send)  # A study does not answer this objective.
+        fleet, slo, trace = whole_plan.fleet, whole_plan.slo, whole_plan.trace
+        simulation, verdict = whole_plan.simulation, whole_plan.verdict
     else:
         answer = study.answer(task)
         fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
@@ -547,7 +552,7 @@ def _watch(request: Request, send: Send) -> tuple[Document, Files]:
     """One look at live metrics, held against the files of a plan, as `plan watch --once` does."""
     send({"phase": "reading the plan"})
     with TemporaryDirectory() as folder, zipfile.ZipFile(request["plan"]) as packed:
-        for name in set(WATCHED).intersection(packed.namelist()):
+        for name in set(WATCHED_FILES).intersection(packed.namelist()):
             packed.extract(name, folder)
         send({"phase": "looking at the metrics"})
         result = watch_api.watch(
@@ -590,27 +595,28 @@ def _pictures(drawn: Iterable[drawing.CaptionedChart]) -> list[Document]:
 
 
 def _plain_values(value: Any) -> Any:
-    """For json.dumps: the values of NumPy as Python's own."""
+    """Values of NumPy as Python's own, for json.dumps; TypeError for any other value."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _warm_up() -> None:
-    """Plan some requests of the sample, so that the simulator and the solver are loaded when asked for."""
+    """Plan some requests of the sample, so that simulator and solver are loaded before the first job."""
     catalog = read_catalog()
     examples = checked_files.repository_dir("examples")
     task = replace(parse_task(checked_files.read_yaml(examples / "slo.yaml"), catalog), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
     few = trace.select(np.arange(WARM_UP_REQUESTS))
-    plan = certify.plan(task, few, catalog, time_limit_s=WARM_UP_LIMIT_S)
-    output.render(plan)
-    plan_document(plan)
+    small_plan = certify.plan(task, few, catalog, time_limit_s=WARM_UP_LIMIT_S)
+    output.render(small_plan)
+    plan_document(small_plan)
 
 
 def main() -> None:
     """Do the jobs that come over stdin, one after the other, until stdin ends."""
-    # Answers go to what is stdout now; stdout itself then becomes stderr, for the prints of libraries.
+    # Answers go to a copy of stdout. Then stdout itself becomes stderr, so that what libraries print there
+    # does not get among the answers.
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -31,8 +31,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
-    # The values are by the GPU, too, where an answer that pays for idle GPUs has its price by the GPU as its
-    # value.
+    # Values also count the GPUs in use if an answer that pays for idle GPUs has just that price as its value.
     is_by_gpu |= unit == "USD/h" and any(
         _is_paid_otherwise(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )
@@ -51,7 +50,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
         )
         for answer in plan.certificate.answers
     ]
-    # The first price column shows the answers' values, the second one the other price (`_other_price_text`).
+    # The first price column shows the answers' values, the second the price that these are not.
     if not is_by_node:
         price_columns: tuple[str, ...] = (unit,)
     elif unit != "USD/h":
@@ -77,7 +76,7 @@ def pays_idle_gpus(plan: Plan) -> bool:
 
 
 def _is_paid_otherwise(answer: facts.Answered) -> bool:
-    """Whether the price of whole nodes differs from that of the GPUs in use."""
+    """Whether the answer's price for whole nodes differs from that for the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > SAME_FRAC * paid
 
@@ -89,7 +88,7 @@ def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> 
 
 
 def workers_text(workers: Sequence[facts.Workers]) -> str:
-    """Workers in words, in the form of words.describe."""
+    """Workers in words, as `words.describe_fleet` words those of a fleet."""
     return list_text(
         [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
     )

@@ -34,11 +34,11 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_percent, show_s
 
-# Bins along the logarithm of lengths. Up to a million tokens each is at most 1.42 times as wide as the one
-# before.
+# Bins of a histogram over the logarithm of lengths. Up to a million tokens each bin is at most 1.42 times as
+# wide as the one before.
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
-SHARES = [0, 1.02]  # Ends of an axis of shares: a line at 1 is not cut in half by the edge.
+SHARES = [0, 1.02]  # Ends of an axis of shares, a little above 1 so that the edge does not cut a line at 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ class Bar:
 
 
 def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> Any:
-    """Share of requests (or gaps) over time on a logarithmic axis, with a line at each limit."""
+    """Share of requests (or gaps) at or below each time, with time on a logarithmic axis, and a line at each
+    limit.
+    """
     import altair as alt
 
     positive = curve.value_s > 0  # A logarithmic axis has no 0.
@@ -116,13 +118,13 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
 
 
 def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str) -> list[Any]:
-    """A line at each limit, a circle at the share that must lie to its left."""
+    """A line at each limit, with a circle at the share of values that must lie to its left."""
     import altair as alt
 
     layers: list[Any] = []
     for k, limit in enumerate(limits):
         at_s, required_frac = limit.limit_s, limit.percentile_frac
-        # A text right of a line in the last 40 % of the axis would run over the chart's edge.
+        # Right of a line in the last 40 % of the axis a text would run over the chart's edge.
         is_near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(required_frac)} ≤ {show_s(at_s)}"
         # Texts stand above each other, the first at the foot of the chart. A row of text is 0.08 of the axis
@@ -180,7 +182,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 def rate_chart(trace: Trace) -> Any:
     """Requests per second in BINS equal parts of a trace."""
-    # If all requests arrive at once, any duration will do: they are in its first part.
+    # If all requests arrive at once, the trace's duration is 0; with any other they all lie in the first
+    # part.
     duration_s = trace.duration_s or 1.0
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
@@ -193,7 +196,7 @@ def lengths_chart(trace: Trace) -> Any:
     lengths = {"prompt": trace.input_tokens, "answer": trace.output_tokens}
     longest = max(int(tokens.max()) for tokens in lengths.values())
     edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
-    middle = np.sqrt(edges[:-1] * edges[1:])  # On the logarithmic axis.
+    middle = np.sqrt(edges[:-1] * edges[1:])  # The middle of a bin on the logarithmic axis.
     rows: list[dict[str, Any]] = []
     for name, tokens in lengths.items():
         rows += line_points(middle, np.histogram(tokens, edges)[0] / len(tokens), what=name)
@@ -341,8 +344,8 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """Fleets by (USD/h, kW). The chosen one is a square. A fleet has a name where no other beats it: takes no
-    more of either, and less of one.
+    """Fleets by (USD/h, kW). The chosen fleet is a square. A fleet is named if none beats it. A fleet beats
+    another if it takes no more of either and less of one.
     """
     import altair as alt
 
@@ -363,12 +366,13 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]
-    # Owned GPUs may cost nothing, and an axis needs a length. A quarter more than the most is room for names.
+    # Owned GPUs may cost nothing, but an axis needs a length.
     most_usd_per_h = max(cost for cost, _ in dots.values()) or 1.0
     base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
             "x:Q",
             axis=alt.Axis(title="cost [USD/h]", tickCount=6),
+            # The last fifth of the axis is room for names.
             scale=alt.Scale(domain=[0, 1.25 * most_usd_per_h], nice=False),
         ),
         y=alt.Y(

@@ -22,9 +22,9 @@ from planner.units import percentile_name
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-POINTS = 240  # Points of a distribution; a chart is some hundred pixels wide.
+POINTS = 240  # Points of a distribution: more could not be seen, as a chart is some hundred pixels wide.
 BINS = 120  # Intervals of a chart of load over time.
-LEAST_SPAN_S = 1e-3  # The least time that such a chart shows.
+LEAST_SPAN_S = 1e-3  # The least time that a chart of load shows, so that its intervals have a length.
 TAIL_DECADES = 4  # Half of the points lie in the tail, down to the largest value in 10,000.
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -33,8 +33,8 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`, both (n,). It is made of every
-    `every`-th run of engine steps.
+    """A distribution: `share` of the values lie at or below `value_s`, both (n,). For gaps only one run of
+    engine steps in `every` was read (`sampled_gaps_s`).
     """
 
     value_s: Floats
@@ -75,7 +75,7 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
     is_last_of_equal = np.append(values[1:] > values[:-1], True)[: len(values)]
     is_point = is_last_of_equal & np.isfinite(values)
     values, share = values[is_point], share[is_point]
-    # The rest of POINTS is for `at_s`, of which a chart has some few.
+    # What these two leave of POINTS is for `at_s`: the few limits of a chart.
     evenly = np.linspace(0, 1, POINTS // 2 - 1)
     tail = 1 - np.logspace(0, -TAIL_DECADES, POINTS // 2 - 8)
     wanted_shares = np.unique(np.concatenate((evenly, tail)))
@@ -116,7 +116,8 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
 
 def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
     """As `mean_and_percentiles` without weights, but without a sort, and with at most one copy of the values.
-    An array that is no view is changed in place: its caller must not use it again.
+
+    An array that owns its memory is changed in place, and its caller must not use it again.
     """
     if values_s.base is not None:  # A view shares its memory with an array that others use.
         values_s = values_s.copy()
@@ -136,8 +137,8 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
 
 
 def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
-    """Mean and percentiles of a metric of requests, over those `inside` the measured window that have a value
-    of it; None for a metric that this simulation does not show.
+    """Mean and percentiles of a metric, over the requests `inside` the measured window that have a value;
+    None for a metric that this simulation does not show (`SloMetric.is_shown`).
     """
     if not row.is_shown(simulation):
         return None
@@ -159,15 +160,14 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     start_s = runs["start_s"]
     end_s = start_s + run_seconds(runs)
+    # Up to a time t a step has taken max(t - start, 0) - max(t - end, 0).
     busy_until_s = _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
     # The clip removes rounding errors.
     return np.clip(np.diff(busy_until_s) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
 
 def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
-    """The sum over i of max(at - since_i, 0) for each `at` [s]: the time that has passed since all of
-    `since_s`, added up.
-    """
+    """For each time `at`, the sum over i of max(at - since_i, 0) [s]."""
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)
@@ -207,8 +207,8 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
 
 
 def load_edges_s(simulation: Simulation) -> Floats:
-    """The edges of BINS equal intervals from the first arrival to the end. Even if everything happens at once
-    the intervals have a length (LEAST_SPAN_S in all), so that it can be divided by.
+    """The edges of BINS equal intervals from the first arrival to the end, which span at least
+    LEAST_SPAN_S.
     """
     start_s = float(simulation.arrival_s[0])
     end_s = max(simulation.end_s, start_s + LEAST_SPAN_S)

@@ -50,7 +50,7 @@ class CaptionedChart:
 
 
 def chart_spec(chart: Any) -> dict[str, Any]:
-    """The chart as Vega-Lite with our fonts and colours, for whoever draws it."""
+    """The chart as a Vega-Lite specification with our fonts and colours."""
     axis = {
         "labelColor": MUTED,
         "titleColor": MUTED,
@@ -94,7 +94,8 @@ def svg_of(spec: dict[str, Any]) -> str:
     return _svg_of_text(json.dumps(spec))
 
 
-# The charts of eight reports, as the app draws a plan again at every visit of its page.
+# Charts are kept because the app draws a plan again at every visit of its page; 64 are those of eight
+# reports.
 @lru_cache(maxsize=64)
 def _svg_of_text(spec: str) -> str:
     import vl_convert
@@ -145,7 +146,10 @@ def live_spec(chart: Any) -> dict[str, Any]:
 
 
 def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same specification, changed in place: with tooltips, zoom and a legend that hides lines."""
+    """The same specification, changed in place: with tooltips, zoom and a legend that hides lines.
+
+    Each layer that draws a line of data becomes a layer of two (`_live_part`): only these have a "layer".
+    """
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
@@ -165,8 +169,8 @@ def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-# Expressions of Vega: the first digit of an axis value (1e-6 hides the rounding error of the logarithm);
-# whether it is 1, 2 or 5; and visible if so.
+# Expressions of Vega for ticks of a logarithmic axis: the first digit of a tick's value (1e-6 hides the
+# rounding error of the logarithm); whether that digit is 1, 2 or 5; opacity 1 if so, otherwise 0.
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
 _IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
 _AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
@@ -205,7 +209,8 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
     colour = {"color": mark["color"]} if "color" in mark else {}
     pointer: dict[str, Any] = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
-    if "params" not in line:  # A line without neighbours shows its values above and below the pointer.
+    # A single line shows its value at the pointer's x, however far above or below it the pointer is.
+    if "params" not in line:
         pointer["encodings"] = ["x"]
     points = {
         "mark": {"type": "point", "filled": True, "size": 55} | colour,

@@ -16,10 +16,10 @@ from planner.units import DAY_S, HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
-AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond what it shows.
+AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond its outermost values; chosen by hand.
 MOST_DECADES = 5  # On a longer axis the values that matter would stand too close together.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
-SYMBOL_PX, CHARACTER_PX = 28, 6  # The widths of a legend's symbol with its margin, and of a letter.
+SYMBOL_PX, CHARACTER_PX = 28, 6  # Widths in a legend: a symbol with its margin, and a letter.
 
 
 def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
@@ -52,7 +52,7 @@ def data_of_rows(rows: list[dict[str, Any]]) -> Any:
 
 
 def round_values(values: Sequence[Any] | Floats) -> list[Any]:
-    """The values with six digits, which no chart shows more of; texts as they are."""
+    """Numbers with six significant digits, more than a chart can show; texts as they are."""
     return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
 
 
@@ -119,7 +119,7 @@ def time_axis(unit: str, ticks: int | None = None) -> Any:
 
 def time_unit(seconds: float) -> tuple[str, float]:
     """The unit for an axis that is `seconds` long, and how many seconds one such unit has."""
-    # An axis has at most some hundreds of a unit, so that its ticks stay short.
+    # An axis is at most 300 of its unit long (72 h before days), so that the numbers at its ticks stay short.
     for unit, factor, most_s in (("s", 1.0, 300.0), ("min", 60.0, 4 * HOUR_S), ("h", HOUR_S, 72 * HOUR_S)):
         if seconds <= most_s:
             return unit, factor

@@ -110,7 +110,7 @@ _PRUNING_RULES: dict[facts.PruningRule, str] = {
     ),
     "raced": "policies that save nothing near the best fleet save nothing elsewhere",
 }
-# The end of a clause about savings: of which answer it speaks.
+# Ends a clause about savings: in which of the plan's answers they are made.
 _OF_ANSWER: dict[facts.AnswerName, str] = {
     "on-paper": " on paper",
     "production": " in production",
@@ -198,7 +198,7 @@ def prices_text(prices: Iterable[facts.Price]) -> str:
 
 
 def backlog_text(patient_frac: float, patience_s: float) -> str:
-    """The result of the backlog test (`Verdict`), in the same words wherever it is shown."""
+    """The result of the backlog test (slo_verdict.Verdict). Every screen and file shows it in these words."""
     values = (
         f"of the requests that arrived in the last tenth of the run {percent_text(patient_frac)} waited "
         f"no longer than {show_s(patience_s)}, {percent_text(STEADY_FRAC)} must"
@@ -230,7 +230,8 @@ def headroom_percent(frac: float) -> str:
     """Headroom as a percentage that never rounds up, as the fleet holds no further: 0.828 -> '82 %'. Below
     10 % it has one decimal.
     """
-    tenths = math.floor(round(1000 * frac, 6))  # 1000 * 0.29 is a little below 290.
+    # Rounded before the floor, because in floating point 1000 * 0.29 is a little below 290.
+    tenths = math.floor(round(1000 * frac, 6))
     return f"{tenths / 10:.1f} %" if tenths < 100 else f"{tenths // 10} %"
 
 
@@ -244,7 +245,7 @@ def more_text(frac: float) -> str:
 
 
 def relative_cost_text(cost: float, value: float) -> str:
-    """How far the cost of a fleet lies above `value`: "+1.2 %". Where no fleet was found it is infinite."""
+    """How far the cost of a fleet lies above `value`: "+1.2 %". `cost` is infinite if no fleet was found."""
     if not math.isfinite(cost):
         return "not found"
     if value <= 0:  # The whole plan runs on GPUs that are owned.
@@ -329,9 +330,9 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 
 def _written_text(under: facts.UnderRouter) -> str:
-    """The figure that decides behind this router with the traffic as it is written."""
+    """The figure of the SLO that decides under this router, with the traffic as it is written."""
     outcome, line = under.outcome, under.tightest
-    # Every line of the SLO holds: the fleet fails by its attainment, its backlog or a tenant's share.
+    # The fleet fails though every line of the SLO holds: by its attainment, its backlog or a tenant's share.
     if not outcome.holds and not outcome.missed:
         return fact_sentence(outcome)
     if line is None:
@@ -978,7 +979,8 @@ def _(fact: facts.GuessedSteps) -> str:
 @fact_sentence.register
 def _(fact: facts.RooflineWon) -> str:
     won = f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over"
-    gpus = [name for name in fact.measured if " " not in name]  # Others have the size of their groups.
+    # A name with a space also says the size of the GPU group, so it is not one for `fleet: gpus`.
+    gpus = [name for name in fact.measured if " " not in name]
     if len(gpus) < len(fact.measured):
         return (
             f"{won} {', '.join(fact.measured)}, where kernels of this LLM were measured: `plan profile` "
@@ -1064,7 +1066,7 @@ def _(fact: facts.CheaperMiss) -> str:
 
 
 def misses_text(fact: facts.CheaperMiss, less: str) -> str:
-    """What is known of the fleets of which `less` says how they are cheaper."""
+    """What is known of the cheaper fleets; `less` says in what way, for instance "cost over 2 % less"."""
     cheaper_fleets = f"fleets with one worker type per pool that {less}"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
@@ -1150,7 +1152,7 @@ def _(fact: facts.Headroom) -> str:
 
 
 def _headroom_text(headroom_frac: float, twice: str, more: str) -> str:
-    """For instance "up to 30 % longer"; `twice` names the most that is looked for."""
+    """For instance "up to 30 % longer". `twice` names an increase of 100 %, the most that is simulated."""
     if headroom_frac >= facts.HEADROOM_MOST_FRAC:
         return f"at least {twice}"
     if not headroom_frac:

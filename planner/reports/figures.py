@@ -10,13 +10,13 @@ from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if the SLO has no limit on them.
-# The names of all Figures that this module and screen_charts.py make, whichever a plan has: those of the PNG
-# files (output.py).
+# The names of all charts that any plan may have, made here and in screen_charts.py. output.py removes the PNG
+# files of these names that an earlier plan has left.
 NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
 def all_figures(plan: Plan) -> list[CaptionedChart]:
-    """All charts of a plan, in the order of the report."""
+    """All charts of a plan, in the order of the report: `running_figures`, then `alternative_figures`."""
     return [*running_figures(plan), *alternative_figures(plan)]
 
 

@@ -154,8 +154,8 @@ def plan_yaml(plan: Plan) -> str:
         **_prefixes_document(plan),
         **_routers_document(plan),
     }
-    # The `engine` of `fleet_document` replaces that of `document`, but names no images, and no version where
-    # the fleet has no host times. So the one of `document` is put back; it keeps its place among the keys.
+    # `fleet_document` has an `engine` too, without images, and without a version if the fleet has no host
+    # times. The last operand puts back the `engine` of `document`, at the same place among the keys.
     return header + to_yaml(
         plain_value(document) | fleet_document(fleet) | {"engine": plain_value(_engine_document(fleet))}
     )
@@ -387,7 +387,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     span_s = simulation.end_s - start_s
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
-    # Columns of a long trace are mapped from a file; the pages just read need not stay in memory.
+    # Columns of a long trace are mapped from a file: the sums above have read their pages into memory.
     for column in (simulation.output_tokens, simulation.input_tokens):
         release_memory(column)
 
@@ -626,7 +626,9 @@ def _plain_document(document: Document) -> Document:
 
 
 def plain_value(value: Any) -> Any:
-    """Plain Python values: ten significant digits, null for what is not finite, lists for tuples."""
+    """The value in plain Python types: floats with ten significant digits, None for infinity and NaN, lists
+    for tuples.
+    """
     if isinstance(value, dict):
         return {str(key): plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -84,7 +84,8 @@ def charts_html(figures: Iterable[CaptionedChart]) -> str:
 
 def chart_html(figure: CaptionedChart, *, wide: bool = False) -> str:
     """A chart with its caption, which screen readers take as its name."""
-    spec = chart_spec(figure.chart)  # It is made once, because Altair takes as long for it as the drawing.
+    # Made once for both forms, because Altair takes as long for it as drawing.
+    spec = chart_spec(figure.chart)
     still = svg_of(spec)
     live = pack_text(with_theme_colours(json.dumps(add_interaction(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")

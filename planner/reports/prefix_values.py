@@ -16,12 +16,12 @@ Document = dict[str, Any]
 
 
 def placed_rows(plan: PrefixPlan) -> list[Document]:
-    """All nodes of the plan's demand but the empty root 0, which are the stable prefixes (those used in most
-    parts of the trace), the most requested first. `prefix` is the number of a node, `after` that of its
-    parent.
+    """A row per stable prefix (one used in most parts of the trace), the most requested first. These are all
+    nodes of the demand's tree but its empty root 0; `prefix` is the number of a node, `after` its parent's.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed
-    through_rps = demand.subtree_sum(demand.rate_rps)  # The rate of requests that begin with each prefix.
+    # (nodes,): requests/s that begin with each prefix, through which a path of the tree goes on.
+    through_rps = demand.subtree_sum(demand.rate_rps)
     # (nodes, workers): requests/s that begin with a prefix and find it cached on their worker; then the sum.
     hits_rps = plan.replication.hits_rps(demand).sum(axis=1)
     return [

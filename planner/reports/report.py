@@ -21,7 +21,7 @@ from planner.search.evidence.plan import Plan
 from planner.units import count_text
 
 LONGEST_OPEN_LIST = 8  # A longer list is folded.
-# The command that the report shows to simulate the plan again.
+# The report shows this command, which simulates the plan again.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
@@ -75,7 +75,7 @@ def _appendix_section(plan: Plan) -> str:
 
 
 def _of_paper(plan: Plan) -> str:
-    """The end of a heading over what is proved: that is of the fleet on paper, also in a production plan."""
+    """Ends a heading over proofs, which are about the fleet on paper; empty if the plan is that fleet."""
     return " of the fleet on paper" if plan.certificate.answers else ""
 
 

@@ -70,7 +70,9 @@ def simulated_routers(plan: Plan) -> list[RouterRow]:
 
 
 def router_rows(plan: Plan) -> Rows:
-    """A line per deployment target that can run the plan: what routes there, and the SLO under it."""
+    """A line per deployment target that can run the plan: its router, and whether the SLO is kept
+    under it.
+    """
     rows: list[tuple[str, ...]] = [
         (row.target, row.router, row.simulated, row.slo) for row in simulated_routers(plan)
     ]
@@ -79,7 +81,8 @@ def router_rows(plan: Plan) -> Rows:
 
 def tokens_text(worker: WorkerType) -> str:
     """The most tokens of a step, and how many drafted tokens each decode has in it."""
-    drafts = worker.step_tokens - 1  # One of a decode's tokens is the next one, which is no draft.
+    # Of a decode's tokens in a step one is the next token; the others are drafts.
+    drafts = worker.step_tokens - 1
     return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
 
 
@@ -175,7 +178,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             rows.append((text, "", "", values, "", values, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
         least, needed = promised.least, percent_text(promised.guarantee.share_frac)
-        # Without windows no tenant's work waited for as long as a window of the guarantee lasts.
+        # A guarantee is judged in windows in which a tenant's work waits all the time; there may be none.
         least_text = (
             f"{percent_text(least.share_frac)} ({least.tenant})"
             if promised.windows
@@ -243,7 +246,7 @@ def percentile_rows(plan: Plan) -> Rows:
 
 
 def cost_rows(plan: Plan) -> Rows:
-    """The fleet's cost and power, each with its source."""
+    """The fleet's cost, power and energy, each with a note on how it was computed."""
     paid, power = plan.bill, plan.power
     price = paid.usd_per_h
     how = "the GPUs' prices, all of them all the time"
@@ -330,7 +333,7 @@ def usage_rows(plan: Plan) -> Rows:
         busy = simulation.worker_busy_s[workers] / span_s
         steps = simulation.worker_steps[workers].sum()
         tokens = simulation.worker_tokens[workers].sum() / steps if steps else 0.0
-        decodes = fullest = power_share = "–"
+        decodes = fullest_kv = power_share = "–"
         if power is not None:  # The simulation recorded its steps (Plan.power).
             runs = simulation.runs
             runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
@@ -338,7 +341,7 @@ def usage_rows(plan: Plan) -> Rows:
             seconds = run_seconds(runs)
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
-                fullest = show_percent(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
+                fullest_kv = show_percent(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
             power_share = show_percent(power.worker_w[workers].sum() / (pool.count * pool.type.power_w))
         rows.append(
             (
@@ -347,7 +350,7 @@ def usage_rows(plan: Plan) -> Rows:
                 show_percent(busy.max()),
                 f"{tokens:,.0f}",
                 decodes,
-                fullest,
+                fullest_kv,
                 power_share,
                 *_use_cells(uses.get(pool.name)),
             )
@@ -356,7 +359,7 @@ def usage_rows(plan: Plan) -> Rows:
 
 
 def _use_cells(use: PoolUse | None) -> tuple[str, str, str]:
-    """The share of a pool's KV cache that steps use, and of its FLOP and bandwidth in the measured window."""
+    """Shares of a pool's KV cache, FLOP and memory bandwidth that its steps use, in the measured window."""
     if use is None:
         return "–", "–", "–"
     kv = "–" if math.isnan(use.kv_mean_frac) else show_percent(use.kv_mean_frac)
@@ -405,7 +408,9 @@ def repeat_rows(plan: Plan) -> Rows:
 
 
 def _interval_text(value: Interval) -> str:
-    """A figure over several runs: "1.2 s ± 0.1 s (1.5 s)", the mean with its error and the most."""
+    """A figure over several runs: "1.2 s ± 0.1 s (1.5 s)", the mean, half its confidence interval, and the
+    largest value.
+    """
     if not np.isfinite(value.mean):
         return "–"
     half_s = float(f"{value.half:.2g}")

@@ -1,4 +1,5 @@
-"""A schedule as files, schedule.html with its charts, schedule.csv and schedule.json; and for the app.
+"""A schedule as schedule.html with its charts, schedule.csv and schedule.json, and as parts for the app's
+page.
 
 Workers on reserved or on-demand GPUs are `firm`; those on spot may be interrupted.
 """
@@ -26,12 +27,12 @@ from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_
 from planner.units import HOURS_PER_MONTH, count_text, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
-# The schedules that a schedule is compared with.
+# What a schedule is compared with: the names of other schedules, and what each of them is.
 OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
-SHOWN_GAP_FRAC = 1e-4  # The last digit of a gap in sentences.
+SHOWN_GAP_FRAC = 1e-4  # Sentences show a gap to 0.01 %.
 SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
 FIRM = "A spot worker may be interrupted at any time; the others are not."
 
@@ -135,6 +136,7 @@ def types_in_use(answer: ScheduleAnswer) -> list[int]:
 def to_csv(answer: ScheduleAnswer) -> str:
     """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
     text = io.StringIO()
+    # The simulation adds workers where windows miss the SLO, so its schedule is the one to run.
     to_run = answer.schedule if answer.simulated is None else answer.simulated.schedule
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("window", "llm", "worker", "firm", "spot"))

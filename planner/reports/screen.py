@@ -60,7 +60,8 @@ from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
 from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name
 
-# What may grow (`robustness_facts.Strain`), as a noun, and as a change in the chart of what breaks first.
+# The words for each `robustness_facts.Strain`, which is what may grow: as a noun in sentences, and as a
+# change in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
 # The names of a plan's answers, as headings.
@@ -70,7 +71,8 @@ NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
     "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
 )
-MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
+# Of more GPUs over which a roofline won the headline says only how many they are; chosen by hand.
+MOST_WON_OVER = 3
 # By objective, what is said if the fleet carries the additional traffic as it is.
 NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}
 
@@ -203,20 +205,22 @@ def not_for_production(plan: Plan) -> str:
 
 
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
-    """For instance 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per month)'."""
+    """For instance 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per month)', where `whose`
+    is " for chat".
+    """
     verb = "Use" if fleet.gpus == paid.owned_gpus else "Buy"
     cost = f"{usd_text(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
     return f"{verb} {bought_text(fleet, paid)}{whose}: {cost}"
 
 
-# What follows the scenarios in which an answer is kept, by what their test decides (`facts.KeptIn`).
+# Follows "kept in 47 of 49 scenarios": what their test decided (`facts.KeptIn.decision`).
 _NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
 
 
 def _certainty_text(plan: Plan) -> str:
     """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
-    room, kept_in = headroom_of(plan), plan.kept_in
-    parts = [] if room is None else [f"as written it holds to {headroom_text(room)}"]
+    headroom, kept_in = headroom_of(plan), plan.kept_in
+    parts = [] if headroom is None else [f"as written it holds to {headroom_text(headroom)}"]
     if kept_in is not None and kept_in.scenario_count:
         scenarios = f"{kept_in.scenario_count} scenarios{grown_text(plan)}"
         parts.append(f"kept in {kept_in.kept} of {scenarios}{_NOT_PASSED[kept_in.decision]}")
@@ -237,7 +241,9 @@ def grown_text(plan: Plan) -> str:
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
-    """How far the plan's fleet holds, from its answer or from the simulations around it."""
+    """How much more traffic and step time the plan's fleet stands: as its answer for production says,
+    otherwise from the simulations of `certificate.robustness`; None if neither knows both.
+    """
     if plan.production is not None and plan.production.headroom is not None:
         return plan.production.headroom
     if plan.certificate.robustness is None:
@@ -248,14 +254,15 @@ def headroom_of(plan: Plan) -> Headroom | None:
     return Headroom(steps_frac=frac_of["steps"], traffic_frac=frac_of["traffic"])
 
 
-def headroom_text(room: Headroom) -> str:
+def headroom_text(headroom: Headroom) -> str:
     """For instance '+12 % traffic of this kind and +9 % step time'."""
-    return f"{more_text(room.traffic_frac)} traffic of this kind and {more_text(room.steps_frac)} step time"
+    traffic, steps = more_text(headroom.traffic_frac), more_text(headroom.steps_frac)
+    return f"{traffic} traffic of this kind and {steps} step time"
 
 
-def holds_text(room: Headroom, *, after_loss: bool = False) -> str:
+def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:
     """How far a fleet holds as written, with all of its workers or after the loss of any one."""
-    return f"as written, holds{' after a loss' if after_loss else ''} to {headroom_text(room)}"
+    return f"as written, holds{' after a loss' if after_loss else ''} to {headroom_text(headroom)}"
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:
@@ -283,9 +290,9 @@ def month_text(usd_per_h: float) -> str:
 def answer_cards(plan: Plan) -> list[Card]:
     """A card for each of the three answers, or one card if the plan was made on paper alone."""
     if not plan.certificate.answers:
-        room = headroom_of(plan)
+        headroom = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
-        holds = "" if room is None else holds_text(room)
+        holds = "" if headroom is None else holds_text(headroom)
         return [replace(card, difference="the plan", holds=holds, has_plans_fleet=True)]
     return [_card(plan, each) for each in plan.certificate.answers]
 
@@ -327,7 +334,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     # Without a bill of whole nodes the price is that of the GPUs in use.
     answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
-    # A limit in both counts once.
+    # A limit that breaks by more traffic and by longer steps is named once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     has_plans_fleet = answer.workers == _planned_workers(plan)
     fleet = workers_text(answer.workers)
@@ -398,11 +405,16 @@ def _any_of(limits: Sequence[Limit]) -> str:
 
 
 def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
-    """What is missed: the limits, or, where every one of them holds, what else the SLO may fail by."""
+    """What is missed: these limits, or without any what else the SLO may fail by: attainment, a guarantee,
+    the backlog.
+    """
     if limits:
         return f"{_any_of(limits)} is missed"
-    others = [f"attainment {percent_text(frac)}"] if (frac := plan.slo.attainment_frac) is not None else []
-    others += ["a tenant's guarantee"] if plan.slo.guarantees else []
+    others = []
+    if plan.slo.attainment_frac is not None:
+        others.append(f"attainment {percent_text(plan.slo.attainment_frac)}")
+    if plan.slo.guarantees:
+        others.append("a tenant's guarantee")
     return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
 
 
@@ -530,7 +542,8 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
         more_usd_per_h = planned_usd_per_h - paper_usd_per_h
     if more_usd_per_h < SAME_USD:
         return [KeyFigure("Why this many", value, f"{parts}; on the bill both are the same")]
-    if growth:  # The fleet on paper has no room for growth, so the difference is not what certainty saves.
+    # The fleet on paper has no room for growth, so with growth the difference is not what certainty saves.
+    if growth:
         return [KeyFigure("Why this many", value, f"{parts}: {usd_text(more_usd_per_h)}/h")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
@@ -550,7 +563,7 @@ def _router_figures(plan: Plan) -> list[KeyFigure]:
     if not rows or not plan.fleet.leaves_choice:
         return []
     targets_by_text: dict[str, list[str]] = {}
-    for row in sorted(rows, key=lambda row: not row.keeps):  # Those that keep the SLO come first.
+    for row in sorted(rows, key=lambda row: not row.keeps):  # Targets that keep the SLO come first.
         text = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
         targets_by_text.setdefault(text, []).append(row.target)
     kept_count = sum(row.keeps for row in rows)
@@ -589,12 +602,15 @@ STATUS_WORDS = {
 def holds_of(plan: Plan) -> list[HeadroomFact]:
     """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
     a headroom that comes from the plan's answer."""
-    room, values = headroom_of(plan), plan.certificate.robustness
+    headroom, values = headroom_of(plan), plan.certificate.robustness
     if values is not None and values.holds:
         return list(values.holds)
-    if room is None:
+    if headroom is None:
         return []
-    return [HeadroomFact("traffic", room.traffic_frac, ()), HeadroomFact("steps", room.steps_frac, ())]
+    return [
+        HeadroomFact("traffic", headroom.traffic_frac, ()),
+        HeadroomFact("steps", headroom.steps_frac, ()),
+    ]
 
 
 def breaks_first(plan: Plan) -> KeyFigure:
@@ -751,7 +767,7 @@ def why_title(plan: Plan) -> str:
 
 
 def _is_plan_free(plan: Plan) -> bool:
-    """Whether the plan was to cost little, and costs nothing."""
+    """Whether cost was minimised, and the plan costs nothing, as on owned GPUs."""
     return plan.certificate.objective == "cost" and plan.bill.usd_per_h < SAME_USD
 
 
@@ -812,7 +828,7 @@ def _unmeasured_step_texts(plan: Plan) -> list[str]:
 
 
 def _planned_workers(plan: Plan) -> tuple[Any, ...]:
-    """The workers of the answer that is deployed, to compare those of another answer with."""
+    """The workers of the answer for production, which is deployed; other answers are compared with them."""
     return () if plan.production is None else plan.production.workers
 
 

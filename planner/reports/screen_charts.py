@@ -31,7 +31,8 @@ from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 POINTS = 120  # Points along a time axis.
-# Bars of demand: enough requests in each that its rate is not chance, and enough bars to see a course.
+# Intervals of the chart of demand. Each has about REQUESTS_PER_BIN requests, so that its rate is not mere
+# chance; there are enough intervals to see how demand moves. Chosen by hand.
 REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS = 20, 6, POINTS // 2
 # On the axis of shares: the top of the chart, above 1, and the height of the text that stands there.
 TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
@@ -53,8 +54,8 @@ def attainment(plan: Plan) -> CaptionedChart | None:
     if robustness is None or len(robustness.at_workers) < 2:
         return None
     names = [screen.limit_label(share.limit) for share in robustness.at_workers[0].shares]
-    # The band begins at the worst of the scenarios that must be kept (`needed_frac`, see Share) and ends at
-    # the best of all.
+    # The band begins at the worst of the scenarios that must be kept (`needed_frac` of
+    # robustness_facts.Share) and ends at the best of all.
     rows = [
         {
             "x": row.workers,
@@ -179,7 +180,7 @@ def _level_line(y: float, text: str, colour: str) -> list[Any]:
 
 
 def kv_use(plan: Plan) -> CaptionedChart | None:
-    """How full the KV cache of each pool is over time; None unless all steps were recorded."""
+    """How full the KV cache of each pool is over time; None unless the simulation recorded all its steps."""
     simulation = plan.simulation
     # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
     # recorded, which would leave holes in the curve.
@@ -215,7 +216,9 @@ def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
 
 
 def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
-    """A step line for each name over its columns x and y, with y as shares of 0 to 1 if the format is %."""
+    """A step line for each name, through its points (x, y). With the format "%" the y axis goes
+    from 0 to 1.
+    """
     import altair as alt
 
     names = list(series)
@@ -284,7 +287,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
 
 
 def _price_text(each: screen.Breaks) -> str:
-    """How far a price may move. For other kinds of rows the row's own text says it."""
+    """How far a price may move, "+12 %, "; empty for other kinds of rows, whose own text says how far."""
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 
@@ -302,7 +305,7 @@ def latency_figures(plan: Plan) -> list[CaptionedChart]:
 def latency_figure(
     simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str
 ) -> CaptionedChart | None:
-    """The distribution of a latency, `text` in its caption; None where there are too few values to draw."""
+    """The distribution of a latency, with `text` in its caption; None for fewer than two different values."""
     curve = cumulative_curve(simulation, metric, [limit.limit_s for limit in limits])
     if len(curve.value_s) < 2:
         return None

@@ -64,7 +64,8 @@ def charts_section(plan: Plan) -> str:
     drawn = "".join(chart_html(figure) for figure in screen_charts.screen_figures(plan))
     robustness = plan.certificate.robustness
     if robustness is None:
-        # Plans on paper have none, as they are not to be deployed, nor have plans of older versions.
+        # The part of the certificate is missing in plans on paper, which are not to be deployed, and in plans
+        # that an older version made.
         remedy = "" if screen.not_for_production(plan) else ": plan again"
         text = f"What fewer workers and more traffic would do was not simulated with this plan{remedy}."
     elif robustness.left_out:

@@ -47,7 +47,9 @@ def render(
 
 
 def outdated(plan: SharedPlan) -> list[str]:
-    """Patterns of files of an earlier run in the folder: a plan for one LLM, or for several."""
+    """Patterns of files that an earlier run may have left in the folder, whether it planned one LLM or
+    several.
+    """
     folders = ("", *(f"{name}/" for name in plan.plans))
     patterns = [folder + glob for folder in folders for glob in output.OUTDATED]
     return [*patterns, "requests.csv", "manifests/README.md"]
@@ -272,7 +274,9 @@ def answer_rows(plan: SharedPlan) -> Rows:
 
 
 def limit_rows(plan: SharedPlan) -> Rows:
-    """A row per shared limit: its name, how much is used, and its amount, both with their unit."""
+    """A row per shared limit: its name, how much of it is used and how much there is, both with
+    their unit.
+    """
     return ("Limit", "Used", "Of"), [
         (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
         for each in plan.limits

@@ -43,15 +43,15 @@ def _of_llm(name: str, sentence: str) -> str:
 
 def _how_sure(plan: SharedPlan) -> str | None:
     """How much more traffic and step time every LLM stands, and in how many scenarios each keeps its SLO."""
-    rooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
+    headrooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
     clauses = []
-    if known_rooms := [room for room in rooms if room is not None]:
+    if known := [each for each in headrooms if each is not None]:
         traffic, steps = (
-            min(getattr(room, name) for room in known_rooms) for name in ("traffic_frac", "steps_frac")
+            min(getattr(headroom, name) for headroom in known) for name in ("traffic_frac", "steps_frac")
         )
-        room = screen.headroom_text(Headroom(steps, traffic))
-        subject = "each holds" if len(known_rooms) == len(rooms) else "those that are known hold"
-        clauses.append(f"As written, {subject} to {room}")
+        headroom = screen.headroom_text(Headroom(steps, traffic))
+        subject = "each holds" if len(known) == len(headrooms) else "those that are known hold"
+        clauses.append(f"As written, {subject} to {headroom}")
     kept_texts = [
         f"{name} {kept_text(llm_plan.kept_in)}{screen.grown_text(llm_plan)}"
         for name, llm_plan in plan.plans.items()
@@ -185,13 +185,13 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
             if value <= alone * (1 + SAME_FRAC)
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
-        kept_in, room = llm_plan.kept_in, screen.headroom_of(llm_plan)
+        kept_in, headroom = llm_plan.kept_in, screen.headroom_of(llm_plan)
         kept_text_of_llm = (
             "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
         )
         if not llm_plan.verdict.holds:
             kept_text_of_llm = "its SLO is missed in the simulation"
-        holds = "" if room is None else screen.holds_text(room)
+        holds = "" if headroom is None else screen.holds_text(headroom)
         price = in_unit(value, plan.unit)
         fleet = f"{describe_fleet(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
         values.append(Card(name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False))

@@ -41,10 +41,10 @@ from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_s, show_spa
 OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""A table of text: its head and its lines."""
+"""A table of text: the names of its columns, then its rows."""
 
 HOURS_PER_YEAR = 8760
-MOST_NAMED = 6  # One sentence names no more worker types, and counts the others.
+MOST_NAMED = 6  # A sentence names so many worker types at most, and counts the others; chosen by hand.
 # The terms of payment in words.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
@@ -69,7 +69,7 @@ def commitment_rows(plan: Plan) -> Rows:
     rows: list[tuple[str, ...]] = []
     for each in plan.certificate.commitments:
         needed_frac = each.needed_frac
-        # On demand has no such share. With 1 or more the term never costs less.
+        # The row "on demand" has no such share. A term with a share of 1 or more never costs less.
         pays = ""
         if needed_frac is not None and needed_frac < 1:
             pays = f"if needed more than {percent_text(needed_frac)} of the time"
@@ -83,9 +83,9 @@ def commitment_rows(plan: Plan) -> Rows:
 
 def bill_lines(paid: Bill) -> list[str]:
     """Notes on a bill: owned GPUs, idle GPUs of whole nodes, electricity; empty for rented GPUs alone."""
-    lines = (
-        [f"{count_text(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
-    )
+    lines = []
+    if paid.owned_gpus:
+        lines.append(f"{count_text(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented")
     if paid.idle_gpus:
         nodes = list_text([f"{count_text(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
         idle = f"{count_text(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
@@ -227,7 +227,7 @@ def measured_line(plan: Plan) -> str:
 
 
 def is_free(certificate: Certificate) -> bool:
-    """Whether the fleet on paper costs nothing, as of owned GPUs: "cheaper" fleets are then smaller ones."""
+    """Whether the fleet on paper costs nothing, as on owned GPUs. Texts then say "smaller", not "cheaper"."""
     return certificate.objective == "cost" and certificate.value < SAME_USD
 
 
@@ -238,10 +238,11 @@ def cheaper_text(certificate: Certificate) -> str:
 
 
 def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") -> str:
-    """How many cheaper fleets of level 0 have the workers that the work takes, and how many cheaper ones were
-    simulated; `cheaper` is None if there are infinitely many. `less` is the word for them.
+    """How many of the `cheaper` fleets of level 0 were simulated. `cheaper` counts those with enough workers
+    for the work, and is None if there are infinitely many. `less` is the adjective in the text.
     """
-    if cheaper is None or simulated > cheaper:  # Some that were not counted were simulated, too.
+    # More are simulated than counted where the search also tried fleets that are too small for the work.
+    if cheaper is None or simulated > cheaper:
         return f"{simulated:,} {less} ones were simulated and fail"
     if cheaper == 0:
         return f"no {less} one has the workers that the work takes"
@@ -361,8 +362,8 @@ def binding_lines(plan: Plan) -> list[str]:
 
 
 def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
-    """The notes on an alternative. One with the plan's own workers says that only settings of their engines
-    tell it apart, as no table of fleets shows these.
+    """The notes on an alternative. If it has the plan's own workers, the first note says that other settings
+    of their engines tell it apart, because no table of fleets shows settings.
     """
     fleet = alternative.fleet
     is_alike = (

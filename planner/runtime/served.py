@@ -53,13 +53,13 @@ from planner.traffic.trace import Trace
 from profiling.config import read_config, shard_config
 from profiling.vllm_install import is_cpu_build
 
-LEVEL_S = 6.0  # Each level is measured for this time, which holds hundreds of steps.
-SETTLE_S = 1.0  # This first part of a level is left out, because the batch is still filling.
+LEVEL_S = 6.0  # Each level of load is measured for this time, long enough for hundreds of steps.
+SETTLE_S = 1.0  # So long after a level's start steps are left out, because the batch is still filling.
 MOST_PROMPT_TOKENS = 1024  # Longer prompts would leave too few steps in a level.
 LEVEL_REQUESTS = 50_000  # The requests that are drawn for a level, more than it can send.
 OUTPUT_TOKENS = (16, 64)  # Answers are short, so that many requests begin and end in LEVEL_S.
 CPU_KV_BYTES = 2 * 2**30  # The KV cache of an engine on a CPU; most machines have this much memory left.
-STEP_GAP_S = 1e-6  # Two steps with no longer time between them follow each other without a pause.
+STEP_GAP_S = 1e-6  # Steps that are no further apart follow each other without a pause: logs round times.
 WATCHED_POOL = "served"
 PLACEHOLDER_LATENCY = StepLatency(
     (1.0, 2.0), (1e-3, 1e-3), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="any"

@@ -203,9 +203,11 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     safety = None if slo is None else measure_safety(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady
-    billed_s = (
-        served_s(requests, simulation) if is_steady else simulation.end_s - float(simulation.arrival_s[0])
-    )
+    # The module's docstring says why the time paid for depends on the backlog.
+    if is_steady:
+        billed_s = served_s(requests, simulation)
+    else:
+        billed_s = simulation.end_s - float(simulation.arrival_s[0])
     tokens = int(simulation.output_tokens.sum(where=simulation.status == FINISHED))
     return VariantRow(variant, simulated.summary(), curves, billed_s, tokens, safety)
 

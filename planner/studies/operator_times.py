@@ -9,7 +9,8 @@ term of the step time (models/latency.py), added up over the recorded steps of a
   decode attention    b D + (d + m) K  size: KV tokens read
   host and waits      the rest         the engine's host, transfers between stages, ranks that wait
 
-The KV tokens of a step are taken from its KV blocks, the last one of a sequence half full.
+The letters are those of models/latency.py. The KV tokens of a step are computed from its KV blocks, as if the
+last block of each sequence were half full.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def _check_terms(pool: Pool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkSums:
-    """Sums over the prompt chunks of each step (R,): query-key pairs, the number of chunks, and KV tokens."""
+    """Sums over the prompt chunks of each recorded run of steps (R,): query-key pairs, the number of chunks,
+    and KV tokens.
+    """
 
     pairs: Floats
     prefills: Floats
@@ -101,6 +104,7 @@ class _ChunkSums:
         new, cached = chunks["tokens"], chunks["cached_tokens"]
 
         def sum_by_run(values: Floats) -> Floats:
+            """The sum over the chunks of each run that is a step."""
             sums = np.bincount(chunks["run"], weights=values, minlength=len(is_step))
             return sums[: len(is_step)][is_step].astype(float)
 
@@ -159,7 +163,8 @@ def _pool_rows(
     busy_s = rest_s = float(inside_s.sum())
     rows = []
     for name, step_s, size, unit in terms:
-        term_s = float((step_s * steps).sum()) / worker.pp  # Each of pp stages takes so much of a step.
+        # `step_s` is of all layers; each of the pp pipeline stages, which work at once, has its part.
+        term_s = float((step_s * steps).sum()) / worker.pp
         rest_s -= term_s
         if term_s > 0:
             has_input = steps * (size > 0)

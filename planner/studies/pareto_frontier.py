@@ -10,10 +10,11 @@ The frontier is as exact as its plans are.
                            the corner, to CORNER_FRAC.
     power, cost            The corner is the fleet's power (at its cap) or its cost.
     rate                   The corner is the rate up to which the fleet carries every rate. Each rate draws
-                           other requests of the trace, and on a short trace those of a lower rate may be
-                           harder: so a step begins where its plan was made, the question's own rate is
-                           planned too, and of at most MOST_DRAWS draws every one is simulated. Of more, the
-                           corner is bisected, to RATE_FRAC, with the rates of PROBED_BELOW_FRACS below it.
+                           other requests of the trace, and on a short trace the requests of a lower rate
+                           may be harder. So a step begins where its plan was made, and the question's own
+                           rate is planned too. If a step has at most MOST_DRAWS different draws, every one
+                           is simulated. Otherwise the corner is bisected, to RATE_FRAC, and the rates of
+                           PROBED_BELOW_FRACS below it are simulated.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ from planner.studies.what_if import (
 from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
-# Numbers for which no reason is given are set by hand.
+# Numbers without a reason beside them were chosen by hand.
 CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
 # A fleet must also carry the rates that are this far below a bisected corner of rates.
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
-# Numbers of requests are rounded, so that a draw is of rates up to this many requests above its own.
+# A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
+# whole number give the same draw.
 ALMOST_HALF = 0.5 - 1e-6
-# If there are at most so many draws between two rates, each is simulated. A trace of 130 requests has so many
-# from half to twice its rate.
+# If there are at most so many draws between two rates, each is simulated. A trace of 130 requests has about
+# 200 from half to twice its rate.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
-# The range of power [W] or cost [USD/h] ends here, where no fleet holds. It does not end at 0, as a limit of
-# 0 means that there is none.
+# The range of power [W] or cost [USD/h] ends here, where no fleet holds, and not at 0, which would mean that
+# there is no limit.
 LEAST_AMOUNT = 1e-9
 
 
@@ -127,7 +129,10 @@ def find_frontier(
     low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
+    # With this sign `sign * limit` falls as the limit gets tighter, for rates as for other limits.
     sign = -1 if walk.is_rising else 1
+    # `limit` is where the next plan is made, `start` is where its step begins, and `beyond` is the first
+    # limit that lies beyond all corners so far.
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
     limit = start = beyond = loosest
     steps: list[FrontierStep] = []
@@ -141,28 +146,39 @@ def find_frontier(
             if not steps:
                 raise
             if walk.planned_too is not None and limit < walk.planned_too <= high:
-                limit = start = beyond = walk.planned_too  # Its requests may be easier.
+                # The question's own rate draws other requests, which may be easier.
+                limit = start = beyond = walk.planned_too
                 continue
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
-        # At the question's own rate the fleet of the step before holds too: only a cheaper one is a step.
+        # At `planned_too` the fleet of the step before holds as well, so only a cheaper fleet begins a step
+        # there.
         if limit == beyond or answer.value < steps[-1].value * (1 - ROUNDING):
             corner, next_limit = walk.corner(answer, limit, tightest)
             beyond = min(beyond, next_limit, key=lambda each: sign * each)
             for step in reversed(steps):
-                # A search need not be exact: this fleet may also hold, for less, where `step` was planned.
+                # A search need not be exact: this fleet may hold for less money also where `step` was
+                # planned. Then its own step begins there.
                 if answer.value > step.value * (1 + ROUNDING) or not walk.holds(answer, step.start, limit):
                     break
                 start = step.start
-            level0_search = answer.search_result.level0.search  # Without a best fleet its value is infinite.
+            level0_search = answer.search_result.level0.search  # `value` is infinite if it has no best fleet.
             level0 = (
                 level0_search.value
                 if level0_search.best is None
                 else objective_paid(answer.problem, level0_search.best)
             )
-            proof = answer.is_exact, answer.is_exhausted
             steps.append(
-                FrontierStep(start, corner, answer.value, answer.fleet, *proof, level0, answer.answers)
+                FrontierStep(
+                    start=start,
+                    corner=corner,
+                    value=answer.value,
+                    fleet=answer.fleet,
+                    is_exact=answer.is_exact,
+                    is_exhausted=answer.is_exhausted,
+                    level0=level0,
+                    answers=answer.answers,
+                )
             )
         if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
             limit = start = walk.planned_too
@@ -186,10 +202,8 @@ def find_frontier(
 
 
 def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps without those that a later one beats: its fleet holds wherever theirs does, and costs no
-    more.
-
-    This happens because searches need not be exact.
+    """The steps that no later step beats. A step beats another if its fleet holds wherever the other's does
+    and costs no more, which happens because searches need not be exact.
     """
     return tuple(
         step
@@ -207,10 +221,10 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 class _Walk:
     """The functions and the default range with which `find_frontier` walks along an axis.
 
-    `task` gives the question at a limit. `corner` takes a fleet's answer, the limit of its plan and the
-    tightest limit; it gives the corner, and the next limit to plan at. `low` and `high` bound the range.
-    `holds` says whether a fleet that holds at its plan's limit, the second, also does from the first one on.
-    At `planned_too` a plan is made wherever it lies in a step.
+    `task(limit)` gives the question at a limit. `corner(answer, limit, tightest)` gives the corner of the
+    fleet planned at `limit`, and the next limit to plan at. `low` and `high` bound the range. `holds(answer,
+    start, limit)` says whether the fleet planned at `limit` also holds at every limit from `start` on. At
+    `planned_too`, if there is one, a plan is made even inside a step.
     """
 
     name: str
@@ -234,7 +248,7 @@ def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
     if metric == "power":
         return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
     if metric == "cost":
-        # A plan for cost with a limit on cost finds the same fleet at every limit, so power is planned for.
+        # A plan for the lowest cost is the same under every limit on cost, so power is minimised instead.
         objective = "power" if task.objective == "cost" else task.objective
         return _amount_walk(
             replace(task, objective=objective),
@@ -335,8 +349,9 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         return is_test_passed(test.with_policies(policies).decide(problem.oracle.counts(fleet)), test.safety)
 
     def probed_rps(low_rps: float, high_rps: float) -> tuple[bool, list[float]]:
-        """Rates to simulate between two rates, in order, and whether they are of all draws: each then is the
-        highest that draws as many requests.
+        """Whether every draw of requests between two rates is simulated, and the rates to simulate, in order.
+
+        If every draw is simulated, each rate is the highest one that draws as many requests.
         """
         if task.described is None and task.scale != "compress":
             duration_s = study.trace.duration_s
@@ -348,7 +363,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         return False, sorted([*below_rps, min(requested_rate_rps, high_rps)])
 
     def missed_between(answer: StudyAnswer, low_rps: float, high_rps: float) -> float | None:
-        """The lowest rate probed between two rates that is not carried; None if all are."""
+        """The lowest probed rate between two rates that the fleet does not carry; None if it carries all."""
         _, rates_rps = probed_rps(low_rps, high_rps)
         return next((rate for rate in rates_rps if rate > low_rps and not carries(answer, rate)), None)
 

@@ -44,18 +44,18 @@ from planner.traffic.trace import Trace, judged_span_s
 
 Floats = npt.NDArray[np.float64]
 
-# Numbers for which no reason is given are set by hand.
+# Numbers without a reason beside them were chosen by hand.
 WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.
 LEVEL_WINDOWS = 10  # The windows whose mean is one level.
-TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
-# An operator who is called for nothing stops listening: the chance of any false alarm is FALSE_ALARM_FRAC per
-# PER_WINDOWS windows (17 hours of minutes).
+TOLERANCE_FRAC = 0.03  # A mean that lies no further outside the plan's levels is no drift.
+# The chance of any false alarm in PER_WINDOWS windows (17 hours of minutes) is FALSE_ALARM_FRAC. It is low,
+# because an operator who is called for nothing stops listening.
 FALSE_ALARM_FRAC = 0.01
 PER_WINDOWS = 1000
 STANDARD_ERRORS = 2  # Half of a 95 % interval; a larger deviation is more than scatter.
-RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
+RECENT_S = 3600.0  # Live figures of what has not drifted are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
-_NOT_ZERO = 1e-12  # Replaces a divisor of 0, in blocks that have no level anyway.
+_NOT_ZERO = 1e-12  # Replaces a divisor of 0 in blocks without requests, whose quotient is not used.
 _SURE_FRAC = 0.99  # Levels differ if chance alone would make such differences in fewer than 1 % of cases.
 _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
 # With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
@@ -84,10 +84,10 @@ class Reference:
     levels: int
 
     def edge(self, is_up: bool) -> float:
-        """A live mean beyond this value has drifted.
+        """The value beyond which a live mean has drifted, upwards if `is_up`.
 
-        The edge is TOLERANCE_FRAC outside the levels; with a single level it is at least the end of that
-        level's interval.
+        It lies TOLERANCE_FRAC outside the levels, and with a single level at least at the end of its interval
+        (`low` and `high` are then the ends of that interval).
         """
         high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
         if is_up:
@@ -269,16 +269,21 @@ def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: in
     if freedom < _LEAST_FREEDOM:
         return 1.0, 0.0
     amount = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)  # (blocks, batches)
-    e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
-    block_mean = (amount.sum(axis=1) / np.maximum(e.sum(axis=1), _NOT_ZERO))[:, None]
+    batch_exposure = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
+    block_mean = (amount.sum(axis=1) / np.maximum(batch_exposure.sum(axis=1), _NOT_ZERO))[:, None]
     # The squared deviation of each batch over c^2 / e, the variance that it has if phi is 1.
     with np.errstate(divide="ignore", invalid="ignore"):
-        z2 = (amount / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
-    return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom
+        deviation = amount / batch_exposure / block_mean - 1
+        z2 = deviation**2 * batch_exposure / c2_of_block[:, None]
+    has_value = (batch_exposure > 0) & (block_mean > 0)
+    return float(np.where(has_value, z2, 0.0).sum() / freedom), freedom
 
 
 def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
-    """The first phi, or that of a longer batch if it is larger by two standard errors; at least 1."""
+    """The phi of the shortest batches, or of longer ones if it is larger by two standard errors; at least 1.
+
+    `estimates` are pairs of phi and its degrees of freedom, in the order of _BATCHES.
+    """
     phi = max(estimates[0][0], 1.0)
     for other, freedom in estimates[1:]:
         if freedom and other > phi * (1 + STANDARD_ERRORS * math.sqrt(2 / freedom)):
@@ -333,7 +338,9 @@ def _variance(tokens: npt.NDArray[np.int64]) -> float:
     return max(float(tokens.var() / tokens.mean() ** 2), _LEAST_VARIANCE)
 
 
-def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
+def drift_of(
+    reference: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int
+) -> LiveDrift:
     """Compare a quantity's live windows with the plan's.
 
     `edges_s` (n + 1,) are the Unix times at which the windows begin and end. `tests` is how many tests share
@@ -341,18 +348,18 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
-    is_rate = ref.what == "rate"
+    is_rate = reference.what == "rate"
     dispersion = max(
-        ref.dispersion,
-        _largest_dispersion([_live_dispersion(amounts, exposure, ref, size) for size in _BATCHES]),
+        reference.dispersion,
+        _largest_dispersion([_live_dispersion(amounts, exposure, reference, size) for size in _BATCHES]),
     )
     threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
     by_side: dict[bool, tuple[Alarm, ...]] = {}
     for is_up in (True, False):
-        edge = ref.edge(is_up)
+        edge = reference.edge(is_up)
         if edge <= 0:  # No mean is below 0, so nothing can leave this side.
             continue
-        c2 = 1 / edge if is_rate else ref.variance
+        c2 = 1 / edge if is_rate else reference.variance
         with np.errstate(divide="ignore", invalid="ignore"):
             variance = np.where(exposure > 0, dispersion * c2 / exposure, np.inf)
         beyond = values / edge - 1 if is_up else 1 - values / edge
@@ -364,22 +371,23 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
         for alarm in rows
         if alarm.ended is not None
     )
-    # A rise and a fall can both be active; the one that began later is the present state.
+    # An alarm of a rise and one of a fall can both be active; the alarm that began later is the present
+    # state.
     current = max(active, key=lambda pair: pair[0].began, default=None)
-    recent = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)
+    recent = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)  # Windows.
     if current is not None:
         first = current[0].began
     else:
-        # What came before the end of a drift is the traffic of that drift.
+        # Windows before the end of a past drift belong to that drift, so they do not count.
         ends = [alarm.ended for rows in by_side.values() for alarm in rows if alarm.ended is not None]
         first = max(len(values) - recent, 0, *ends)
-    now, half = _live_mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
-    change_frac = now / ref.mean - 1
+    now, half = _live_mean(amounts[first:], exposure[first:], dispersion * reference.variance, reference)
+    change_frac = now / reference.mean - 1
     return LiveDrift(
-        what=ref.what,
-        planned=ref.mean,
-        planned_low=ref.low,
-        planned_high=ref.high,
+        what=reference.what,
+        planned=reference.mean,
+        planned_low=reference.low,
+        planned_high=reference.high,
         now=now,
         low_frac=change_frac - half,
         high_frac=change_frac + half,
@@ -391,7 +399,9 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
     )
 
 
-def _live_mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
+def _live_mean(
+    amounts: Floats, exposure: Floats, variance: float, reference: Reference
+) -> tuple[float, float]:
     """The live mean, and half of its 95 % interval as a share of the plan's mean; NaN without samples.
 
     `variance` is phi c^2 of the plan.
@@ -401,30 +411,34 @@ def _live_mean(amounts: Floats, exposure: Floats, variance: float, ref: Referenc
     if total <= 0:
         return math.nan, math.nan
     mean = float(amounts[is_sampled].sum()) / total
-    scale = mean / ref.mean
+    scale = mean / reference.mean
     # The standard deviation of a length grows with its mean, that of a Poisson count with the mean's root.
-    deviation = math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
+    deviation = math.sqrt(variance / total) * (math.sqrt(scale) if reference.what == "rate" else scale)
     return mean, _SIGMAS_95 * deviation
 
 
-def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:
+def _live_dispersion(
+    amounts: Floats, exposure: Floats, reference: Reference, size: int
+) -> tuple[float, float]:
     """phi from the median of differences between neighbouring batches, and its degrees of freedom.
 
-    A shift of the level, which is no scatter, changes only one difference.
+    Differences are used because a shift of the level, which is no scatter, changes only one of them.
     """
     n = len(amounts) // size
     amount = amounts[: n * size].reshape(n, size).sum(axis=1)
-    e = exposure[: n * size].reshape(n, size).sum(axis=1)
-    is_sampled = np.isfinite(amount) & (e > 0) & (amount > 0)
+    batch_exposure = exposure[: n * size].reshape(n, size).sum(axis=1)
+    is_sampled = np.isfinite(amount) & (batch_exposure > 0) & (amount > 0)
     if is_sampled.sum() <= _LEAST_FREEDOM:
         return 1.0, 0.0
-    amount, e = amount[is_sampled], e[is_sampled]
-    value = amount / e
+    amount, batch_exposure = amount[is_sampled], batch_exposure[is_sampled]
+    value = amount / batch_exposure
     middle = (value[1:] + value[:-1]) / 2
-    c2 = 1 / middle if ref.what == "rate" else ref.variance
+    c2 = 1 / middle if reference.what == "rate" else reference.variance
     # The squared difference of two batches over the sum of their variances, each c^2 / e if phi is 1.
-    z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (c2 * (1 / e[1:] + 1 / e[:-1]))
-    # The median of n squares scatters as much as a variance from n / 3 values.
+    variance_if_1 = c2 * (1 / batch_exposure[1:] + 1 / batch_exposure[:-1])
+    z2 = ((value[1:] - value[:-1]) / middle) ** 2 / variance_if_1
+    # With phi = 1 the median of z2 is that of chi-square with one degree of freedom. The median of n squares
+    # scatters as much as a variance from n / 3 values.
     return float(np.median(z2)) / _chi_square(0.5, 1), len(z2) / 3
 
 
@@ -465,7 +479,7 @@ def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) ->
     total = float(counts.sum())
     if total <= 0:
         return math.nan, math.nan, 0.0
-    # Counts are differences of floats, so a rank that is whole may come out a little larger.
+    # Counts are differences of floats, so that a whole rank may come out a little too large: less 1e-6.
     bucket = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
     bucket = min(bucket, len(edges) - 1)
     return (float(edges[bucket - 1]) if bucket else 0.0), float(edges[bucket]), total
@@ -493,8 +507,8 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
 def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     """The largest factor on the traffic of `trace` at which the fleet keeps the plan's SLO, by bisection.
 
-    More traffic is what it is for a plan's headroom (`scaling.with_times_the_traffic`). The factor is 0 if
-    the fleet holds at no simulated rate.
+    More traffic is made as for a plan's headroom (`scaling.with_times_the_traffic`), and no factor above
+    1 + HEADROOM_MOST_FRAC is simulated. The factor is 0 if the fleet holds at no simulated rate.
     """
 
     def holds(factor: float) -> bool:
@@ -552,8 +566,8 @@ def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
     """The requests of a trace as a simulated fleet gets them, while the traffic lasts; the trace itself if no
     request waits for another.
 
-    Left out is the warm-up, and the end: what comes after the last session has begun and the first one, such
-    as that of an agent that has no task left, has ended.
+    The warm-up is left out, and so is the end, when the traffic dies away: the time after both the last
+    session has begun and a first session has ended, such as that of an agent without a task left.
     """
     if not trace.after.size:
         return trace
@@ -639,7 +653,8 @@ def _carried_rate(plan: PlanExpectations, trace: Trace) -> tuple[float, float]:
     factor = most_carried_traffic(written.fleet, written, trace)
     rate_factor = factor
     if trace.after.size and factor > 0:
-        # A client that waits for answers sends requests faster by less than the clock does.
+        # Clients that wait for answers do not send `factor` times as many requests per second, so the rate is
+        # taken from the simulation.
         busier_trace = with_times_the_traffic(trace, factor)
         arrived = arrived_requests(busier_trace, simulate(written.fleet, busier_trace))
         rate_factor = arrived.rate_rps / rate.mean

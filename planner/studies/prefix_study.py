@@ -18,7 +18,7 @@ from planner.simulator.replay import simulate
 from planner.traffic.prefixes import PrefixSummary, summarise_prefixes
 from planner.traffic.trace import Trace
 
-LEAST_TIME_LEFT_S = 0.1  # The stages share at least this much when the time limit has passed.
+LEAST_TIME_LEFT_S = 0.1  # A stage that begins after the time limit is given a part of this; chosen by hand.
 # The files of `plan prefixes -o DIR`.
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
 # What the hits and loads under `plan` in prefixes.json rest on.
@@ -27,9 +27,9 @@ ESTIMATE = "estimated before any simulation"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPrefixes:
-    """Prefixes on the workers of one pool, the prompts that load them, and how few workers would then carry
-    the same load. `simulated` has what each pool's caches did in a simulation of the fleet; it is empty if
-    the fleet has no prefix caches.
+    """Prefixes on the workers of one pool, the prompts that load them, and how few workers with these
+    prefixes would carry the load that the pool carries without caches. `simulated` has what each pool's
+    caches did in a simulation of the fleet; it is empty if the fleet has no prefix caches.
     """
 
     plan: PrefixPlan

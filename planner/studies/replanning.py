@@ -3,19 +3,20 @@ save.
 
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
 Data   c_j price of a worker, e_k of an idle GPU on a node sold whole [USD/h]   n0_j running workers
-       H horizon [h]   a, b USD per worker started, stopped
+       H horizon [h]   p, q USD per worker started, stopped      a_yj what a worker takes of limit y, of A_y
 Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/whole_nodes.py)
 
-  min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
+  min   H (sum_j c_j n_j + sum_k e_k i_k) + p sum_j max(n_j - n0_j, 0) + q sum_j max(n0_j - n_j, 0)
   s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.FleetLimits)
         holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
 
-All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
-If it fails, it and all smaller vectors are dropped; if it holds, spare workers are removed from it, and it is
-the best known. That a fleet fails if a larger one fails is an assumption, and not always true of prefill and
-decode pools: more prefill workers hand over in bursts. So the answer is exact over these options only if no
-vector was dropped by this assumption. Running workers of a GPU that is no longer in stock are stopped.
-Policies are those of the plan from scratch, as a change of policy moves no worker.
+A count vector is the n of one fleet. All count vectors that cost less than the best known fleet are listed,
+and the vector expected to carry most is simulated. If its fleet fails, it and all smaller vectors are
+dropped. If it holds, spare workers are removed from it, and it becomes the best known. That a fleet fails if
+a larger one fails is an assumption, and not always true of prefill and decode pools: more prefill workers
+hand over in bursts. So the answer is exact over these options only if no vector was dropped by this
+assumption. Running workers of a GPU that is no longer in stock are stopped. Policies are those of the plan
+from scratch, as a change of policy moves no worker.
 
 `compare_traffic` compares the traffic that the running fleet was planned on with today's. The D of Kolmogorov
 and Smirnov is the largest difference between two cumulative distributions, a share of requests. With
@@ -59,7 +60,8 @@ Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
 # The requests that all simulations of cheaper vectors may have together, which bounds the time of a replan.
 MOST_REQUESTS = 8_000_000
-# However long or short the trace is, at least and at most this many vectors are simulated.
+# However short or long the trace is, at least FEWEST_TRIES and at most MOST_TRIES vectors are simulated, if
+# so many are cheaper and the time suffices. Set by hand, as is MOST_REQUESTS.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
 # The costs of starting and of stopping a worker, where a user gives none, set by hand. A start that costs
@@ -152,7 +154,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
-    # The running fleet is not picked because it passes, so it is tested once.
+    # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
     running_holds = (
         gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     )
@@ -175,7 +177,11 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
         keeps_running=bool((best == n0).all()) and gone_workers == 0,
         moves=(
-            *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
+            *(
+                Move(name, int(before), int(after))
+                for name, before, after in zip(names, n0, best, strict=True)
+                if before or after
+            ),
             *lost_moves,
         ),
         ways=tuple(ways),
@@ -234,7 +240,8 @@ class _ReplanModel:
         """Whether the fleet keeps the SLO in simulation.
 
         If the question asks for safety, it must do so in enough scenarios of the search, and in the test of
-        production. A fleet that is picked because it passes is tested twice, as it may have passed by luck.
+        production. A fleet that is picked (`is_picked`) because it passes may have passed by luck: it is
+        tested a second time, in other scenarios.
         """
         counts = self.fleet_counts(n)
         holds = self.oracle.holds(counts)
@@ -260,8 +267,10 @@ class _ReplanModel:
 
 
 def _plan_from_scratch(study: Study, task: PlanQuestion, current: Fleet) -> StudyAnswer:
-    """The answer of `plan`, which does not know the running fleet. Only where there is none does the search
-    start from the running one: the search of mixed fleets may end elsewhere then, at a dearer fleet too.
+    """The answer of `plan`, which does not know the running fleet.
+
+    Only if that search finds no fleet does another start from the running one. Such a start may lead the
+    search of mixed fleets to a dearer fleet, so it is not the rule.
     """
     try:
         return study.answer(task)
@@ -284,7 +293,7 @@ def _build_model(
         n0=np.array([running_count.get(option.name, 0) for option in universe]),
         gone_workers=gone_workers,
         price=np.array([option.type.price_usd_per_h for option in universe]),
-        uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` has lost its second axis.
+        uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` is an array of shape (0,).
         amounts=np.array([amount for _, amount in rows]) * (1 + ROUNDING),
         budget_usd_per_h=math.inf
         if limits.cost_usd_per_h is None
@@ -307,7 +316,8 @@ def _find_cheaper(
     vectors = vectors[model.is_within_limits(vectors)]
     share = np.array([_share_per_worker(option, scratch) for option in model.universe])
     capacity = _capacity_shares(model.universe, share, vectors)
-    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]  # Others cannot serve at all.
+    # A vector without capacity lacks prefill or decode workers, so it cannot serve at all.
+    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
     traces = 1 + len(model.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
     requests_per_try = traces * len(scratch.problem.trace)
     tries = int(np.clip(MOST_REQUESTS / requests_per_try, FEWEST_TRIES, MOST_TRIES))
@@ -352,7 +362,8 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
             gone_pools.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
-            worker = types.get(moved.name) or moved  # A running type need not be one that is searched.
+            # The search need not consider the type of a running worker.
+            worker = types.get(moved.name) or moved
             running.append((option_of(pool.role, worker, problem.option_objective), pool.count))
     return list(owned_first(problem, tuple(running))), gone_pools
 
@@ -390,9 +401,9 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
 def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     """All count vectors (V, J) that may be cheaper than `value` [USD], and whether some options are left out.
 
-    They are a box: each option has from 0 to the most workers that the budget and the limits allow if there
-    are no others. If the box has more than MOST_VECTORS, options are left out of it from the last one on
-    (their count is 0).
+    They are a box: each option has from 0 to the most workers that the budget and the limits allow without
+    workers of other options. If the box has more than MOST_VECTORS vectors, the last options are left out of
+    it (their count is 0).
     """
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
@@ -400,9 +411,9 @@ def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     budget_usd = value - model.terms.stop_usd * model.gone_workers
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
-        # The most workers of option j that the budget pays if there are no others; free ones are unlimited.
+        # The most workers of option j alone that the budget pays; of free workers as many as may be listed.
         affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        # If the budget pays for more than the running workers, the others cost a start as well.
+        # If the budget pays for more workers of j than run, each of the further ones costs a start as well.
         if start_usd and c * horizon_h * n0[j] < budget_usd:
             with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
             affordable = min(affordable, with_starts)

@@ -79,7 +79,8 @@ def simulate_routers(
         plan,
         certificate=replace(plan.certificate, deploy=target, routers=tuple(rows)),
         warnings=(*plan.warnings, *warnings),
-        trial=None,  # The test is large, and only this function needs it.
+        # The test of production holds many simulations, and nothing after this function needs it.
+        trial=None,
     )
 
 
@@ -119,7 +120,8 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     routers and possible fleets are alike.
     """
     keeping = {each.target for each in plan.certificate.routers if each.keeps}
-    alike: dict[object, list[str]] = {}  # By the target's routers, and by which fleets it can run.
+    # Targets are alike if they have the same routers and can run the same kinds of fleets.
+    alike: dict[object, list[str]] = {}
     for name in manifests.TARGETS:
         if name not in keeping:
             key = ROUTERS_OF[name], *(name in names for names in (ONE_KIND, ONLY_PAIRS, ONE_POOL))
@@ -144,9 +146,10 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies with the default routing for a role with one worker.
+    """The policies, with the default routing for requests that only one worker can take.
 
-    A router has no choice there, so that policies which differ in nothing else are the same.
+    A router has no choice there. So policies that differ only in such a routing become equal, and share a
+    simulation.
     """
     arrival_workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     decode_workers = sum(pool.count for pool in fleet.pools if pool.role == "decode")

@@ -5,7 +5,7 @@ when a worker first scheduled them until it is done with them; waiting requests 
 these shares of what a worker has (solvers/moment_packing.py):
 
   KV blocks   of its prompt and of its output so far; a prefix that prompts share counts for each
-  seats       one of max_num_seqs
+  seats       one of the worker's max_num_seqs places in the batch
   decode      its part of a step, s_seq + d context, over the limit on TBT or TPOT less an idle step
   prompt      seconds of its prompt tokens still to compute, over the limit on TTFT
 
@@ -35,8 +35,8 @@ from planner.units import count_text, show_s
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# The number of moments without a request of the user, and the most that may be requested: each is packed by a
-# solver.
+# How many moments are explained unless the user says otherwise, and the most that a user may ask for, because
+# a solver packs each. Chosen by hand.
 DEFAULT_MOMENTS, MOST_MOMENTS = 20, 1000
 NOT_ZERO_S = 1e-12  # Replaces a time of 0 in a divisor.
 
@@ -77,17 +77,20 @@ def explain_routing(
         role: np.flatnonzero([fleet.pools[number].role == role for number in pool_of]) for role in roles
     }
     costs = [_WorkerCapacity.of_pool(pool, slo) for pool in fleet.pools]
-    first_s = float(simulation.arrival_s.min())
+    first_arrival_s = float(simulation.arrival_s.min())
     last_s = float(simulation.arrival_s.max())
-    if last_s <= first_s:  # All arrivals of a closed loop may come at once.
+    if last_s <= first_arrival_s:  # All arrivals of a closed loop may come at once.
         last_s = float(simulation.end_s)
     explained = []
     for moment in range(moments):
-        time_s = first_s + (moment + 0.5) / moments * (last_s - first_s)
+        # The middle of each of `moments` equal parts of that time.
+        time_s = first_arrival_s + (moment + 0.5) / moments * (last_s - first_arrival_s)
         for role in roles:
             requests = _find_in_service(simulation, role, members[role], time_s)
-            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])  # (workers, J, R)
-            worker_of = np.searchsorted(members[role], requests.worker)  # The place of each in `members`.
+            # u (workers, J, R): what request j would take of resource r on a worker.
+            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])
+            # (J,): the index in `members` of the worker that serves each request.
+            worker_of = np.searchsorted(members[role], requests.worker)
             explained.append(
                 RoutingMoment(
                     time_s=time_s,

@@ -42,7 +42,7 @@ class SeedsQuestion:
 
     `trace` is as `read_trace(path, seed=None)` gives it: requests with the same coarse stamp still have it,
     and the seed spreads them. `traffic_request` brings the trace to the wanted rate. `closed_loop` keeps that
-    many requests in flight in place of the times of arrival; 0: these decide.
+    many requests in flight, whenever they arrive; with 0 requests are sent at their arrival times.
     """
 
     fleet: Fleet
@@ -102,7 +102,8 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
                 for name in first[metric]
             }
             for metric in latency_columns()
-            # Left out if null in a run, as are metrics of tasks in traffic without tasks.
+            # A metric is left out if it is null in some run, as metrics of tasks are in traffic without
+            # tasks.
             if all(summary[metric] for summary in summaries)
         },
         **{
@@ -149,9 +150,9 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """The interval of these values for JSON, which has no NaN and no infinity: these become null.
+    """The mean of these values, its interval, the least and the most, for JSON: NaN and infinity become null.
 
-    One None among the values, as for a run without power figures, makes all five null.
+    If one value is None, as for a run without power figures, all five are null.
     """
     bounds = confidence_interval(values)
     numbers = {

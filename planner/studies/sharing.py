@@ -21,7 +21,7 @@ from planner.studies.what_if import Study
 from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace
 
-# More classes than these, such as a hundred tenants, are not planned each by itself.
+# If there are more classes, such as a hundred tenants, no separate fleets are planned; chosen by hand.
 MOST_SEPARATE = 6
 REST = "other requests"
 
@@ -72,7 +72,11 @@ def _compare(
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
             fleets.append(ClassAlone(name, part_study.answer(task).value))
-        except (InfeasibleError, OutOfTimeError, InputError):  # InputError for instance for too few requests.
+        except (
+            InfeasibleError,
+            OutOfTimeError,
+            InputError,
+        ):  # InputError: a class may have too few requests.
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)
     unit = OBJECTIVE_UNITS[parts[0][1].objective]

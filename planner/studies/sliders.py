@@ -24,8 +24,8 @@ from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.scaling import with_times_the_traffic
 from planner.traffic.trace import Trace
 
-# Factors on the request rate, step times, limits of the SLO, and workers of each pool (rounded up).
-# Each list has the plan's own 1.0. All combinations are simulated, so the lists are short.
+# Factors on the request rate, step times, limits of the SLO, and workers of each pool (rounded up). Each list
+# contains 1.0, the plan as it is. All combinations are simulated, so the lists are short; chosen by hand.
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 STEPS = (0.9, 1.0, 1.1, 1.25)
 LIMITS = (0.5, 0.75, 1.0, 1.5, 2.0)
@@ -86,7 +86,7 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
         counts = tuple(math.ceil(factor * pool.count - ROUNDING) for pool in fleet.running_pools)
         other = replace(fleet, pools=fleet.running_pools).with_counts(counts)
-        # A smaller fleet may cost the same, where nodes are paid whole: it is left out.
+        # A smaller fleet that costs the same, because nodes are paid whole, is left out.
         if factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h:
             fleets.setdefault(counts, other)
     return list(fleets.values())
@@ -117,7 +117,9 @@ def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
         scaled_slos.append(replace(slo, limits=limits))
     all_limits: list[Limit] = [limit for scaled_slo in scaled_slos for limit in scaled_slo.limits]
     simulation = simulate(fleet, trace, limits=all_limits, record=False)
-    for k, scaled_slo in enumerate(scaled_slos):
+    for k, scaled_slo in enumerate(
+        scaled_slos
+    ):  # The simulation has the limits of all SLOs, one after another.
         part = slice(k * len(slo.limits), (k + 1) * len(slo.limits))
         counted, violations = simulation.counted[part], simulation.violations[part]
         with_its_limits = replace(

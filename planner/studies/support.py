@@ -22,13 +22,14 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# How each sentence of the badge begins, the best known step times first, and the kinds that it is about.
+# How each sentence of the badge begins, the best known step times first, and the kinds of step times that it
+# is about. support_badge unpacks the three entries in this order.
 BADGE_SENTENCES = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
     "computed from the GPU's figures": ("roofline",),
 }
-USUAL_BATCHED_TOKENS = 8192  # The usual max_num_batched_tokens of vLLM.
+USUAL_BATCHED_TOKENS = 8192  # The default max_num_batched_tokens of vLLM on large GPUs.
 Colour = Literal["green", "orange", "red"]
 
 
@@ -76,7 +77,7 @@ def _splits(catalog: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
 def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """The row of one worker; None if the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
-    # Low-latency kernels take no step above MOST_LOW_LATENCY_TOKENS; models/all2all.py says why.
+    # Low-latency kernels take no step with more than MOST_LOW_LATENCY_TOKENS; models/all2all.py says why.
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else USUAL_BATCHED_TOKENS
     memory = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if memory.kv_tokens == 0:

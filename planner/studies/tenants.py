@@ -1,4 +1,4 @@
-"""What each tenant of a trace costs on a fleet.
+"""What each tenant of a trace costs on a fleet, from a simulation of it.
 
 The bill is divided among the pools by their prices, and a pool's part among the tenants by the worker seconds
 that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the time of
@@ -49,8 +49,8 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     fleet_usd_per_h = bill_fleet(fleet).usd_per_h
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
-    weights = prices if prices.sum() > 0 else gpus  # A fleet of owned GPUs alone may have no price.
-    used_weight = 0.0  # An idle pool has no shares, so its weight is paid in those of the other pools.
+    weights = prices if prices.sum() > 0 else gpus  # A fleet of only owned GPUs may have no price.
+    used_weight = 0.0  # Of pools with work: an idle pool's part of the bill is divided as that of the others.
     for number, pool in enumerate(fleet.pools):
         work_s = _request_work_s(simulation, pool, number, pool_of_worker)
         tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
@@ -79,7 +79,10 @@ def _span_s(simulation: Simulation) -> float:
 def _request_work_s(
     simulation: Simulation, pool: Pool, number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> Floats:
-    """The time that each request takes on workers of pool `number` (n,); 0 where it used none of them."""
+    """The worker seconds that each request takes in pool `number` (n,), as the module's docstring counts
+    them; 0 for a request that used no worker of the pool. `pool_of_worker` has the pool's number for each
+    worker.
+    """
     step_s, budget = pool.type.latency.step_s, pool.type.max_num_batched_tokens
     cached = (
         np.zeros(len(simulation.tenant)) if simulation.cached_tokens is None else simulation.cached_tokens
@@ -93,7 +96,7 @@ def _request_work_s(
     gaps = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
     decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
-    # The mean number of decodes on a worker, by Little's law; a decode is never in a batch below 1.
+    # The mean number of decodes on a worker, by Little's law; at least 1, as a decode is in its own batch.
     batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
     without_kv_s = float(step_s(batch, decodes=batch))
     mean_context = simulation.input_tokens + simulation.output_tokens / 2  # An output grows as it is written.

@@ -39,7 +39,8 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-STORE_SIZES_BYTES = (1e12, 4e12, 16e12)  # Every size from 0.5 to 32 TB is within a factor of two of these.
+# Each size from 0.5 to 32 TB is within a factor of two of one of these.
+STORE_SIZES_BYTES = (1e12, 4e12, 16e12)
 # The sizes that are tried, as multiples of the size that comes with a node. For a tier that comes with none,
 # they are multiples of the largest size that the catalog allows.
 MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -64,8 +65,8 @@ class TierAnswer:
     """The cheapest fleet found with tiers of these sizes; None if none keeps the SLO.
 
     `usd_per_h` is the cost of GPUs and tiers, infinite without a fleet, and `tiers_usd_per_h` that of the
-    tiers alone. Shares are of prompt tokens: found on GPUs, in memory or the store, on disk. A search that is
-    not exhausted was cut short.
+    tiers alone. The `hit_frac`s are shares of prompt tokens: found on GPUs, in memory or the store, on disk.
+    `is_exhausted` is False if the search was cut short.
     """
 
     sizes: TierSizes
@@ -133,7 +134,8 @@ def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
 def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]) -> PlanQuestion:
     """The question with these tiers for every GPU, and with their cost in the price of a GPU."""
     offload = to_offload(sizes, tiers)
-    # `may_leave_offload` lets a search take a fleet without tiers, which has an answer of its own here.
+    # A search may not leave the tiers out: the choice without tiers has an answer of its own
+    # (TierStudy.without).
     policies = replace(task.policies, prefix_cache=True, kv_offload=offload, may_leave_offload=False)
     return replace(task, policies=policies, kv_usd_per_gpu_h=gpu_usd_per_h(sizes, tiers))
 
@@ -204,7 +206,9 @@ class TierGrid:
 
     @property
     def most_answers(self) -> int:
-        """About how many choices `search_sizes` tries; of memory only sizes on one side of the start."""
+        """About how many choices `search_sizes` tries. It moves memory to one side of the start only, so half
+        of its sizes are counted.
+        """
         return len(self.memory_bytes) // 2 + len(self.disk_bytes) + len(self.store_bytes)
 
 
@@ -216,7 +220,7 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
         tier = tier_of_kind.get(kind)
         if tier is None:
             return (0.0,)
-        base = tier.free_bytes or tier.most_bytes  # The steps above are multiples of this size.
+        base = tier.free_bytes or tier.most_bytes  # MEMORY_STEPS and DISK_STEPS are multiples of this size.
         return (0.0, *sorted({step * base for step in steps if step * base <= tier.most_bytes}))
 
     memory = sizes("memory", MEMORY_STEPS)

@@ -17,7 +17,7 @@ from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, L
 from planner.studies.replanning import Replan
 from planner.units import count_text, finite_or_none, show_s
 
-# The quantities that may drift: the name in sentences, and the unit.
+# The quantities that may drift (plan_watch.Reference.what): the name in sentences, and the unit.
 WHAT = {
     "rate": ("traffic", "requests/s"),
     "prompt": ("prompts", "tokens"),
@@ -79,7 +79,7 @@ def _headline(watched: WatchedPlan) -> str:
 
 def _short_text(drift: LiveDrift) -> str:
     """For instance "12 % more traffic since Tue 2026-11-24 14:05 UTC"."""
-    assert drift.since_s is not None  # Only drifts are written so, and these have a beginning.
+    assert drift.since_s is not None  # Callers pass only quantities that have drifted.
     return f"{_change_text(drift)} since {utc_text(drift.since_s)}"
 
 

@@ -52,7 +52,7 @@ from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, finite_or_none, show_s
 
-BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
+BY_FRAC = 0.1  # The changes of `sensitivity` are this large unless the user names another share.
 PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much (`_limit_move_s`).
 
 
@@ -118,8 +118,8 @@ class Study:
 
     @property
     def left_s(self) -> float:
-        """What `taken_s` leaves of the time limit to a plan: at least LEAST_FRAC of it and LEAST_S, so that
-        slow reading does not end a search before it began; never more than the limit.
+        """The time limit less `taken_s`, but at least LEAST_S and LEAST_FRAC of the limit, so that slow
+        reading does not end a search before it began; never more than the limit.
         """
         least_s = min(max(LEAST_S, LEAST_FRAC * self.time_limit_s), self.time_limit_s)
         return max(self.time_limit_s - self.taken_s, least_s)
@@ -131,7 +131,9 @@ class Study:
         return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
 
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
-        """The requests that a question is about. They are remembered by what they depend on."""
+        """The requests that a question is about, remembered by the parts of the question that
+        they depend on.
+        """
         traffic_key = (task.described, task.rate_rps, task.scale, task.window)
         key_without_draws = (*traffic_key, task.robust.traffic_frac, task.robust.traffic_from_frac)
         key = (*key_without_draws, task.draws)
@@ -184,8 +186,7 @@ class Study:
     def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[plan_problem.Problem, FleetSearch]:
         """The problem, and the cheapest fleet on paper that a search finds in `work_s` on its clock.
 
-        It is never exact, as the cheaper fleets are not simulated one by one.
-
+        The answer is never exact, because the cheaper fleets are not simulated one by one (`walks=False`).
         Raises InfeasibleError if no fleet is found.
         """
         return best_of(search_policies(self._build(task, work_s), walks=False))
@@ -224,7 +225,7 @@ class Study:
         """A cost below which no fleet can keep the SLO, under any policy (mixed/bounds.py)."""
         problem, value = answer.problem, objective_of(answer.search_result.best)
         bound = paid_at_least(problem, checked_bound(lower_bound(problem), value))
-        return min(bound, answer.value)  # Rounding must not put it above the fleet's own cost.
+        return min(bound, answer.value)  # Rounding may put the bound a little above the fleet's own cost.
 
 
 _SIGNED_PERCENT = re.compile(r"\s*[+-]\s*\d+(?:\.\d+)?\s*%\s*")
@@ -233,7 +234,7 @@ _KEY_TIMES_FACTOR = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
 
 
 def _times_hint(document: Mapping[str, Any], path: str, written: str) -> str:
-    """What to write in place of "+30 %", which may mean a value or a change of one."""
+    """What to write in place of "+30 %", which may mean the new value or a change of the present value."""
     factor = 1 + float(written.replace(" ", "").rstrip("%")) / 100
     changed = multiply_value(document, path, factor)  # Raises InputError if there is no number at `path`.
     text = written.strip()
@@ -245,7 +246,7 @@ def _with_listed_price(document: Mapping[str, Any], path: str, catalog: Catalog)
     keys, fleet = keys_of(path), document.get("fleet") or {}
     if len(keys) != 3 or keys[:2] != ["fleet", "prices"] or not isinstance(fleet, Mapping):
         return document
-    # With `price_of` the price is not the catalog's but the provider's.
+    # With `price_of` in slo.yaml the price is the provider's, not the catalog's.
     if keys[2] in (fleet.get("prices") or {}) or "price_of" in fleet:
         return document
     listed = catalog.gpu(keys[2]).price_usd_per_h
@@ -296,8 +297,8 @@ class ChangedQuestion:
 
     @property
     def is_cheaper_before(self) -> bool:
-        """Whether the fleet before keeps enough of the search's scenarios and costs less than the best fleet
-        now, which is tested in others too.
+        """Whether the fleet before keeps the SLO in enough of the search's scenarios and costs less than the
+        best fleet now. That fleet is also tested in scenarios that its search had not seen.
         """
         if not self.kept or self.answer is None or self.task.safety is None:
             return False
@@ -350,8 +351,9 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     """The first policies with which a fleet's workers are within the limits and keep the SLO: on every draw
     and rate of the question, and after the losses that must be survived. None if there are no such policies.
 
-    If the question still allows the fleet's own policies, only these are simulated. Otherwise all that it
-    allows are, in order: a change of policies moves no worker, so the fleet still counts as the same.
+    If the question still allows the fleet's own policies, only these are simulated. Otherwise all policies
+    that it allows are simulated in order: a change of policies moves no worker, so the fleet counts as the
+    same.
     """
     counts = problem.oracle.counts(fleet)
     if not problem.allows(counts):
@@ -394,8 +396,8 @@ def headroom(study: Study, before: StudyAnswer) -> Headroom:
 
 
 def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[PromisedAt | AskedAgain, ...]:
-    """Facts on what each limit of the question costs: the tightest value that its plan, `fleet`, keeps as it
-    is, and the cost with each limit moved.
+    """Facts on what each limit of the question costs: the tightest value of it that the plan's `fleet` keeps
+    without a change, and the cost of a plan with the limit moved.
     """
     before = study.answer(task, (fleet,))
     moves = [
@@ -437,7 +439,8 @@ def _wrong_by(
 ) -> PlanQuestion:
     """The question with steps and traffic off by shares, on top of the shares in its own `robust`.
 
-    With `up_to` its lightest traffic stays, so that the SLO must be kept from there to the heaviest.
+    With `up_to` the question's lightest traffic stays as it is, so that the SLO must be kept at every rate
+    from there to the heaviest.
     """
     task, robust = before.problem.task, before.problem.task.robust
     lightest_frac = (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1
@@ -451,9 +454,8 @@ def _wrong_by(
 
 
 def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with one GPU dearer or cheaper.
-
-    With a single GPU there are none, as its price changes no choice.
+    """Questions with one GPU type dearer or cheaper; none if there is one type, whose price changes no
+    choice.
     """
     task = before.problem.task
     # Spot, owned and power-capped GPUs have the name of their base with a suffix.
@@ -505,8 +507,10 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
 
 
 def _limit_move_s(limit: Limit, by_frac: float) -> float:
-    """How far a limit is moved: by a share of itself. Limits on the time between tokens are moved by
-    PACE_MOVE_S, a round number that users can judge, but by no more than twice the share.
+    """How far a limit is moved: by the share `by_frac` of itself.
+
+    Limits on the time between tokens are moved by PACE_MOVE_S, a round number that users can judge, but by no
+    more than twice that share.
     """
     share_s = by_frac * limit.limit_s
     return min(PACE_MOVE_S, 2 * share_s) if limit.metric_row.is_pace else share_s
@@ -585,12 +589,14 @@ def difference_text(moved: ChangedQuestion, before: StudyAnswer) -> str:
 
 
 def costs_the_same(moved: ChangedQuestion, before: StudyAnswer) -> bool:
-    """Whether a change leaves the value of the objective as it was. The fleet may be another all the same."""
+    """Whether a change leaves the value of the objective as it was, whatever it does to the fleet."""
     return moved.answer is not None and is_same_value(before.value, moved.answer.value)
 
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
-    """The fleet in words. Its tokens per step are added if nothing else tells it from the fleet of before."""
+    """The fleet in words. Its tokens per step are added if nothing else tells it apart from the
+    fleet before.
+    """
     text = describe_fleet(answer.fleet)
     tokens, tokens_before = _step_tokens_text(answer.fleet), _step_tokens_text(before.fleet)
     if text != describe_fleet(before.fleet) or tokens == tokens_before:

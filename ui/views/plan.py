@@ -16,8 +16,8 @@ from ui.question import Form
 from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, open_session, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
-MOST_CHANGES = 4  # More changes than this are only counted.
-SAME_RATE_FRAC = 0.01  # A planned rate so close to the trace's own is that rate, rounded.
+MOST_CHANGES = 4  # So many changed inputs are listed at most, and further ones counted; chosen by hand.
+SAME_RATE_FRAC = 0.01  # A planned rate that differs less from the trace's own is not mentioned.
 NEXT = {
     "what_if": ("What if", "another rate, price, limit or stock, planned anew"),
     "day": ("Day", "the plan's fleet under a day of traffic and controllers"),
@@ -70,7 +70,7 @@ def _start_job(session: BrowserSession, form: Form) -> None:
 def _changes_since_answer(
     session: BrowserSession, form: Form, shown: tuple[SavedPlan, Document] | None
 ) -> list[str]:
-    """The differences between the inputs and the question of the answer on the screen."""
+    """How the inputs differ from the question of the answer on the screen, a text for each difference."""
     if shown is None:
         return []
     try:

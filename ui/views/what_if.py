@@ -139,7 +139,9 @@ def _any_key_input(session: BrowserSession, form: Form) -> tuple[Form | None, st
 
 
 def _input_value(form: Form, kind: str, gpu: str) -> float:
-    """The value of an input: of a GPU's row by kind of price or "stock", else of the form itself."""
+    """The value of an input: the form's own entry `kind`; or with a `gpu`, its stock or the price of this
+    kind.
+    """
     if not gpu:
         return float(form[kind])
     row = next(row for row in form["gpus"] if row["GPU"] == gpu)
