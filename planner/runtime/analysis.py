@@ -44,10 +44,10 @@ EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 class ValidationSetup:
     """What to validate: a fleet, its traffic and SLO, and how its engines are started.
 
-    `config` is a config.json of the LLM, or its folder, None for the LLM's own; with it, or without
-    `real_weights`, engines run with dummy weights. If `fleet` and `trace` are a slice of a plan, `plan` has
-    the whole fleet and the whole traffic; else it is None. `endpoint` is a deployment that others run, which
-    is measured instead of our own engines. `notes` go to the report.
+    `config` is a config.json, or its folder, with which engines run in place of the LLM's own; None for that.
+    With a `config`, or without `real_weights`, engines have dummy weights. If `fleet` and `trace` are a slice
+    of a plan, `plan` has the whole fleet and the whole traffic; else it is None. `endpoint` is a deployment
+    that others run, which is measured instead of our own engines. `notes` go to the report.
     """
 
     fleet: Fleet

@@ -15,8 +15,8 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-# If a larger share of tokens came in one chunk with the token before, a note says so: a p90 of the gaps is
-# wrong then.
+# If a larger share of tokens came in one chunk with the token before them, the p90 of gaps is not that of the
+# engine, and a note says so.
 MOST_CLUMPED_FRAC = 0.1
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
@@ -61,7 +61,7 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
             inputs[number[request]] = sent.input_tokens or inputs[number[request]]
             outputs[number[request]] = len(sent.token_s)
     served_trace = trace.select(requests)
-    if served_trace.image_tokens is not None:  # Part of the prompt, which may be shorter now.
+    if served_trace.image_tokens is not None:  # They are part of the prompt, which may be shorter now.
         served_trace = replace(served_trace, image_tokens=np.minimum(served_trace.image_tokens, inputs))
     parts = tuple(
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts

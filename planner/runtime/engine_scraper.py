@@ -24,7 +24,9 @@ from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, re
 
 SCRAPE_TIMEOUT_S = 20.0
 SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB.
-SETTLE_S = 90.0  # A Prometheus server scrapes again within this time: usual intervals are at most a minute.
+SETTLE_S = (
+    90.0  # Usual scrape intervals are a minute at most, so within this time a server has scraped again.
+)
 POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
 # Queries to a Prometheus server: all samples, and the time of the oldest among the engines' last scrapes.

@@ -41,7 +41,7 @@ from planner.runtime.step_log import StepLog
 
 CHAT_TOKENS = 7  # Tokens that the template of a chat adds to a prompt; about as many as real ones add.
 DEFAULT_OUTPUT_TOKENS = 16  # The output length of a request that names none, as in vLLM.
-TOKEN_IDS = 997  # The id of a token is its place in the request's context modulo this number.
+TOKEN_IDS = 997  # The id of a token is its position in the request's context modulo this prime; any would do.
 DONE = None  # Stands in a request's queue of tokens for the end of its answer.
 
 
@@ -91,7 +91,7 @@ class FakeEngine:
     ) -> None:
         self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
         self.by_priority = by_priority
-        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.cached: OrderedDict[int, None] = OrderedDict()  # Names of blocks, the least recently used first.
         self.queried_tokens = self.hit_tokens = 0
         self.seats, self.budget = max_num_seqs, max_num_batched_tokens
         self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
@@ -138,8 +138,9 @@ class FakeEngine:
 
     def _schedule(self) -> list[tuple[_EngineRequest, int]]:
         """The requests of the next step, each with how many tokens of it are computed."""
-        budget = self.budget
+        budget = self.budget  # Tokens that this step may still compute.
         chunks = []
+        # Running requests come first: each gets the next part of its prompt, or one token of output.
         for request in self.running:
             new = min(request.prompt_tokens - request.computed, budget) if not request.generated else 1
             if new and budget:
@@ -416,6 +417,7 @@ async def serve(settings: dict[str, Any], port: int) -> None:
         await steps
 
 
+# Edges of the buckets of vLLM's histograms [s]: time to first token, gaps between tokens, whole requests.
 _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0),
     *(80.0, 160.0, 640.0, 2560.0),
@@ -428,7 +430,7 @@ _REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
-# 1, 2, 5, 10, ... 500,000 tokens. vLLM's end at its max_model_len; buckets above it stay empty.
+# 1, 2, 5, 10, ... 500,000 tokens. In vLLM the edges end at max_model_len; buckets above that stay empty here.
 _LENGTHS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 _LABELS = ("engine", "model_name")
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {

@@ -296,13 +296,14 @@ async def send_at_times(
             failures.append(error)
         has_news.set()
 
-    # `prepared` has a request and its body, `is_open` says whether `may_send` still allows to send.
+    # `prepared` is the request that is due next, with its body; -1 stands for none. `is_open` is False once
+    # `may_send` has refused a request.
     progress_s, prepared, is_open = start_s, (-1, b""), True
     give_up(agenda.unsendable)
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
-            # The request -1 stands for none: nothing is due before the next outcome.
+            # With the request -1 nothing is due before the next outcome.
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
             if request not in (-1, prepared[0]):  # The body is made before its time has come.
                 prepared = request, sender.body(request)

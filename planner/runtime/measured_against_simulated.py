@@ -60,7 +60,7 @@ PER_REQUEST = (
     "status",
 )
 SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
-# The simulator's numbers for the outcomes of a replay (simulation.STATUS); an unsent request was rejected.
+# The simulator's numbers (simulation.STATUS) for the outcomes of a replay; unsent requests count as rejected.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 # The numbers of the part and of the request in a name that `live_replay.request_name` made.
 _REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
@@ -351,7 +351,8 @@ def _simulated_trace(
     A request arrives when it was measured to arrive. One that waits for others of the part arrives when the
     simulation has answered these; its time in the trace is only a lower limit.
     """
-    # In this order a parent, which another request waits for, comes before its children.
+    # A request's number is larger than those of its parents, the requests that it waits for. So parents come
+    # first.
     trace, requests = measurement.trace, sorted(part.requests)
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)
@@ -387,7 +388,7 @@ def _simulated_trace(
 
 
 def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
-    """The session of each of these requests, as in `Run.session`."""
+    """The session of each of these requests, as in `ComparedRun.session`: -1 if it is not complete."""
     all_sessions = session_numbers(trace)
     session = all_sessions[list(requests)]
     size = np.bincount(all_sessions, minlength=len(trace))
@@ -407,7 +408,7 @@ def _request_times_s(
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
-    # Their tokens reach the client.
+    # The engines whose tokens reach the client.
     visible = engines[-1:] if measurement.has_first_token_of_decode else engines
     token_s = np.concatenate([engine.token_s for engine in visible])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
@@ -466,7 +467,7 @@ def _observed_simulation(
             applies = np.repeat(like.limited_requests(limit)[gap_of], [len(gaps) for gaps in all_gaps])
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
     logs = [measurement.logs.get(name) for name in like.worker_names]
-    # Earlier steps are those of the warm-up, or of other parts.
+    # Steps before the start of this part are those of the warm-up, or of other parts.
     steps = [None if log is None else log.steps[log.steps.start_s >= part.start_s] for log in logs]
     return (
         replace(

@@ -4,8 +4,8 @@ other processes.
 On a CPU engines, router, client and other processes share the cores, and a step lasts longer by the time that
 the others take. The engine's thread logs a clock that stands still while it waits for a core, and
 `EngineLog.on_its_own_clock` converts all times of the log to that clock. Each engine is then simulated by
-itself, with its own requests at the times they came: batching, queueing and step times are checked, routing
-is not. A request of a session also comes at its measured time, without waiting for earlier ones, which
+itself, with its own requests at the times they came: this checks batching, queueing and step times, but not
+routing. A request of a session also comes at its measured time: it does not wait for earlier requests, which
 another engine may have answered.
 
 Of a pair, the prefill engine is simulated as one that answers with a single token: it gives the TTFT. The

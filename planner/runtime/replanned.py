@@ -20,7 +20,7 @@ from planner.simulator import judge_slo
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace, judged_span_s
 
-# With this many times the plan's workers the search ends without a fleet: the plan is useless then.
+# If even this many times the plan's workers miss the SLO, the search ends without a fleet; chosen by hand.
 MOST_TIMES = 16
 
 

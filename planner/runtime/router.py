@@ -60,9 +60,9 @@ from planner.runtime.upstream import (
 )
 
 LOG = logging.getLogger("fleetplan.router")
-MAX_BODY_BYTES = 32 * 2**20  # A prompt of a million tokens, or several images, fits.
+MAX_BODY_BYTES = 32 * 2**20  # A prompt of a million tokens fits, and so do several images.
 ANSWER_BYTES = 256 * 2**20  # Enough for 131,072 tokens with 20 log-probabilities each.
-# HTTP statuses that mean a wrong request; others are a fault of the worker.
+# HTTP statuses by which a worker says that the request is wrong; any other status but 200 is its own fault.
 REQUEST_FAULTS = (400, 413, 422)
 # Time between two checks for workers that have come up: short against the minutes of a start.
 WARM_UP_CHECK_S = 1.0
@@ -546,8 +546,8 @@ class LiveRouter:
                     return w
                 silent.add(w)
                 continue
-            # A worker that is busy, or has another suspect on trial, will take this request later: then the
-            # request does not wait for a worker to come up.
+            # `patience_s` limits only the wait for a worker that is down. If a worker that is up will take
+            # this request later, because it is busy or has another suspect on trial, the deadline moves on.
             if self.live.is_held_back(reply.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
@@ -565,16 +565,16 @@ class LiveRouter:
     ) -> int | None:
         """The worker that the policy chooses, or None.
 
-        At first those are excluded that failed this request, that failed others lately, and that are
-        `barred`. If that leaves no worker, first the others' failures are forgiven, then this request's;
-        `barred` workers are always excluded.
+        First it may be none of the workers that failed this request, that failed others lately, or that are
+        `barred`. If no worker is left, those that failed others are allowed too, then those that failed this
+        request; `barred` workers never are.
         """
         resting = self.trust.resting(now_s)
         strictest = [failed.union(resting, barred)] if resting else []
         for excluded in (*strictest, failed | barred, barred):
             w = choose(seat, now_s, excluded)
-            # With nothing excluded another round finds no more. A request that is held back waits for one of
-            # these workers, and does not go to an excluded one instead.
+            # If nothing was excluded, excluding less finds no more. A request that is held back waits for one
+            # of the workers that were not excluded, and does not go to an excluded one instead.
             if w is not None or not excluded or self.live.is_held_back(seat, excluded):
                 return w
         return None

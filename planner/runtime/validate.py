@@ -60,11 +60,11 @@ from planner.units import count_text
 
 # Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
 WARM_UPS = 4
-# The router and the engines here follow these policies of a plan, and the defaults of all others.
+# The policies of a plan that our router and engines follow. Of all others they know only the defaults.
 FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")
 # A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_COPIED = (  # Metrics of vLLM that the journal gets with their own names.
+_COPIED = (  # Metrics of vLLM that go into the journal under their own names, but for "_total" at the end.
     "prompt_tokens_total",
     "generation_tokens_total",
     "num_preemptions_total",

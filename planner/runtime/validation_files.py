@@ -41,8 +41,9 @@ from planner.slo_metrics import METRICS, verdict_word
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
-POINTS = 1500  # A scatter chart shows no more points, so that the page stays small.
-LATE_S = 0.05  # A client that sent a request later than this did not keep up with the trace, the page says.
+POINTS = 1500  # A scatter chart has so many points at most, so that the page stays small.
+# If the client sent a request later than this after its time, the page says that it did not keep up.
+LATE_S = 0.05
 
 
 def render_files(validation: Validation) -> dict[str, str]:

@@ -41,14 +41,17 @@ from planner.runtime import launch
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Pools with these names can name files.
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
-# While an engine starts, its health is asked for ten times as often as later, and at least this often.
+# While an engine starts, its health is asked for ten times as often as later, and every
+# LONGEST_START_POLL_S at least.
 START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
 LAST_LINES = 3  # Lines at the end of a log that a message quotes.
 LAST_BYTES = 65_536  # Only so many bytes at the end of the log are searched for these lines.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
 EVENTS = 10_000  # A group of workers remembers so many of its latest events.
-KV_MARGIN = 1.25  # vLLM's KV space on a CPU must be so much larger than its blocks, as trials showed.
+# On a CPU vLLM needs a KV space (VLLM_CPU_KVCACHE_SPACE) larger than its blocks by this factor; found by
+# trial.
+KV_MARGIN = 1.25
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
 
@@ -147,13 +150,13 @@ class LiveWorker:
         self.url = ""
         self.identity = ""  # The identity of this start, which is in all its answers.
         self.foreign_server = ""  # A sentence, once another server without this identity answers on its port.
-        self.starts = 0
+        self.starts = 0  # How often the engine was started.
         self.gave_up = ""  # Why the engine is not started again, or not for a while; empty where it is.
         self.start_settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
         self.turn_requested = asyncio.Event()  # Set when its place gets another role than its engine has.
         self.process: asyncio.subprocess.Process | None = None
 
-    can_turn = True
+    can_turn = True  # `turn` works here, as this process starts the engine itself (`router.Backend`).
 
     def turn(self, role: Role) -> None:
         """Have the engine end, and start again in another role."""
