@@ -102,7 +102,9 @@ TargetOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Typer that reads commands from their signatures once in a process, as that takes 40 ms."""
+    """Typer, but it reads the commands from their signatures once per process only, because that
+    takes 40 ms.
+    """
 
     @cached_property
     def commands(self) -> Callable[..., Any]:
@@ -277,8 +279,8 @@ for _name, _command in (
 app.add_typer(catalog_commands, name="catalog")
 
 
-# The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all is loaded; those
-# while modules load are in fleetplan/__main__.py.
+# The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all modules are loaded;
+# set by hand, far above the defaults. While modules load, those of fleetplan/__main__.py hold.
 SEARCH_THRESHOLDS = (20_000, 50, 50)
 
 

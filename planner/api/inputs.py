@@ -80,7 +80,7 @@ def requests_of(
 
     All functions get their traffic here. `log_options` are as in `read_trace`.
 
-    A trace that was itself drawn from a description gives way to `described` and is drawn anew.
+    If `trace` was itself drawn from a description, requests are drawn from `described` in its place.
     Raises InputError where a recorded trace and a description are given, or neither.
     """
     if described is None:
@@ -124,8 +124,8 @@ def read_fleet(
     """The fleet of fleet.yaml or plan.yaml; `policies` are keys and values of a section `policies`, which
     replace the same keys of the file.
 
-    What a fleet.yaml leaves open of prices, engine, LoRA and network is as the question in `slo` says, if
-    that is a whole question of one LLM.
+    If `slo` is a whole question of one LLM, prices, engine, LoRA and network that a fleet.yaml leaves out are
+    taken from it.
     """
     catalog_rows = read_catalog(catalog)
     file = plan_file(fleet) if isinstance(fleet, str | Path) else Path("fleet")
@@ -149,8 +149,8 @@ def read_fleet(
 def fleet_file_doubts(
     fleet: str | Path, of_file: Fleet, *, slo: SloLike = None, catalog: CatalogLike = None
 ) -> list[str]:
-    """What is doubtful in the file, or the folder of a plan, from which `of_file` was read; and beside the
-    question in `slo`, if that is one.
+    """Sentences on what is doubtful in the file, or the folder of a plan, from which `of_file` was read: by
+    itself, and beside the question in `slo`, if `slo` is a question.
     """
     file = plan_file(fleet)
     doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)

@@ -137,7 +137,7 @@ def answer_question(
         def planned_for(target: str) -> Plan:
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
-            # The cached simulations are of the first plan's routing.
+            # The cached simulations have the first plan's routing, so this plan begins without any.
             own_study = replace(study, answers=study.answers.fresh())
             return answer_question(alone, own_study, prove=prove).plan
 
@@ -159,8 +159,8 @@ def _by_parts(
         answer = plan_by_parts(
             task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
         )
-    # The busiest part differs by class, so separate fleets that are planned for this part of the trace cannot
-    # be compared with a fleet for the whole.
+    # The busiest part of the trace is another one for each class. So separate fleets planned for this part
+    # cannot be compared with the fleet for all classes.
     return say_not_compared(answer, task, study.trace, "of traffic that is planned by its busiest part")
 
 

@@ -237,7 +237,8 @@ class GoodputResult(Result):
         )
 
     def sentences(self) -> list[str]:
-        # While the first requests come and the last ones go, a fleet has less to do than in steady state.
+        # While the first requests come and the last ones leave, a fleet has less to do than in steady state.
+        # In a short trace that is a large part of the time.
         short = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
         spot = words.spot_up_text(self.fleet)
         return [*([short] if self.fleet_goodput.is_short else []), *([spot] if spot else [])]

@@ -51,7 +51,7 @@ NOTICES = logging.getLogger("fleetplan.code_cache")
 
 
 class _NoticesTo(logging.Handler):
-    """Shows notices as progress, each text once. Warnings are printed as without it, with --quiet too."""
+    """Shows log records as progress, each text once. Warnings are printed on stderr, also with --quiet."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -83,7 +83,9 @@ class Progress:
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When it came.
-        self.waited_s = 0.0  # For code that is compiled once, which says nothing of how long the rest takes.
+        # Time spent waiting for code to be compiled. It happens once, so it says nothing of how long the rest
+        # takes.
+        self.waited_s = 0.0
         self.waiting_since_s: float | None = None
         # The context in which the last message came, as the work of a search is counted by context.
         self.context = copy_context()
@@ -106,7 +108,7 @@ class Progress:
             self._print_stamped(text)
 
     def print_notice(self, text: str) -> None:
-        """Print it at once, as a stage that lasts. Until the next stage nothing else is done."""
+        """Print a notice at once. The time from here to the next stage counts as waiting (`waited_s`)."""
         self.stage, self.printed_s = text, time.monotonic()
         self.waiting_since_s = self.printed_s
         self._print_stamped(text)

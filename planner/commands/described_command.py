@@ -19,6 +19,7 @@ from planner.errors import InputError, PlannerError
 from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
+# A limit as people type it, "ttft p95 2 s" or "ttft-p95: 2 s"; its groups: metric, percentile, limit.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
 )
@@ -26,9 +27,9 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """The question's options as text, or None where one was not given.
+    """The question's options as text; None for an option that was not given.
 
-    `limits` has the name of an option, such as "ttft-p95", and its text.
+    `limits` has the text of each option for a limit by its name, such as "ttft-p95".
     """
 
     llm: str | None
@@ -61,7 +62,7 @@ class QuestionOptions:
         return {name: value for name, value in given_options.items() if value is not None}
 
     def document(self, *, has_trace: bool) -> dict[str, Any]:
-        """The same as slo.yaml. Raises InputError for what is missing."""
+        """The question as slo.yaml would have it. Raises InputError for an option that is missing."""
         if self.llm is None:
             raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
         limits = {name: value for name, value in self.limits.items() if value is not None}
@@ -213,7 +214,9 @@ def init(
     document: dict[str, Any] = {}
 
     def ask(question: str, default: str, parse: Callable[[str], dict[str, Any]]) -> None:
-        """Ask until the answers make a question for the planner, and add this one. A pipe is asked once."""
+        """Ask until the planner accepts all answers so far with this one, and add it to `document`. If
+        answers are piped in, a wrong one ends the command.
+        """
         while True:
             answer = _read_answer(question, default)
             try:

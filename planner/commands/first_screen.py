@@ -55,7 +55,7 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, Adapters)
         ),
     ]
-    # The row of routers says of each what a warning would say again.
+    # The row "Routers" already says of each router what this warning says.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
     losses = screen.losses_text(plan)
     _print_parts(

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-# Measured seconds on one core for the last simulation and the files of a plan: of any plan, and per request.
+# What the last simulation and the files of a plan take, as measured on one core: REPORT_S for any plan, and
+# REPORT_REQUEST_S more for each request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
 UNFINISHED_CODE = OutOfTimeError.exit_code
@@ -215,7 +216,9 @@ def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[st
 
 
 def estimate_text(fleet: Fleet) -> str:
-    """The fleet on paper, which is known long before the one for production, said as what it is."""
+    """The line that shows the fleet on paper as an estimate, long before the fleet for production
+    is known.
+    """
     from planner.reports.words import describe_fleet
     from planner.search.problem.bill import bill_fleet
 
@@ -231,7 +234,9 @@ def report_s(requests: int) -> float:
 
 
 def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Trace) -> AnswerFile | None:
-    """The file of this run's simulated answers, with those of an earlier run if --resume; None without -o."""
+    """The file in which this run keeps its simulated answers; with --resume those of an earlier run are
+    loaded. None without -o.
+    """
     from planner.search.oracle.resuming import AnswerFile, question_digest
 
     if options.out is None:
@@ -321,7 +326,7 @@ def plan_several(options: PlanOptions) -> None:
     ):
         if is_set:
             raise InputError(f"{option}: is for one LLM; {advice}")
-    assert options.slo is not None and options.out is not None
+    assert options.slo is not None and options.out is not None  # cli.py refuses the command without them.
     with (
         reserve_folder(options.out),
         at_work(options.executor, options.address),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.traffic.prefixes import PrefixSummary
     from planner.traffic.trace import Trace
 
-MOST_ROWS = 20  # So many placed prefixes are printed, the hottest first.
+MOST_ROWS = 20  # So many placed prefixes are printed at most, the most requested first; chosen by hand.
 
 
 def plan_prefixes(

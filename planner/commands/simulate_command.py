@@ -114,7 +114,8 @@ def simulate(
         check_output_file(out)
         refuse_to_overwrite([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
-        # These options do not go with a controller: without an SLO file `run_controller` raises and says so.
+        # Seeds, a closed loop, a rate and a window do not go with a controller. With one of them no SLO file
+        # is passed on, and `run_controller` then raises an error that names them all.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
         run_controller(fleet_file, trace, limits, *settings)

@@ -66,8 +66,8 @@ def show_ui(
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
         os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())
-    # Else a file ui.py in the working folder would be imported in place of the package `ui`. PYTHONSAFEPATH
-    # hides a clone that is not installed too, so PYTHONPATH names the folder of `ui`.
+    # With PYTHONSAFEPATH a file ui.py in the working folder is not imported in place of the package `ui`. But
+    # it also hides the package of a clone that is not installed, so PYTHONPATH names the folder of `ui`.
     os.environ["PYTHONSAFEPATH"] = "1"
     paths = (str(ui_folder.parent), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import ValidationSetup
 
 SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
-LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network.
+# 16 random characters of base 64 have 96 bits, which nobody can guess over a network.
+LEAST_KEY_CHARACTERS = 16
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")

@@ -130,7 +130,8 @@ def _look_repeatedly(
         # window of samples.
         except PrometheusError as error:
             typer.echo(f"plan: {error}", err=True)
-        # After a look that took longer than --every, the next begins at once; none is caught up.
+        # After a look that took longer than --every, the next one begins at once; looks that were missed are
+        # not made up for.
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))
 

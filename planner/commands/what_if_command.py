@@ -203,8 +203,8 @@ def amount_text(answer: StudyAnswer) -> str:
 def moved_rows(
     before: StudyAnswer | None, moved: ChangedQuestion, bounds: list[float]
 ) -> list[dict[str, str]]:
-    """One row per figure of the plan, before and after the change; a star marks those that differ. Where only
-    one of both has a fleet, the plan of that alone.
+    """One row per figure of the plan, before and after the change; a star marks figures that differ. If only
+    one side has a fleet, the rows have the figures of that side alone.
     """
     from planner.studies.what_if import study_document
 
@@ -254,7 +254,9 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
 
 
 def _answer_figures(answers: list[dict[str, Any]]) -> dict[str, str]:
-    """Cost of the answers other than production (whose cost is the plan's), and scenarios kept of each."""
+    """For each answer in how many scenarios it is kept, and its cost, but for production: that is
+    the plan's.
+    """
     text_by_name = {}
     for answer in answers:
         name = answer["name"].replace("-", " ")

@@ -34,7 +34,8 @@ class Dialect:
     `by_ids`: prompts are token ids, not text. `fixes_length`: requests have vLLM's parameters that make an
     answer exactly as long as requested, and count its tokens with each chunk. `has_usage`: the last chunk of
     a stream counts tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: requests have
-    temperature 0. The module explains the two numbers of tokens.
+    temperature 0. The module's docstring says what `tokens_per_word`
+    and `added_tokens` are.
     """
 
     path: str = COMPLETIONS
