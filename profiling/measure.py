@@ -71,12 +71,12 @@ MORE_COLUMNS = (
 )
 # Keys of the header that must agree before a run adds rows to a table.
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
-START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table.
+START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table; set by hand.
 # `design.choose_step` fits the table several times. If these fits differ by less than AGREED_FRAC on every
 # candidate, AGREED_TIMES in a row with other candidates each time, the profile ends early: more rows would
 # teach nothing.
 AGREED_FRAC, AGREED_TIMES = 0.004, 3
-MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
+MOST_REFUSED = 25  # An engine may refuse to run so many steps before the profile fails; set by hand.
 FOLDS = 5  # The folds of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
 # For disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.

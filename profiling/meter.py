@@ -104,6 +104,8 @@ class StepMeter(Protocol):
 class StepRepeats:
     """The runs of one step: `least` to `most` of them, until their times settle or `seconds` are over.
 
+    These limits were set by hand.
+
     `quick` is for the reference (measure.py): at most QUICK_REPEATS. With a `gpu`: at most POWER_REPEATS.
     """
 

@@ -8,8 +8,9 @@ the weights are one rank's.
 
 Attention reads each sequence's own slot of one large KV cache, once: prefills by torch's attention (flash on
 CUDA) with the new tokens at the end of what they attend to, decodes with the heads of a group as queries.
-What a paged kernel adds, looking up pages, is not in it; gathering pages first would read and write all of
-them once more. Nor is any host work: on CUDA a step is a graph, replayed. Elsewhere it runs as it is.
+The time does not include looking up pages, which a paged kernel would; gathering pages first would read and
+write all of them once more. On CUDA it includes no work of the host either, because a step is a replayed
+graph. Elsewhere the step runs without a graph.
 
 Beside the whole step, and in runs of its own, each operator is timed alone (`OPERATORS`, named as Vidur's
 profiles name them): on CUDA as a graph of all the layers' calls of it, elsewhere by the clock before and
@@ -166,7 +167,7 @@ class TorchOperators:
             return measurement if quick else replace(measurement, operators_s=self._operators_s(layers, rest))
 
     def _operators_s(self, layers: StepPart, rest: StepPart) -> dict[str, float]:
-        """Seconds of each operator in a step of all layers; 0 for those that the step has not."""
+        """Seconds of each operator in a step of all layers; 0 for operators that do not occur in the step."""
         seconds_by_operator = dict.fromkeys(OPERATORS, 0.0)
         time_operators = self._replayed_s if self._is_cuda else self._in_turn_s
         for part, scale in ((layers, self.shape.layers / self.layers_run), (rest, 1.0)):

@@ -70,8 +70,9 @@ GPUS = ("a100-80g", "h100-80g", "h200-141g", "b200-180g", "l40s-48g", "rtx-pro-6
 # A GPU with the chip of another one: a GPU is "unseen" only where no table of its chip was fitted.
 SAME_CHIP = {"h200-141g": "h100-80g"}
 STEPS_PER_TABLE = 250  # Drawn from each table, to keep the fit short.
-# The fitted fields of Efficiency, each with the least and greatest value that a fit may choose; shares may be
-# a little over 1. The other two fields are of all-reduces, which `profiling.shipped --all-reduce` fits.
+# The fitted fields of Efficiency, in its units, each with the least and greatest value that a fit may choose.
+# Shares may be a little over 1. The other two fields are of all-reduces, which `profiling.shipped
+# --all-reduce` fits.
 BOUNDS = {
     "gemm_frac": (0.2, 1.1),
     "attention_frac": (0.2, 1.0),

@@ -113,9 +113,8 @@ def _run_of_summary(label: str, path: Path, document: Mapping[str, Any]) -> tupl
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     config = document.get("input_config")
     model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
-    input_tokens, output_tokens = (
-        (max(1.0, read_average(key)),) for key in LENGTHS
-    )  # The mean of all requests.
+    # The only length of each kind is the mean of all requests.
+    input_tokens, output_tokens = ((max(1.0, read_average(key)),) for key in LENGTHS)
     run = MeasuredRun(
         label,
         requests,

@@ -91,13 +91,14 @@ GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 # Names for experts. FP8 with a scale per tensor is left out, as it was measured untuned.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
-HALF_MS = 500.0  # `tp_s` gives seconds of two all-reduces a layer; times this they are the ms of one.
+# `tp_s` gives the seconds of two all-reduces per layer. Times HALF_MS these are the milliseconds of one.
+HALF_MS = 500.0
 
 
 def step_grid() -> Iterator[StepShape]:
     """The steps that are fitted: prefills, decodes, and a chunk of a prompt beside decodes.
 
-    The numbers, set by hand, are powers of two and some between, up to what engines serve.
+    The numbers, set by hand, are powers of two and some between them, up to what engines serve.
     """
     lengths = [*(tokens for tokens in BOUNDING_TOKENS if tokens >= 16), MOST_STEP_TOKENS]
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
@@ -156,10 +157,10 @@ def silicon_table(
 ) -> StepTable:
     """The kernel times of those of `steps` (default: the grid) that fit context and KV cache.
 
-    `ep`: every GPU has whole experts (`is_whole` says what None means). `folder` holds config.json if
-    AIConfigurator has no copy of it. With `dp` ranks the experts, which they share, are left out: they are in
-    `joint_seconds`. `experts_of` is as in ConfigKernels. Raises InputError where AIConfigurator has no
-    kernels.
+    `ep` is whether every GPU has whole experts (`is_whole` says what None means). `folder` holds config.json
+    if AIConfigurator has no copy of it. With several ranks (`dp`) the experts, which they share, are left
+    out: `joint_seconds` has their time. `experts_of` is as in ConfigKernels. Raises InputError where
+    AIConfigurator lacks kernels.
     """
     if why := why_not_covered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")

@@ -66,10 +66,10 @@ LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
-# The time of an operation at each of these tokens is an upper bound for fewer tokens.
+# 2, 3, 4, 6, 8, 12 ... tokens; the time of an operation on so many is an upper bound of that on fewer.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
-QUANTISER = "hf_quant_config.json"
+QUANTISER = "hf_quant_config.json"  # The file beside config.json with the formats of quantised weights.
 # The errors that AIConfigurator raises where it has no measurement.
 LACKING = (RuntimeError, ValueError, AssertionError, LookupError, TypeError, AttributeError)
 
@@ -277,7 +277,7 @@ class ConfigKernels:
         """Time of launches in latent attention of decodes ("launches" above)."""
         if not self._parts:
             return 0.0
-        # Single entries of the tables are too long, so the least of several batches counts.
+        # Some entries of the tables are too long, so the least of several batches counts.
         least_ms = min(self._parts_ms(decodes) for decodes in (1, 2, 4, 8))
         excess_ms = self._decodes_ms(self._module_operations, 1, 1) - least_ms
         return excess_ms if excess_ms > LAUNCHED_FRAC * least_ms else 0.0

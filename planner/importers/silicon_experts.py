@@ -77,6 +77,7 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
                         "moe_quant": "bfloat16",
                         "attn_cp_size": 1,
                         "is_context": True,
+                        # AIConfigurator's defaults, which its format requires.
                         "sms": 12,
                         "scale_num_tokens": 1,
                     }
@@ -109,9 +110,12 @@ def experts_ms(
     even routing no two tokens share an expert before all are in use. So the time of reading weights is looked
     up at the smaller number of tokens that use as many experts there, and the computing time of the other
     tokens is added.
+
     Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
     power law's time. Smaller steps take at most that time if decodes do not choose evenly (`is_even` False).
     """
+    # An expert is idle with the probability (1 - share)^tokens. As a number of tokens of the even routing,
+    # each of which uses the share `share`, the experts in use are:
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)
     ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))

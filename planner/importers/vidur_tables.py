@@ -63,7 +63,7 @@ PARTS = {  # Columns of computed steps -> operators of a StepTable.
     "attn_decode_ms": ATTN_DECODE,
 }
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
-# Sets of columns, each of which marks a file as Vidur's.
+# Sets of columns, each of which marks a file as Vidur's. Three columns of operators are enough.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02  # Vidur's constant for the launch of an all-reduce.
 BYTES = 2  # An activation has 16 bits.

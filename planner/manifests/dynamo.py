@@ -22,9 +22,8 @@ MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
 # of pods, which Dynamo's operator uses).
 MAX_NAMES = 45
 COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
-TOKEN = [
-    {"secretRef": {"name": engine_command.SECRET_NAME, "optional": True}}
-]  # For the hub, if there is one.
+# The secret with the hub's token, if the cluster has it.
+TOKEN = [{"secretRef": {"name": engine_command.SECRET_NAME, "optional": True}}]
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:

@@ -176,7 +176,10 @@ def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dic
 def _panel_document(
     number: int, kind: str, title: str, queries: Mapping[str, str], unit: str
 ) -> dict[str, Any]:
-    """Panel `number`, from 0, of a grid with two columns; `queries` are PromQL by legend."""
+    """Panel `number`, counted from 0 in rows of two; `queries` are PromQL by legend.
+
+    Grafana's grid is 24 units wide.
+    """
     source = {"type": "prometheus", "uid": "${source}"}
     return {
         "id": number + 1,

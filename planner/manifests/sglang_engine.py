@@ -27,14 +27,16 @@ def is_sglang(fleet: Fleet) -> bool:
 
 
 def has_release(engine: Engine) -> bool:
-    """Whether `sglang_release` is one of this engine's version: not of SGLang 0.4, whose releases are not
-    known.
+    """Whether `sglang_release` belongs to this engine's version. It does not for SGLang 0.4, for example:
+    only releases of NEWEST's version are known.
     """
     return engine.name != NAME or sglang_release(engine.version).startswith(engine.version)
 
 
 def sglang_release(version: str) -> str:
-    """The release of a version; NEWEST for its own first two numbers, of which there is no image."""
+    """The release of a version: itself if it has three numbers, else NEWEST, as images are of
+    releases alone.
+    """
     return version if version.count(".") > 1 else NEWEST
 
 
