@@ -39,7 +39,7 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
         ("decode", decode, policies.decode_routing),
     )
     for role, router, planned_routing in router_and_routing_by_role:
-        if engine_command.workers_of(fleet, role) < 2:
+        if engine_command.count_workers(fleet, role) < 2:
             continue  # There is nothing to route among.
         difference = find_router_difference(ROUTING[planned_routing], router)
         for_prompts = find_router_difference(ROUTING[policies.routing], router)

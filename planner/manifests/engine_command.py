@@ -89,14 +89,14 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     All targets take vLLM's settings from here; `sglang_engine.sglang_flags` has those of SGLang.
     """
     check_name(fleet.llm.name)
-    engine = pool.type
+    worker = pool.type
     flags: dict[str, Setting] = {
         "served-model-name": fleet.llm.name,
-        "tensor-parallel-size": engine.tp,
-        "pipeline-parallel-size": engine.pp,
+        "tensor-parallel-size": worker.tp,
+        "pipeline-parallel-size": worker.pp,
         "max-model-len": served_model_len(fleet, max_model_len),
-        "max-num-seqs": engine.max_num_seqs,
-        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "max-num-seqs": worker.max_num_seqs,
+        "max-num-batched-tokens": worker.max_num_batched_tokens,
         "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "block-size": KV_BLOCK_TOKENS,
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
@@ -104,12 +104,12 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     }
     if not fleet.llm.has_heads_alone:
         del flags["block-size"]  # Kernels of latent attention and of states have block sizes of their own.
-    if engine.dp > 1:  # Behind one port vLLM itself chooses the rank.
-        flags["data-parallel-size"] = engine.dp
-    if engine.all2all:
-        flags["data-parallel-size-local"] = local_ranks(engine)
-        flags["all2all-backend"] = engine.all2all
-    if engine.ep:
+    if worker.dp > 1:  # Behind one port vLLM itself chooses the rank.
+        flags["data-parallel-size"] = worker.dp
+    if worker.all2all:
+        flags["data-parallel-size-local"] = local_ranks(worker)
+        flags["all2all-backend"] = worker.all2all
+    if worker.ep:
         flags["enable-expert-parallel"] = True
     order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
     if order != Policies().queue:  # Our default is vLLM's.
@@ -118,17 +118,17 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     threshold = fleet.policies.long_prefill_token_threshold
     if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold
-    if engine.engine is not None and _has_async(engine.engine.version):
-        flags["async-scheduling"] = engine.engine.async_scheduling
-    if (speculation := engine.speculation) is not None:
+    if worker.engine is not None and _has_async(worker.engine.version):
+        flags["async-scheduling"] = worker.engine.async_scheduling
+    if (speculation := worker.speculation) is not None:
         check_name(speculation.model or speculation.method)
         flags["speculative-config"] = {
             "method": speculation.method,
             "num_speculative_tokens": speculation.tokens,
             **({} if speculation.model is None else {"model": speculation.model}),
         }
-    if engine.lora is not None:
-        flags |= _lora_flags(engine.lora.lora)
+    if worker.lora is not None:
+        flags |= _lora_flags(worker.lora.lora)
     if pool.role in _KV_ROLES:
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
@@ -386,7 +386,7 @@ def pool_services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | Non
     return pools_by_service | {name: (pool, None) for name, pool in pools.items() if pool.role == "mixed"}
 
 
-def workers_of(fleet: Fleet, role: Role) -> int:
+def count_workers(fleet: Fleet, role: Role) -> int:
     return sum(pool.count for pool in fleet.pools if pool.role == role)
 
 
@@ -398,7 +398,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
     def nearest(policy: str, role: Role) -> str:
         """The router's policy for ours; with one worker of a role all policies are alike."""
-        if workers_of(fleet, role) <= 1:
+        if count_workers(fleet, role) <= 1:
             return "round_robin"
         router = VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
         return find_router_difference(ROUTING[policy], router).name

@@ -34,8 +34,8 @@ def has_release(engine: Engine) -> bool:
 
 
 def sglang_release(version: str) -> str:
-    """The release of a version: itself if it has three numbers, else NEWEST, as images are of
-    releases alone.
+    """The release of a version: the version itself if it has three numbers, otherwise NEWEST. Only releases
+    have images.
     """
     return version if version.count(".") > 1 else NEWEST
 

@@ -142,7 +142,8 @@ def verdict_text(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
 
 def won_text(plan: Plan) -> str:
     """A sentence if step times of a roofline made this plan cheaper than plans on GPUs with measured kernels;
-    else empty."""
+    else empty.
+    """
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
@@ -601,7 +602,8 @@ STATUS_WORDS = {
 
 def holds_of(plan: Plan) -> list[HeadroomFact]:
     """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
-    a headroom that comes from the plan's answer."""
+    a headroom that comes from the plan's answer.
+    """
     headroom, values = headroom_of(plan), plan.certificate.robustness
     if values is not None and values.holds:
         return list(values.holds)
@@ -615,7 +617,8 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
 
 def breaks_first(plan: Plan) -> KeyFigure:
     """The loss of a worker that the plan does not stand, if there is one; else the strain (more traffic,
-    longer steps or prompts) of which it stands the smallest increase."""
+    longer steps or prompts) of which it stands the smallest increase.
+    """
     robustness, headroom = plan.certificate.robustness, holds_of(plan)
     if not headroom:
         if not_for_production(plan):

@@ -55,8 +55,8 @@ class _EngineRequest:
     is_transferred: bool  # Its KV comes from a prefill worker, so one token is left to compute.
     names: list[int] = field(default_factory=list)  # Names of its prompt's blocks (prompt_blocks.py).
     priority: int = 0
-    computed: int = 0
-    generated: int = 0
+    computed: int = 0  # Tokens of its prompt and its output whose KV is there.
+    generated: int = 0  # Tokens of its output so far.
     queued_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
     last_s: float = 0.0

@@ -116,7 +116,7 @@ class LiveFleet:
             self.users = np.full(len(self.nodes), -1, np.int32)
             self.touched = np.zeros(len(self.nodes), np.uint8)
             self.most_nodes = 2 * len(self.caches.entries)
-            self.path_end = 0
+            self.path_end = 0  # How much of the path table is in use.
             # The sweep for free nodes (`_free_nodes`): its position, the nodes freed in this round, and how
             # many rounds in a row have freed few.
             self.sweep_node = self.round_freed = self.poor_rounds = 0

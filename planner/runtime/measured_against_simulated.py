@@ -70,7 +70,8 @@ _REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
 class Tolerances:
     """The largest errors that count as agreement.
 
-    They are relative for percentiles, and a difference of two shares for attainment.
+    They are relative for percentiles, and a difference of two shares for attainment. The defaults were set by
+    hand.
     """
 
     p50_frac: float = 0.05
@@ -83,6 +84,7 @@ class Tolerances:
 
 
 # Engines that run on a CPU share its cores with the router and the client, which makes times less repeatable.
+# Set by hand.
 CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 

@@ -54,6 +54,10 @@ from planner.units import HOUR_S, finite_or_none, show_s
 
 BY_FRAC = 0.1  # The changes of `sensitivity` are this large unless the user names another share.
 PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much (`_limit_move_s`).
+# However long reading took, a search gets at least LEAST_S and at least this share of the time limit; set by
+# hand.
+LEAST_S = 1.0
+LEAST_FRAC = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +90,6 @@ class StudyAnswer:
     def is_exhausted(self) -> bool:
         """Whether the search of level 0 came to its end in time."""
         return self.search_result.level0.search.is_exhausted
-
-
-# However long reading took, a search gets at least LEAST_S and at least this share of the time limit.
-LEAST_S = 1.0
-LEAST_FRAC = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -228,6 +227,7 @@ class Study:
         return min(bound, answer.value)  # Rounding may put the bound a little above the fleet's own cost.
 
 
+# What `change_question` reads: "+30 %", "x1.3" and "traffic.rate x 1.3".
 _SIGNED_PERCENT = re.compile(r"\s*[+-]\s*\d+(?:\.\d+)?\s*%\s*")
 _FACTOR = re.compile(r"\s*[x*×]\s*(\d+(?:\.\d+)?)\s*")
 _KEY_TIMES_FACTOR = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
@@ -279,11 +279,11 @@ class ChangedQuestion:
     """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
     change (`kept`), and the best fleet now (`answer`).
 
-    `kept` is None if the changed question does not offer the worker types of the fleet before, or if it had
-    none; `why_before` is then the error. `answer` is None if no fleet was found, and `why` then is the
-    error. `under` names the policies with which the workers of before keep the SLO; it is empty if these are
-    the policies of the fleet before. `value_now` is the objective of the fleet before at the prices of the
-    changed question.
+    `kept` is None if the changed question does not offer the worker types of the fleet before, or if there
+    was no fleet before; `why_before` is then the error of that. `answer` is None if no fleet was found, and
+    `why` then is the error. `under` names the policies with which the workers of before keep the SLO; it is
+    empty if these are the policies of the fleet before. `value_now` is the objective of the fleet before at
+    the prices of the changed question.
     """
 
     label: str
