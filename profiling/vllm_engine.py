@@ -386,6 +386,7 @@ def _prepare_environment() -> None:
 
 
 def _last_line(error: Exception) -> str:
+    """The last line of an error's text, which usually says the cause; without a text the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Pydantic ends its errors with a link to its own documentation.
     lines = [line for line in lines if not line.startswith("For further information")]

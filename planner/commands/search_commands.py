@@ -60,7 +60,7 @@ ToleranceOption = Annotated[
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
 ]
-USUAL_LIMIT_S = 1800.0
+USUAL_LIMIT_S = 1800.0  # The time limit that a user gets without --time-limit; set by hand.
 
 
 def find_goodput(

@@ -74,6 +74,7 @@ def best_line(choices: TierStudy) -> str:
 
 
 def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
+    """A row of the printed table, by column."""
     from planner.reports.words import describe_fleet
     from planner.studies.tier_study import show_sizes
 
@@ -108,6 +109,7 @@ def tiers_document(choices: TierStudy) -> dict[str, Any]:
 
 
 def _row_document(row: TierAnswer) -> dict[str, Any]:
+    """A row of what --json prints."""
     from planner.reports.words import describe_fleet
 
     return {

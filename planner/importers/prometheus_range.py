@@ -235,6 +235,7 @@ def _dump_name(labels: str, where: object) -> str:
 
 
 def _parse_labels(text: str, where: object) -> dict[str, str]:
+    """The labels of a series by name, from text such as `a="1",b="2"`; escaped characters are replaced."""
     labels, start = {}, 0
     while start < len(text):
         match = _LABEL.match(text, start)

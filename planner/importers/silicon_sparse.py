@@ -29,6 +29,8 @@ import numpy as np
 from planner.models.llm import LatentAttention, Llm
 
 MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
+# Lengths of prompts [tokens] at which the tables are read, set by hand, and those that a parabola is fitted
+# to.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
 PARABOLA_LENGTHS = (8192, 16384, 32768)
 NOISE_FRAC = 0.1  # A token of a longer prompt may take this share less before tables count as mixed.

@@ -128,6 +128,7 @@ def scenario_lines(plan: Plan) -> list[str]:
 
 
 def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
+    """What a scenario of this plan is, and how many the search saw."""
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )

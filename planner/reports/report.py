@@ -169,6 +169,7 @@ def _proof_section(plan: Plan) -> str:
 
 
 def _fleets_searched(lines: Sequence[str]) -> str:
+    """The list of the fleets that were searched, folded if it is long."""
     if len(lines) <= LONGEST_OPEN_LIST:
         return list_html(lines, "Not stated.")
     listed = f"<div class=columns>{list_html(lines)}</div>"

@@ -477,6 +477,9 @@ def alternative_rows(plan: Plan) -> Rows:
 
 
 def _difference_text(alternative: Alternative, value: float) -> str:
+    """How much more an alternative costs than the plan's `value`, in percent; a dash where that
+    is not known.
+    """
     if not alternative.is_priced or not value:
         return "–"
     more_frac = alternative.objective / value - 1

@@ -143,6 +143,7 @@ def _header(plan: SharedPlan) -> str:
 
 
 def _certificate(plan: SharedPlan) -> Document:
+    """The shared plan's certificate.json."""
     return {
         "status": plan.status,
         "objective": plan.objective,

@@ -23,7 +23,7 @@ from planner.errors import InputError, PlannerError
 from planner.runtime.addresses import is_loopback, split_address
 from planner.runtime.upstream import SPARE_TOKENS
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0  # The limit for the connection alone.
 TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
 MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
 PROBE_TIMEOUT_S = 120.0  # The limit for a probe: a deployment may have to start up first.

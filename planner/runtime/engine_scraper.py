@@ -22,11 +22,10 @@ from planner.errors import InputError
 from planner.importers.prometheus_scrape import HISTOGRAMS, Samples, histogram_statistics, samples_of
 from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, read_text
 
-SCRAPE_TIMEOUT_S = 20.0
+SCRAPE_TIMEOUT_S = 20.0  # The limit on the time of one scrape.
 SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB.
-SETTLE_S = (
-    90.0  # Usual scrape intervals are a minute at most, so within this time a server has scraped again.
-)
+# Usual scrape intervals are a minute at most, so within this time a server has scraped again.
+SETTLE_S = 90.0
 POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
 # Queries to a Prometheus server: all samples, and the time of the oldest among the engines' last scrapes.
@@ -140,6 +139,7 @@ class EngineScraper:
         )
 
     async def _get(self, url: str, params: dict[str, str] | None = None) -> str:
+        """The text at an address; EndpointError without an answer in time, and for any status but 200."""
         assert self.client is not None
         try:
             # Only the address that the user gave is read: redirects are not followed.

@@ -170,6 +170,7 @@ def includes_other_processes(fleet: Fleet) -> bool:
 
 
 def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
+    """The fleet with these fits of step times, by pool; other pools keep theirs."""
     pools = tuple(
         replace(pool, type=replace(pool.type, latency=fits[pool.name], form=None))
         if pool.name in fits
