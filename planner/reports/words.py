@@ -45,7 +45,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 HOURS_PER_YEAR = 8760
 MOST_NAMED = 6  # A sentence names so many worker types at most, and counts the others; chosen by hand.
-# The terms of payment in words.
+# The words for terms of payment.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
 

@@ -57,7 +57,7 @@ CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits on a worker's starts, health checks and failures."""
+    """Limits on a worker's starts, health checks and failures, set by hand."""
 
     start_s: float = engine_command.START_S  # An engine must be healthy within this time of its start.
     stop_s: float = 15.0  # An engine that does not end by itself within this time is killed.
