@@ -162,24 +162,7 @@ def find_frontier(
                 if answer.value > step.value * (1 + ROUNDING) or not walk.holds(answer, step.start, limit):
                     break
                 start = step.start
-            level0_search = answer.search_result.level0.search  # `value` is infinite if it has no best fleet.
-            level0 = (
-                level0_search.value
-                if level0_search.best is None
-                else objective_paid(answer.problem, level0_search.best)
-            )
-            steps.append(
-                FrontierStep(
-                    start=start,
-                    corner=corner,
-                    value=answer.value,
-                    fleet=answer.fleet,
-                    is_exact=answer.is_exact,
-                    is_exhausted=answer.is_exhausted,
-                    level0=level0,
-                    answers=answer.answers,
-                )
-            )
+            steps.append(_step_of(answer, start, corner))
         if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
             limit = start = walk.planned_too
             continue
@@ -198,6 +181,26 @@ def find_frontier(
         walk.question_limit,
         walk.is_rising,
         ended,
+    )
+
+
+def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
+    """The step of the answer's fleet, from `start` to `corner`."""
+    level0_search = answer.search_result.level0.search  # `value` is infinite if it has no best fleet.
+    level0 = (
+        level0_search.value
+        if level0_search.best is None
+        else objective_paid(answer.problem, level0_search.best)
+    )
+    return FrontierStep(
+        start=start,
+        corner=corner,
+        value=answer.value,
+        fleet=answer.fleet,
+        is_exact=answer.is_exact,
+        is_exhausted=answer.is_exhausted,
+        level0=level0,
+        answers=answer.answers,
     )
 
 
