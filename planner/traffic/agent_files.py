@@ -251,9 +251,8 @@ def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], in
                     f"{entry}: no output_length, so nobody knows how long the answer is; write it in each "
                     "turn"
                 )
-            output_tokens = max(
-                int(_read_number(turn, "output_length", entry)), 1
-            )  # Engines give one at least.
+            # Engines give one at least.
+            output_tokens = max(int(_read_number(turn, "output_length", entry)), 1)
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))
             # The file has no answers. A hash of session and turn, repeated to the answer's length, stands for
@@ -280,7 +279,7 @@ def _turn_call(
     """
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
-    # Only whole blocks have ids. A block's id is of the id of the block before it and of its own bytes.
+    # Only whole blocks have ids. The id of a block stands for that of the block before it and its own bytes.
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
