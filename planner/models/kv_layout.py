@@ -153,9 +153,8 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     for kind, count in caches.items():
         name = "window" if window_tokens is not None and kind.window_tokens else "full"
         layers[name] += count
-        tokens_in_page = (
-            page_tokens * largest_token_bytes / token_bytes[kind]
-        )  # Smaller tokens, more of them.
+        # A page has room for more tokens of a kind whose tokens are smaller.
+        tokens_in_page = page_tokens * largest_token_bytes / token_bytes[kind]
         tokens_in[name] = min(tokens_in.get(name, math.inf), tokens_in_page)
     counts = [count for count in layers.values() if count]
     least, most = min(counts), max(counts)
