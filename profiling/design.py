@@ -24,6 +24,7 @@ from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import StepShape
 
+# Numbers without a reason beside them were chosen by hand.
 ENSEMBLE = 12  # Fits to resampled tables; all are made anew for each choice of a step.
 EXPLORE = 4  # Every so-many-th step is the one farthest from all rows.
 CANDIDATES = 240  # Steps among which the next one is chosen.

@@ -125,9 +125,10 @@ def profile(
 ) -> StepTable:
     """Measure steps of the LLM in `config` (a Hugging Face config.json or its folder) into `out`.
 
-    `budget_s` counts from here, engine start included, and with what earlier runs into the same file spent.
-    tp > 1 measures one rank's share on one GPU and adds its all-reduces: timed between as many ranks where
-    the machine has them (profiling/collectives.py; their times lie beside the table), else the roofline's.
+    `budget_s` counts from this call, so that it includes the start of the engine, and what earlier runs into
+    the same file spent counts too. With tp > 1 one rank's share is measured on one GPU, and the time of its
+    all-reduces is added. If the machine has so many GPUs, they are measured between `tp` ranks
+    (profiling/collectives.py), and written beside the table; otherwise they come from the roofline.
     """
     started_s = time.monotonic()
     check_output_file(out)
@@ -137,7 +138,7 @@ def profile(
     power_meter = open_gpu()
     made_on = machine.describe_machine()
     gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
-    gpu = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))  # None: in no catalog.
+    gpu = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))  # None if it is in no catalog.
     # Measured before the engine holds the GPU.
     idle_w = None if power_meter is None else power_meter.idle_w()
     identity = {

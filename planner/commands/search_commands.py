@@ -55,8 +55,6 @@ ToleranceOption = Annotated[
         help="How near the rate must be to one that fails, as a share of it.",
     ),
 ]
-
-
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
 ]
@@ -173,9 +171,9 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
 def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
     """The simulated rates between which the goodput lies, for a search that is stopped."""
     holding_rps = [rate for rate, holds in holds_at_rate.items() if holds]
-    failed = [rate for rate, holds in holds_at_rate.items() if not holds]
+    failing_rps = [rate for rate, holds in holds_at_rate.items() if not holds]
     parts = [f"{max(holding_rps):.4g} requests/s hold"] if holding_rps else []
-    parts += [f"{min(failed):.4g} do not"] if failed else []
+    parts += [f"{min(failing_rps):.4g} do not"] if failing_rps else []
     return f" ({', '.join(parts)})" if parts else ""
 
 

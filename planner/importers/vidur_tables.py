@@ -5,8 +5,8 @@ The time of a step of N tokens is, as Vidur adds it up,
 
     t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
 
-It measures prefill and decode attention apart, so there are no mixed steps; embedding, LM head, sampling and
-the host are left out. The seconds of each operator stay in the table beside the total
+Vidur measures prefill and decode attention apart, so there are no mixed steps. It leaves out embedding, LM
+head, sampling and the host. The seconds of each operator stay in the table beside the total
 (`StepTable.operators`).
 """
 

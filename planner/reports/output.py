@@ -27,9 +27,7 @@ from planner.documents.slo import slo_document
 from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
-from planner.manifests.engine_command import engine_image as image_of
-from planner.manifests.engine_command import engine_version as engine_version
-from planner.manifests.engine_command import why_undeployable
+from planner.manifests.engine_command import engine_image, engine_version, why_undeployable
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, spread_of
 from planner.reports.drawing import CaptionedChart, chart_png
@@ -308,7 +306,7 @@ def _engine_document(fleet: Fleet) -> Document:
     engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):  # Without manifests there are no version and no images to name.
         return engine or {"name": "vllm"}
-    images = sorted({image_of(pool.type) for pool in fleet.running_pools})
+    images = sorted({engine_image(pool.type) for pool in fleet.running_pools})
     return {"name": "vllm", "version": engine_version(fleet), **engine, "images": images}
 
 

@@ -42,7 +42,7 @@ Status = Literal["finished", "rejected", "failed", "unsent"]
 FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
 LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompts are made.
 TIMEOUT_S = 600.0  # A request that takes longer has failed.
-PROGRESS_EVERY_S = 10.0
+PROGRESS_EVERY_S = 10.0  # A replay says this often how far it has come.
 READ_BUFFER_BYTES = 2**22  # Lines of a stream are long: its first event names every token of the prompt.
 JOURNAL_FORMAT = 2  # The version of the journal; `JournalFile.read` refuses a journal of another version.
 

@@ -42,6 +42,7 @@ from planner.traffic.trace import Trace
 from planner.units import HOUR_S, show_s
 
 MOST_CURVES = 8  # More colours than this are hard to tell apart in one chart.
+# The files of `plan compare -o DIR`.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 CHARTED_METRICS: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a chart is drawn.
 # Charts of an earlier run in the same folder; they are removed if this run draws none.

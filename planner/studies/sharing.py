@@ -72,11 +72,8 @@ def _compare(
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
             fleets.append(ClassAlone(name, part_study.answer(task).value))
-        except (
-            InfeasibleError,
-            OutOfTimeError,
-            InputError,
-        ):  # InputError: a class may have too few requests.
+        except (InfeasibleError, OutOfTimeError, InputError):
+            # InputError is raised if a class has too few requests.
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)
     unit = OBJECTIVE_UNITS[parts[0][1].objective]

@@ -117,9 +117,8 @@ def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
         scaled_slos.append(replace(slo, limits=limits))
     all_limits: list[Limit] = [limit for scaled_slo in scaled_slos for limit in scaled_slo.limits]
     simulation = simulate(fleet, trace, limits=all_limits, record=False)
-    for k, scaled_slo in enumerate(
-        scaled_slos
-    ):  # The simulation has the limits of all SLOs, one after another.
+    for k, scaled_slo in enumerate(scaled_slos):
+        # The simulation has the limits of all SLOs, one after another.
         part = slice(k * len(slo.limits), (k + 1) * len(slo.limits))
         counted, violations = simulation.counted[part], simulation.violations[part]
         with_its_limits = replace(

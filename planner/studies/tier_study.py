@@ -102,6 +102,7 @@ class TierStudy:
 
     @property
     def without(self) -> TierAnswer:
+        """The answer without tiers."""
         return self.answers[0]
 
 
