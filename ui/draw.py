@@ -73,7 +73,7 @@ def draw_charts(figures: Sequence[Mapping[str, Any]]) -> None:
                 draw_chart(picture)
 
 
-def tenants(tenant_rows: Iterable[Document]) -> None:
+def draw_tenants(tenant_rows: Iterable[Document]) -> None:
     """Draw the table of tenants: the traffic that each one sends."""
     rows = [
         (row["tenant"], f"{row['requests']:,}", show_percent(row["share of tokens"])) for row in tenant_rows
@@ -120,8 +120,10 @@ def draw_error(problem: Exception | str) -> None:
     st.error(escape_markdown(problem if isinstance(problem, str) else error_line(problem)))
 
 
-def first_screen(document: Document, key: str = "first_screen") -> None:
-    """What the report shows first: what to buy, what it costs, how sure that is. `screen_charts` follow."""
+def draw_first_screen(document: Document, key: str = "first_screen") -> None:
+    """Draw what the report shows first: what to buy, what it costs, how sure that is. Its charts follow by
+    `draw_screen_charts`.
+    """
     if "screen" not in document:
         st.info("Kept by an earlier version, which had no such page. Plan it again to see all of it.")
         return
@@ -131,7 +133,7 @@ def first_screen(document: Document, key: str = "first_screen") -> None:
         st.warning(f"Mind: {escape_markdown(warning)}.")
 
 
-def screen_charts(document: Document) -> None:
+def draw_screen_charts(document: Document) -> None:
     """The charts of the report's first screen."""
     draw_charts(document.get("screen", {}).get("charts", ()))
 
@@ -145,7 +147,7 @@ def draw_figures(cells: Iterable[tuple[str, str, str]]) -> None:
                 st.caption(escape_markdown(note))
 
 
-def plan_tabs(
+def draw_plan_tabs(
     document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of: str = ""
 ) -> None:
     """Draw all that is known of a plan, by topic. `key` is its result in the store. Of several LLMs' plans
@@ -160,7 +162,7 @@ def plan_tabs(
     with fleet:
         draw_table(*tables["fleet"])
         st.caption(escape_markdown(document["workers_line"]))
-        _power(document)
+        _draw_power(document)
     with slo:
         draw_table(*tables["slo"])
         st.caption(escape_markdown(document["measured_line"]))
@@ -188,10 +190,10 @@ def plan_tabs(
     with files:
         if of:
             st.caption(escape_markdown(of))
-        plan_downloads(store, key, command_text, folder)
+        draw_plan_downloads(store, key, command_text, folder)
 
 
-def _power(document: Document) -> None:
+def _draw_power(document: Document) -> None:
     """Draw a sentence on the plan's power, unless its simulation recorded no steps."""
     power = document["power"]
     if power is None:
@@ -202,41 +204,41 @@ def _power(document: Document) -> None:
     )
 
 
-def plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
+def draw_plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
     """The files of a plan, packed when asked for, and the command that makes them again."""
     names = ("plan.yaml", "report.html", "certificate.json", "requests.csv")
     draw_downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
     with st.container(horizontal=True):
         manifests = f"{folder}manifests"
-        _download(f"{manifests}.zip", lambda: zip_files(store.files(key, f"{manifests}/")), key)
+        _draw_download(f"{manifests}.zip", lambda: zip_files(store.files(key, f"{manifests}/")), key)
         if not folder:
-            _everything(store, key, text)
+            _draw_everything(store, key, text)
     if not folder:
         draw_command(text, "slo.yaml and the trace")
 
 
-def shared_downloads(store: Store, key: str, text: str) -> None:
+def draw_shared_downloads(store: Store, key: str, text: str) -> None:
     """The files of a plan for several LLMs; those of each are in a folder of its own."""
     draw_downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
     with st.container(horizontal=True):
-        _everything(store, key, text)
+        _draw_everything(store, key, text)
     draw_command(text, "slo.yaml and the traces")
 
 
-def day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
+def draw_day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
     """The files of a day, the manifests of the controller to take, and the command that makes them again."""
     draw_downloads(store, key, names)
     with st.container(horizontal=True):
-        _download("manifests.zip", lambda: zip_files(store.files(key, "manifests/")), key)
-        _everything(store, key, text)
+        _draw_download("manifests.zip", lambda: zip_files(store.files(key, "manifests/")), key)
+        _draw_everything(store, key, text)
     draw_command(text, "slo.yaml, the trace and plan.yaml" if "--fleet" in text else "slo.yaml and the trace")
 
 
-def _everything(store: Store, key: str, text: str) -> None:
+def _draw_everything(store: Store, key: str, text: str) -> None:
     """Buttons for the command line as a script, and for all files with it."""
     script = f"{text}\n".encode()
-    _download("plan.sh", lambda: script, key)
-    _download("everything.zip", lambda: zip_files(store.files(key) | {"plan.sh": script}), key)
+    _draw_download("plan.sh", lambda: script, key)
+    _draw_download("everything.zip", lambda: zip_files(store.files(key) | {"plan.sh": script}), key)
 
 
 def draw_command(text: str, beside: str) -> None:
@@ -249,14 +251,14 @@ def draw_downloads(store: Store, key: str, names: Iterable[str]) -> None:
     """One button per file of a result."""
     with st.container(horizontal=True):
         for name in names:
-            _download(name, partial(_file, store, key, name), key)
+            _draw_download(name, partial(_file, store, key, name), key)
 
 
 def _file(store: Store, key: str, name: str) -> bytes:
     return store.files(key, name)[name]
 
 
-def _download(name: str, content: Callable[[], bytes], key: str) -> None:
+def _draw_download(name: str, content: Callable[[], bytes], key: str) -> None:
     """A button that downloads a file. Its label names the folder too, for those who hear the page."""
     file = name.replace("/", "-")
     st.download_button(f"Download {name}", content, file, key=f"{name}_{key}", on_click="ignore")

@@ -42,8 +42,8 @@ PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions ma
 class WhatIfResult(Result):
     """The best fleet before and after a change, and whether the fleet from before still holds.
 
-    `before` is None if no fleet keeps the question before. `bounds` are the bounds on the cost before and
-    after the change, each if there is a fleet.
+    `before` is None if no fleet keeps the SLO before the change. `bounds` are the bounds on the cost before
+    and after the change, each if there is a fleet.
     """
 
     before: StudyAnswer | None
@@ -220,8 +220,9 @@ def what_if(
     """The best fleet before and after a change of the question, on the same traffic.
 
     `slo` and `keys` are those of `plan`. `changes` are dotted paths of slo.yaml with their values,
-    {"slo.ttft.p90": "1 s"}, None takes a key out; or the whole changed question. Where nothing keeps the
-    question as it is, `before` is None; where nothing keeps the changed one, `fleet` is. Raises InputError.
+    {"slo.ttft.p90": "1 s"}, where None takes a key out; or the whole changed question. If no fleet keeps the
+    SLO of the question as it is, `before` is None; if none keeps that of the changed one, `fleet` is None.
+    Raises InputError.
     """
     question = read_task(slo, catalog, **keys)
     if not changes:
@@ -348,7 +349,7 @@ def replan_in(
 ) -> ReplanResult:
     """What `replan` gives, on the trace of a study, which was read before.
 
-    `planned_on` is where the requests lie that the running fleet was planned on, if there are some.
+    `planned_on` is the file with the requests that the running fleet was planned on, if there is one.
     """
     task = question.task()
     answer = replanning.replan(study, task, running, terms)

@@ -277,8 +277,7 @@ def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
     )
     return (
         f"With the corrected fits the plan ({describe_fleet(fleet)}) {keeps_word} the SLO on its whole "
-        "traffic "
-        f"in the simulation, {by_own_fits}; {fewest_text}: {fewest[0]}, by its own fits {fewest[1]}."
+        f"traffic in the simulation, {by_own_fits}; {fewest_text}: {fewest[0]}, by its own fits {fewest[1]}."
     )
 
 

@@ -356,7 +356,7 @@ def _draw_last_answer(session: BrowserSession, form: Form, saved: Document, answ
         st.warning("This answer is of other inputs than those that stand now; press Run for theirs.")
     _draw_result(answer)
     st.header("Downloads")
-    draw.day_downloads(session.store, saved["result"], NAMES, saved["command"])
+    draw.draw_day_downloads(session.store, saved["result"], NAMES, saved["command"])
 
 
 def _answers_inputs(session: BrowserSession, form: Form, key: str) -> bool:

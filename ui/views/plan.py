@@ -124,11 +124,11 @@ def _draw_answer(
     with st.container(key="answer_stale" if is_stale else "answer_now"):
         if st.session_state.get("planned_here") and job is not None and job.state == "done":
             live.focus_heading("answer", job.key)
-        draw.first_screen(document)
+        draw.draw_first_screen(document)
         _draw_share_link(saved)
         _draw_sliders(session, saved, document)
-        draw.screen_charts(document)
-        draw.plan_tabs(
+        draw.draw_screen_charts(document)
+        draw.draw_plan_tabs(
             document,
             session.store,
             saved.result,
@@ -266,7 +266,7 @@ def _draw_traffic(summary: Document) -> None:
     if summary["prefixes"]:
         spared = show_percent(summary["prefixes"]["token_hit_frac"])
         st.write(f"Prompts share prefixes: an endless cache would save {spared} of the prompt tokens.")
-    draw.tenants(summary["tenant_rows"])
+    draw.draw_tenants(summary["tenant_rows"])
     dropped = [
         f"{count_text(count, 'row')} left out: {reason}"
         for reason, count in summary["dropped"].items()

@@ -69,7 +69,7 @@ def page() -> None:
                 f"{show_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
                 f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
             )
-    draw.tenants(answer["tenant_rows"])
+    draw.draw_tenants(answer["tenant_rows"])
     if shown is not None and shown[1]["simulation"]["tenants"]:
         _draw_service(shown[1]["simulation"]["tenants"])
     draw.draw_downloads(session.store, job.key, session.store.files(job.key))

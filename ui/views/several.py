@@ -209,7 +209,7 @@ def _draw_last_answer(session: BrowserSession, saved: Document, answer: Document
         st.markdown("**Assuming**")
         draw.draw_list(answer["assumptions"])
     st.header("Downloads")
-    draw.shared_downloads(
+    draw.draw_shared_downloads(
         session.store, saved["result"], together.plan_command(saved["asked"], session.catalog_folder)
     )
     st.header("One by one")
@@ -218,15 +218,15 @@ def _draw_last_answer(session: BrowserSession, saved: Document, answer: Document
     )
     if name is not None:
         plan: Document = answer["plans"][name]
-        draw.first_screen(plan, f"first_screen_{name}")
-        draw.screen_charts(plan)
-        draw.plan_tabs(plan, session.store, saved["result"], folder=f"{name}/")
+        draw.draw_first_screen(plan, f"first_screen_{name}")
+        draw.draw_screen_charts(plan)
+        draw.draw_plan_tabs(plan, session.store, saved["result"], folder=f"{name}/")
 
 
 def _draw_all_llms(answer: Document) -> None:
     """Draw all fleets, the LLMs that give way, and the savings from a larger limit."""
-    draw.first_screen(answer)
-    draw.screen_charts(answer)
+    draw.draw_first_screen(answer)
+    draw.draw_screen_charts(answer)
     draw.draw_table(*answer["tables"]["fleets"])
     if answer["in_production"]:
         st.markdown("**On paper, in production, with a loss**")
