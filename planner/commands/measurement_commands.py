@@ -56,7 +56,7 @@ def import_measurements(
     files_in_folders = [file for path in paths if path.is_dir() for file in path.rglob("*.json*")]
     refuse_to_overwrite([out], *paths, *files_in_folders)
     duration_s = None if duration is None else parse_quantity(duration, "s", where="--duration")
-    facts = importers.StatedSetup(
+    stated = importers.StatedSetup(
         llm,
         gpu,
         tp,
@@ -68,7 +68,7 @@ def import_measurements(
         duration_s,
         length_spread,
     )
-    imported = importers.read(format, paths, facts, read_catalog(catalog))
+    imported = importers.read(format, paths, stated, read_catalog(catalog))
     checked_files.write_file(
         out, imported.to_json() if isinstance(imported, importers.MeasuredRuns) else imported.to_csv()
     )
