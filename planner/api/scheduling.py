@@ -142,13 +142,18 @@ def schedule(
 def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:
     """The name of each LLM of the demand among those that workers serve.
 
-    A short name of the catalog stands for its row, as in slo.yaml. A name without a row stays, and is refused
-    later.
+    A short name of the catalog stands for its row, as in slo.yaml. A name without a row, such as "chat", is
+    that of the only LLM, if workers and demand have one each and the workers' is a row; else it stays, and is
+    refused later.
     """
     served = {worker_type.llm for worker_type in market.worker_types}
     if served.issuperset(demand.llms):
         return {llm: llm for llm in demand.llms}
     catalog_rows = read_catalog(catalog)
+    (llm, *other_llms), (asked, *others_asked) = served, demand.llms
+    is_one = not other_llms and not others_asked
+    if is_one and catalog_rows.has_llm(llm) and not catalog_rows.has_llm(asked):
+        return {asked: llm}
     rows = {llm: catalog_rows.served_llm(llm).name for llm in demand.llms if catalog_rows.has_llm(llm)}
     names = {llm: rows[llm] if llm not in served and rows.get(llm) in served else llm for llm in demand.llms}
     return names if len(set(names.values())) == len(names) else {llm: llm for llm in demand.llms}

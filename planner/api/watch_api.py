@@ -18,6 +18,7 @@ from planner.documents.plan_folder import read_written
 from planner.errors import InputError
 from planner.importers.prometheus_range import PrometheusSeries, read_series
 from planner.importers.vllm_metrics import NAMES, LiveTraffic, live_traffic
+from planner.reports.words import spot_up_text
 from planner.runtime.prometheus_server import query_range
 from planner.studies import watch_words
 from planner.studies.plan_watch import (
@@ -123,6 +124,8 @@ class WatchResult(Result):
 
     def sentences(self) -> list[str]:
         sentences = watch_words.watch_sentences(self.watched)[1:]
+        if on_spot := spot_up_text(self.plan.written.fleet):
+            sentences.append(f"how far the plan holds: {on_spot}, so it may end sooner")
         if self.replan is not None:
             sentences.append(watch_words.replan_sentence(self.replan, self.plan.written.fleet))
         return sentences

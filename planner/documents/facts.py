@@ -1480,10 +1480,12 @@ class NoneTogether:
     """No fleets were found that keep the SLOs of several LLMs in enough scenarios within their shared limits.
 
     So each plan is the fleet on paper. `reason` says how far they get, `relaxation` what would help.
+    `most_kept` has the fleets that all LLMs keep in the most scenarios; None if those are the ones on paper.
     """
 
     reason: str
     relaxation: str
+    most_kept: MostKept | None = None
 
 
 Warned = (

@@ -17,13 +17,17 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, Gpu, market_of, row_of
+from planner.domain import OWNED, SPOT, Gpu, market_of, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
 from planner.units import parse_quantity
 
 Document = dict[str, Any]
+ON_SPOT = (
+    "; its spot workers are scheduled on demand, at that price: a schedule.yaml with spot: 0.25 and the spot "
+    "price puts a part of the rate on spot"
+)
 CAVEAT = (
     "what one worker sustains is the plan's traffic over the equal parts of its fleet, which alone were not "
     "simulated: measure it with `plan goodput`; GPUs in use are counted, not the idle ones of whole nodes"
@@ -54,10 +58,12 @@ def schedule_caveat(path: Path) -> str:
     if not _is_plan(plan):
         return ""
     bill = plan.get("bill", {})
+    on_spot = ON_SPOT if any(market_of(pool["gpu"]) == SPOT for pool in plan["workers"]) else ""
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
     if not idle:  # The bill then counts GPUs in use alone, as a schedule does.
-        return CAVEAT
-    return f"{CAVEAT}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
+        return CAVEAT + on_spot
+    more_text = f"for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
+    return f"{CAVEAT}, {more_text}{on_spot}"
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:

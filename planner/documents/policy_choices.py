@@ -367,8 +367,9 @@ def _check_caches(
         )
     if cache_aware and not prefix_cache:
         raise InputError(
-            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, or "
-            f"take of {', '.join(row.name for row in possible)}"
+            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, "
+            "which takes a trace that says which prompts share a prefix (hash_ids or prefix_ids), or take of "
+            f" {', '.join(row.name for row in possible)}"
         )
 
 

@@ -122,6 +122,7 @@ FLEET_KEYS = (
     "network",
     "prices",
     "price_of",
+    "least_off_spot",
     "host_overhead",
 )
 TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *LOG_KEYS, *DESCRIBED_KEYS)
@@ -255,6 +256,7 @@ class PlanQuestion:
     offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
     gpus_not_offered: tuple[str, ...] = ()  # GPUs without an offer of that provider for the term asked.
     spot: Mapping[str, Spot] = field(default_factory=dict)  # By GPU.
+    least_off_spot: int = 0  # The fewest workers of each role that are not on the spot market.
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # Added to every engine step, because kernel times alone leave it out.
     # What the engine's host adds, and how it schedules; None: no host time, and synchronous scheduling.
@@ -440,6 +442,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         offers=offers,
         gpus_not_offered=gpus_not_offered,
         spot=spot,
+        least_off_spot=_parse_least_off_spot(fleet, spot),
         network=parse_network(fleet.subsection("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine_of_question(question, fleet, catalog),
@@ -736,6 +739,18 @@ def _parse_prices(
         elif any(key.startswith("spot_") for key in price_section.values):
             raise InputError(f"{where}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
+
+
+def _parse_least_off_spot(fleet: Section, spot: Mapping[str, Spot]) -> int:
+    """Read `least_off_spot: 2`. Raises InputError if no GPU has a spot price, as it then bounds nothing."""
+    if "least_off_spot" not in fleet:
+        return 0
+    if not spot:
+        raise InputError(
+            f"{fleet.path_of('least_off_spot')}: bounds workers beside those on spot, and no GPU has a spot "
+            "price; add one under fleet: prices, or leave the key out"
+        )
+    return fleet.whole_number("least_off_spot", 0, least=0)
 
 
 def _find_offers(

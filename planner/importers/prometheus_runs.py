@@ -20,7 +20,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import Floats, PrometheusSeries, SampledHistogram
-from planner.importers.vllm_metrics import LiveTraffic, live_traffic
+from planner.importers.vllm_metrics import OUTPUT, PROMPT, LiveTraffic, live_traffic
 
 RUN_S = 3600.0  # Within an hour the load hardly changes.
 MOST_RUNS = 6  # Enough to span quiet and busy hours; each is simulated many times when fits are corrected.
@@ -51,6 +51,7 @@ def runs_of_range(
     if not measured_runs:
         raise InputError(
             f"{names}: no hour has {FEWEST_REQUESTS} requests per engine with their lengths and latencies"
+            f"{_lacking_text(live)}"
         )
     measured_runs.sort(key=lambda run: run.rate_rps or 0.0)
     # Evenly spaced from the quietest hour to the busiest.
@@ -63,6 +64,16 @@ def runs_of_range(
         f"Prometheus, {names}, {live.instances} engine(s)",
         tuple(with_stated_load(measured_runs[k], stated) for k in chosen),  # Options may state the load.
     )
+
+
+def _lacking_text(live: LiveTraffic) -> str:
+    """Which metrics a range lacks without which no hour makes a run; empty if it has them all."""
+    metrics = {"prompt": PROMPT, "output": OUTPUT}
+    lacking = [f"{metrics[side]}_bucket" for side in metrics if side not in live.lengths]
+    has_sums = any(_known_totals(each, slice(None))[0] > 0 for each in live.latency.values())
+    if not has_sums:
+        lacking.append("_sum and _count of latencies, such as vllm:time_to_first_token_seconds")
+    return f"; it lacks {' and '.join(lacking)}" if lacking else ""
 
 
 def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:

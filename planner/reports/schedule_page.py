@@ -290,17 +290,19 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
 
 
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
-    """GPU, reserved, on demand on average and at most."""
-    values = answer.schedule
-    return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
-        (
-            offer.gpu,
-            f"{values.reserved_gpus[g]}",
-            f"{values.on_demand_gpus[g].mean():.1f}",
-            f"{values.on_demand_gpus[g].max()}",
-        )
-        for g, offer in enumerate(answer.market.offers)
-    ]
+    """GPU, reserved, on demand and on spot, these on average and at most."""
+    values, worker_types = answer.schedule, answer.market.worker_types
+    rows = []
+    for g, offer in enumerate(answer.market.offers):
+        gpus_of_worker = np.array([each.gpu_counts.get(offer.gpu, 0) for each in worker_types])
+        on_spot = gpus_of_worker @ values.spot_workers
+        changing = [
+            f"{figure:g}"
+            for gpus in (values.on_demand_gpus[g], on_spot)
+            for figure in (round(gpus.mean(), 1), gpus.max())
+        ]
+        rows.append((offer.gpu, f"{values.reserved_gpus[g]}", *changing))
+    return ("GPU", "reserved", "on demand, mean", "on demand, most", "on spot, mean", "on spot, most"), rows
 
 
 def worker_rows(answer: ScheduleAnswer) -> Rows:
@@ -341,7 +343,7 @@ def _html(answer: ScheduleAnswer) -> str:
             section_html("Simulated", list_html(simulated_lines(answer))),
             section_html("Against others", list_html(compared_lines(answer))),
             section_html("Over time", charts_html(schedule_figures(answer))),
-            section_html("GPUs", table_html(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
+            section_html("GPUs", table_html(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3, 4, 5))),
             section_html(
                 "Workers",
                 table_html(*worker_rows(answer), caption="Workers", numeric=(2, 3))

@@ -31,7 +31,9 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
+from planner.documents.safety import LEAST_KEPT_FRAC, safety_kept
 from planner.domain import OWNED, SPOT, Limit, market_of
+from planner.errors import MostKept
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import (
@@ -327,11 +329,31 @@ def paper_card(fleet: Fleet, paid: Bill) -> Card:
     )
 
 
+def most_kept_of(plans: Iterable[Plan]) -> MostKept | None:
+    """The fleets kept in the most scenarios, where none are kept in enough; None if nothing is known."""
+    whys = [why for plan in plans for why in plan.warnings if isinstance(why, TooFewKept | NoneTogether)]
+    return next((why.most_kept for why in whys if why.most_kept is not None), None)
+
+
+def most_kept_text(most: MostKept) -> str:
+    """What follows the sentence that no fleet was found: which one comes nearest, and how to plan it."""
+    text = (
+        f" that is kept in {percent_text(most.asked_frac)} of scenarios; the most found to be kept is "
+        f"{percent_text(most.kept_frac)}, for {in_unit(most.value, most.unit)}"
+    )
+    if most.kept_frac < LEAST_KEPT_FRAC:
+        return text
+    return f"{text}: {safety_kept(most.kept_frac)} plans it"
+
+
 def _card(plan: Plan, answer: Answered) -> Card:
     """The card of one of the three answers."""
     is_plan, name = answer.name == "production", NAMES[answer.name]
     if answer.value is None:
-        return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
+        why = "no fleet within the limits was found"
+        if is_plan and (most := most_kept_of([plan])):
+            why += most_kept_text(most)
+        return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
     # Without a bill of whole nodes the price is that of the GPUs in use.
     answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
@@ -483,14 +505,16 @@ def _contexts_figures(plan: Plan) -> list[KeyFigure]:
     """How many agents' contexts the KV caches hold at once; empty for traffic without agents."""
     if plan.agent_figures is None:
         return []
-    kv_tokens = sum(
-        pool.count * pool.type.dp * pool.type.kv_tokens
+    # The KV caches of one rank each, as a context lies whole in one of them.
+    caches = [
+        (pool.count * pool.type.dp, pool.type.kv_tokens)
         for pool in plan.fleet.running_pools
         if pool.role != "prefill"
-    )
+    ]
+    kv_tokens = sum(count * tokens for count, tokens in caches)
     contexts = plan.trace.input_tokens + plan.trace.output_tokens
     rooms = [
-        f"{kv_tokens / tokens:,.0f} of {tokens:,.0f} tokens, {which}"
+        f"{sum(count * int(cache // tokens) for count, cache in caches):,} of {tokens:,.0f} tokens, {which}"
         for tokens, which in ((contexts.mean(), "the mean of requests"), (contexts.max(), "the longest"))
     ]
     return [KeyFigure("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]

@@ -150,6 +150,8 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {list_text(total.lacks)} beside the others was found within the limits"
+        if is_plan and (most := screen.most_kept_of(plan.plans.values())):
+            why += screen.most_kept_text(most)
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [

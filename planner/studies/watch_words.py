@@ -69,6 +69,8 @@ def _headline(watched: WatchedPlan) -> str:
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
     if watched.missed:
         missed = ", ".join(line.limit.name for line in watched.missed)
+        if headroom.headroom_frac >= 0:
+            until = f"by the simulation {until}, so engines are slower than planned, or some are down"
         return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"
     if harder:
         return f"drifted: {harder}; {until}"

@@ -96,7 +96,8 @@ def check_classes(slo: Slo, trace: Trace) -> None:
             other = selectors[int(class_of[in_two][0])].name
             raise InputError(
                 f"{key}: {int(in_two.sum()):,} requests of {trace.name} are of class {other} too; a "
-                "request is of one class, so narrow one of the two matches"
+                "request is of one class, so narrow one of the two matches (both ends of from and to count: "
+                "{to: 2000} and {from: 2001})"
             )
         class_of[mask] = number
     # A line without a class applies to all requests; only without such a line can a request have none.

@@ -107,7 +107,10 @@ def test_classes_that_say_nothing_are_refused(classes: Any, says: str) -> None:
         ((CHAT, Selector("x", tenants=("nobody",))), "matches none of the 4 requests .* tenants are 'chat'"),
         ((CHAT, Selector("x", most_tokens=5)), "whose prompts have 10 to 40 tokens"),
         ((CHAT, BATCH, Selector("x", adapters=("a",))), "which names no adapters"),
-        ((CHAT, Selector("long", least_tokens=30)), "1 requests of .* are of class chat too"),
+        (
+            (CHAT, Selector("long", least_tokens=30)),
+            r"1 requests of .* are of class chat too; .* \(both ends of from and to count: \{to: 2000\}",
+        ),
         ((CHAT,), r"2 of the 4 requests of .* are of no class \(the first: 20 tokens, of tenant 'batch'\)"),
     ],
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
-from planner.documents.planned_market import read_planned, schedule_document
+from planner.documents.planned_market import read_planned, schedule_caveat, schedule_document
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
 
@@ -52,6 +52,15 @@ def folder(tmp_path: Path) -> Path:
 
 def asked(*arguments: object) -> Any:
     return CliRunner().invoke(app, ["schedule", *map(str, arguments)])
+
+
+def test_a_plan_on_spot_is_said_to_be_scheduled_off_it(folder: Path) -> None:
+    """The workers of a plan at 0.80 USD/h on spot were scheduled at 1.89 on demand, without a word."""
+    on_spot = [worker | {"gpu": f"{worker['gpu']}@spot"} for worker in PLAN["workers"]]
+    said = "its spot workers are scheduled on demand"
+    assert said not in schedule_caveat(folder)
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"workers": on_spot}))
+    assert said in schedule_caveat(folder)
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

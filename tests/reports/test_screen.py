@@ -170,7 +170,25 @@ def test_agents_are_told_how_many_contexts_fit(monkeypatch: pytest.MonkeyPatch) 
     tokens = decode.count * decode.type.kv_tokens
     longest = int((plan.trace.input_tokens + plan.trace.output_tokens).max())
     assert row.value == f"room for {tokens:,} tokens"
-    assert row.note.endswith(f"{tokens / longest:,.0f} of {longest:,} tokens, the longest")
+    fit = decode.count * (decode.type.kv_tokens // longest)
+    assert row.note.endswith(f"{fit:,} of {longest:,} tokens, the longest")
+
+
+def test_a_context_lies_whole_in_the_cache_of_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of 25.8 contexts hold 25 each: "51 contexts at once" was a sum of 50.9 over two, rounded."""
+    plan = answered()
+    longest = int((plan.trace.input_tokens + plan.trace.output_tokens).max())
+    monkeypatch.setattr(Plan, "agent_figures", AgentFigures(24, 30.0, 0.5))
+    pools = tuple(
+        replace(pool, type=replace(pool.type, kv_tokens=int(25.8 * longest)))
+        if pool.role == "decode"
+        else pool
+        for pool in plan.fleet.pools
+    )
+    larger = replace(plan, fleet=replace(plan.fleet, pools=pools))
+    (row,) = [each for each in screen.key_figures(larger) if each.name == "KV caches"]
+    workers = sum(pool.count for pool in pools if pool.role == "decode")
+    assert f"; {25 * workers} of {longest:,} tokens, the longest" in row.note
 
 
 @pytest.mark.parametrize(

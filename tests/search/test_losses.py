@@ -17,7 +17,7 @@ from shares import some
 
 from planner.documents.task import Spot
 from planner.domain import SPOT
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence import findings
@@ -31,6 +31,7 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem
+from planner.search.production import cheapest_kept
 from planner.simulator import judge_slo, simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
@@ -96,6 +97,42 @@ def test_spot_workers_that_may_be_down_are_a_quantile_of_the_binomial(terms: Spo
         down = binom.ppf(1 - SPOT_RISK_FRAC, count, terms.restart_s / (up_s + terms.restart_s))
         assert oracle.spot_down(option, count) == down
     assert oracle.spot_down(options[0], 60) == 0
+
+
+@pytest.mark.parametrize(("off_spot", "least", "left"), [(1, 1, 4), (1, 2, 1), (2, 2, 5)])
+def test_without_enough_workers_off_spot_those_on_spot_do_not_count(
+    off_spot: int, least: int, left: int
+) -> None:
+    """Of five spot workers that are down for 1.64 % of the time two may be down (0.1 %), so three are left;
+    beside fewer workers off spot than `least_off_spot` none of them counts."""
+    terms = Spot(1.0, 0.1, 600.0)
+    oracle, options = an_oracle(spot={options_name(): terms}, least_off_spot=least)
+    on_spot = replace(options[0], type=replace(options[0].type, gpu=CATALOG.gpu(options_name())))
+    (remaining,) = oracle._losses(((options[0], off_spot), (on_spot, 5)))
+    assert sum(count for _, count in remaining) == left
+
+
+def test_a_pool_on_spot_grows_by_workers_that_are_left() -> None:
+    """Of three spot workers one may be down, of four and of five two: one worker more gains nothing. A fleet
+    of 1 + 3 grew off spot instead, to 6.18 USD/h; 1 + 5 cost 5.89."""
+    oracle, options = an_oracle(spot={options_name(): Spot(1.0, 0.1, 600.0)})
+    on_spot = replace(options[0], type=replace(options[0].type, gpu=CATALOG.gpu(options_name())))
+    assert cheapest_kept._more_workers(oracle, on_spot, 3, 1) == 2
+    assert cheapest_kept._more_workers(oracle, options[0], 3, 1) == 1
+
+
+def test_a_plan_has_as_many_workers_off_spot_as_requested() -> None:
+    """Spot costs a third, so without the floor all workers would be on spot; a floor without a spot price
+    bounds nothing, and is refused."""
+    prices = {"prices": {"h100-80g": {"on_demand": 3.0} | ON_SPOT}}
+    task = question(fleet={"gpus": {"h100-80g": 64}, "least_off_spot": 2} | prices)
+    found = plan(task, traffic(requests=300, rate_rps=40.0), CATALOG)
+    for role in {pool.role for pool in found.fleet.pools}:
+        pools = [pool for pool in found.fleet.pools if pool.role == role]
+        assert sum(pool.count for pool in pools if pool.type.gpu.name != options_name()) >= 2
+    assert any(pool.type.gpu.name == options_name() for pool in found.fleet.pools)
+    with pytest.raises(InputError, match=r"fleet: least_off_spot: .* no GPU has a spot price"):
+        question(fleet={"gpus": {"h100-80g": 64}, "least_off_spot": 2})
 
 
 def options_name() -> str:

@@ -675,5 +675,17 @@ def test_a_short_name_of_an_llm_is_the_one_that_workers_serve() -> None:
     known = CATALOG
     names = scheduling._served_names(cast(Any, sold), cast(Any, asked(llms=("llama-3.1-70b",))), known)
     assert names == {"llama-3.1-70b": "meta-llama/Llama-3.1-70B"}
-    same = scheduling._served_names(cast(Any, sold), cast(Any, asked(llms=("chat",))), known)
-    assert same == {"chat": "chat"}
+    other = scheduling._served_names(cast(Any, sold), cast(Any, asked(llms=("llama-3.1-8b",))), known)
+    assert other == {"llama-3.1-8b": "llama-3.1-8b"}
+
+
+def test_of_one_llm_the_demand_may_have_any_name_of_its_own() -> None:
+    """`plan schedule out/ --trace chat=chat.csv` of a plan for one LLM was refused for the name "chat"; of a
+    schedule.yaml for "chat", a demand for "code" still is."""
+    sold = SimpleNamespace(worker_types=[SimpleNamespace(llm="meta-llama/Llama-3.1-70B")])
+    asked = SimpleNamespace(llms=("chat",))
+    names = scheduling._served_names(cast(Any, sold), cast(Any, asked), CATALOG)
+    assert names == {"chat": "meta-llama/Llama-3.1-70B"}
+    of_chat = SimpleNamespace(worker_types=[SimpleNamespace(llm="chat")])
+    names = scheduling._served_names(cast(Any, of_chat), cast(Any, SimpleNamespace(llms=("code",))), CATALOG)
+    assert names == {"code": "code"}

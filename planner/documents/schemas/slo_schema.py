@@ -468,6 +468,9 @@ def fleet_section(catalog: Catalog) -> Schema:
             ),
             "A provider whose price list counts.",
         ),
+        "least_off_spot": with_help(
+            whole_number_schema(0), "The fewest workers of each role that are not on the spot market."
+        ),
         "host_overhead": with_help(
             quantity_schema("s", positive=False), "Added to every step, in place of the section engine."
         ),

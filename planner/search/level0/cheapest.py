@@ -106,12 +106,14 @@ def cheapest_designs(
     below: float = math.inf,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
+    unit: str = "",
     leaping: bool = False,
 ) -> Cheapest:
     """The choice of one fleet for each LLM, of its designs, with the smallest sum of weights; the sum must be
     strictly `below` a value.
 
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
+    `unit` is the unit of weights in messages.
     The answers of simulations stay in the designs, so another search of the same designs costs little. With
     `leaping` prefill counts without an upper limit grow by a factor until a choice is known. The counts that
     were passed over are simulated afterwards, and only then `bound` is valid.
@@ -156,7 +158,7 @@ def cheapest_designs(
         if is_stopped or out_of_time():
             return ended(is_exact=False)
         rounds += 1
-        text = f"at least {bound:,.2f}, {_best_in_words(upper)}"
+        text = f"at least {f'{bound:,.2f} {unit}'.rstrip()}, {_best_in_words(upper)}"
         if text != shown:
             progress(text)
             shown = text

@@ -14,6 +14,7 @@ import itertools
 import math
 import operator
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -194,6 +195,7 @@ class Oracle:
     `doubted_below`: for fleets with a lower objective `trace` is simulated before the scenarios, because
         most of them fail on it.
     `spot`: the terms of spot workers, by the GPU's name.
+    `least_off_spot`: a role with fewer workers that are not on spot is served as if it had no spot workers.
     `scenario`: what is simulated in place of `trace`.
     `downscale`: `trace` holds 1 / `downscale` of the requests, and a pool is simulated with 1 / `downscale`
         of its workers, rounded down (scale_model.py).
@@ -209,6 +211,7 @@ class Oracle:
     spare_workers: int = 0
     spare_nodes: int = 0
     spot: Mapping[str, Spot] = field(default_factory=dict)
+    least_off_spot: int = 0
     answers: Answers = field(default_factory=Answers)
     draws: tuple[Trace, ...] = ()
     scenarios: tuple[Scenario, ...] = ()  # The hardest comes first.
@@ -490,7 +493,9 @@ class Oracle:
         (`downscale`).
         """
         counts = tuple(
-            (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
+            (option, count - self.spot_down(option, count))
+            for option, count in self._workers_that_count(counts)
+            if count > 0
         )
         lost = [(0,) * len(counts)]  # For each loss the workers that it takes of each pool.
         if self.spare_workers:
@@ -506,6 +511,22 @@ class Oracle:
             ]
             remaining.append(tuple((option, count // self.downscale) for option, count in after_loss))
         return remaining
+
+    def _workers_that_count(self, counts: Counts) -> Counts:
+        """The fleet without the spot workers of a role that has fewer than `least_off_spot` other workers. So
+        such a fleet fails, and more workers still never hurt.
+        """
+        if not self.least_off_spot:
+            return counts
+        off_spot = Counter[str]()
+        for option, count in counts:
+            if option.type.gpu.name not in self.spot:
+                off_spot[option.role] += count
+        too_few = {option.role for option, _ in counts if off_spot[option.role] < self.least_off_spot}
+        return tuple(
+            (option, 0 if option.role in too_few and option.type.gpu.name in self.spot else count)
+            for option, count in counts
+        )
 
     def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
         """How many workers of each pool the loss of `spare_nodes` nodes may take, one tuple for each loss.

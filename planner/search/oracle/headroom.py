@@ -33,7 +33,8 @@ def find_headroom(
     `before_each` is called before every simulation and may raise an error to end the bisection.
     """
     as_written, known_headrooms = oracle.as_written(), oracle.answers.headrooms
-    losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
+    spot = (oracle.least_off_spot, frozenset(oracle.spot.items()))
+    losses = (oracle.spare_workers, oracle.spare_nodes, spot)
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
     if query in known_headrooms:
         return known_headrooms[query]

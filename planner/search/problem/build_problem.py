@@ -131,6 +131,7 @@ def build_problem(
         spare_workers=task.spare_workers,
         spare_nodes=task.spare_nodes,
         spot=spot,
+        least_off_spot=task.least_off_spot,
         answers=conditions.answers,
     )
     search_scenarios, test_scenarios = None, None

@@ -238,8 +238,9 @@ def grow_until_kept(
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
     objective above `most_value`, and if the time is over. Each step adds twice as many workers as the one
-    before. They join the pool where they gain the most kept scenarios for their price, or all pools if no
-    pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
+    before, not counting those that may be down with them. They join the pool where they gain the most kept
+    scenarios for their price, or all pools if no pool gains any. Pools of `unused_owned` GPUs may be added,
+    with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(start)
     counts, kept_scenarios, step = start, list[int](), 1
@@ -271,7 +272,9 @@ def grow_until_kept(
             return ordered_problem(), counts
         if problem.out_of_time():
             return ordered_problem(), None
-        larger = [add_workers(counts, step, [k]) for k in range(len(counts))]
+        larger = [
+            add_workers(counts, _more_workers(oracle, *counts[k], step), [k]) for k in range(len(counts))
+        ]
         for option, unused in unused_owned:
             if option not in dict(counts):
                 larger += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
@@ -291,6 +294,14 @@ def grow_until_kept(
             step = 1  # One worker may be within the limits that `step` workers exceed.
         else:
             return ordered_problem(), None
+
+
+def _more_workers(oracle: Oracle, option: Option, count: int, step: int) -> int:
+    """How many workers to add to a pool of `count` so that the worst loss leaves `step` more of them.
+
+    Of one more spot worker one more may be down too, and then the pool gains nothing by a single worker.
+    """
+    return oracle.workers_needed(option, oracle.workers_left(option, count) + step) - count
 
 
 def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:

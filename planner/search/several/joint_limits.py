@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
 from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapest_designs
+from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs
 from planner.search.level0.designs import FleetDesign
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
@@ -40,10 +40,15 @@ class SharedLimitQueries:
             self.llms, rows, below=below, out_of_time=self.out_of_time, progress=self.progress
         )
 
-    def find_least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
-        """The fleets of the least total weight under these limits, each worker weighted by `weigh`."""
+    def find_least(self, rows: Sequence[SharedLimit], row: SharedLimit) -> Cheapest:
+        """The fleets that use the least of the limit `row` under the limits `rows`."""
         return cheapest_designs(
-            self.llms, rows, weigh=weigh, out_of_time=self.out_of_time, progress=self.progress
+            self.llms,
+            rows,
+            weigh=row.use,
+            out_of_time=self.out_of_time,
+            progress=self.progress,
+            unit="" if row.limit is None else row.limit.unit,
         )
 
 
@@ -72,7 +77,7 @@ def price_limits(
             bindings.append(MoreSavesNothing(row.limit, is_known=without.is_exact))
             continue
         objective_below = SharedLimit(None, below, lambda option: option.objective)
-        least = queries.find_least([*others, objective_below], row.use)
+        least = queries.find_least([*others, objective_below], row)
         amount = _enough(row, without if least.best is None else least)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
@@ -207,7 +212,7 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
     for row in rows:
         assert row.limit is not None
         queries.progress(f"infeasible; looking for the least {row.limit.name} that would do")
-        least_use = queries.find_least([other for other in rows if other is not row], row.use)
+        least_use = queries.find_least([other for other in rows if other is not row], row)
         is_exact &= least_use.is_exact
         if least_use.best is not None:
             ways.append([_limit_change(row, least_use)])

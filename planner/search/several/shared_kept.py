@@ -14,6 +14,7 @@ from functools import partial
 
 from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
+from planner.errors import MostKept
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.work_clock import in_time
@@ -41,6 +42,23 @@ class CommonShare:
     limits: FleetLimits
     is_on_paper: bool = False
 
+    @property
+    def value(self) -> float:
+        """The objective of all fleets together, as it is paid."""
+        return _value(self.problems, self.fleets)
+
+    def most_kept(self, on_paper: Sequence[Counts]) -> MostKept | None:
+        """The share and what it costs, beside the fleets `on_paper`; None if it is the share of these."""
+        if self.is_on_paper:
+            return None
+        return MostKept(
+            asked_frac=max(map(_required_frac, self.problems)),
+            kept_frac=self.kept_frac,
+            value=self.value,
+            on_paper=_value(self.problems, on_paper),
+            unit=OBJECTIVE_UNITS[self.problems[0].task.objective],
+        )
+
     def __str__(self) -> str:
         if self.is_on_paper:  # The answer on paper has its own share, of other scenarios than the search's.
             return (
@@ -48,13 +66,10 @@ class CommonShare:
                 f"{self._used_text()}"
             )
         unit = OBJECTIVE_UNITS[self.problems[0].task.objective]
-        value = sum(
-            objective_paid(problem, counts)
-            for problem, counts in zip(self.problems, self.fleets, strict=True)
-        )
         return (
             f"the most that was found to be kept by all together is {100 * self.kept_frac:.0f} %, for "
-            f"{in_unit(value, unit)}: with {self._used_text()}; none that use more were found to keep more"
+            f"{in_unit(self.value, unit)}: with {self._used_text()}; none that use more were found to keep "
+            "more"
         )
 
     def _used_text(self) -> str:
@@ -97,6 +112,11 @@ def find_common_share(
         kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac, limits)
     return best
+
+
+def _value(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
+    """The objective of all fleets together, as it is paid."""
+    return sum(objective_paid(problem, counts) for problem, counts in zip(problems, fleets, strict=True))
 
 
 def _floor(count: float) -> int:

@@ -129,9 +129,10 @@ def _plan_shared(
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
-    shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress)
+    unit = OBJECTIVE_UNITS[parts[0].task.objective]
+    shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress, unit=unit)
     oracles = [problem.oracle for each in searched for problem, _ in each]
-    alone_values, unit = list(map(best_value, alone)), OBJECTIVE_UNITS[parts[0].task.objective]
+    alone_values = list(map(best_value, alone))
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)

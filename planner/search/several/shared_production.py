@@ -32,6 +32,7 @@ from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective_of
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, in_time, is_over, now_s
+from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import (
     Problem,
@@ -161,7 +162,7 @@ def production_or_paper_of_all(
     try:
         return share_production(llms, limits, deadline, progress)
     except InfeasibleError as error:
-        why = NoneTogether(str(error).rstrip("."), error.relaxation)
+        why = NoneTogether(str(error).rstrip("."), error.relaxation, error.most_kept)
     progress("production: in how many scenarios the fleets on paper are kept")
     productions = tuple(
         None
@@ -210,6 +211,7 @@ def _add_common_share(
     ]
     common = in_time(partial(_find_common_share, llms, problems, limits, deadline, progress), None)
     if common is None:
+        error.most_kept = None  # It is of the one LLM alone.
         return error
     return InfeasibleError(
         f"{error}; {common}",
@@ -217,6 +219,7 @@ def _add_common_share(
         constraint=error.constraints,
         relaxation=f"{common.relaxation}, more stock, or safety: none",
         is_proved=error.is_proved,
+        most_kept=common.most_kept([llm.paper.best for llm in llms]),
     )
 
 
@@ -288,7 +291,7 @@ def _choose_fleets(
     # EFFORT_S (work_clock.py).
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
     master_deadline = min(deadline, EFFORT_S * most_effort)
-    rows = shared_limits(limits)
+    rows, unit = shared_limits(limits), OBJECTIVE_UNITS[llms[0].problem.task.objective]
 
     def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], Cheapest]:
         designs = [
@@ -296,7 +299,12 @@ def _choose_fleets(
             for problem, llm in zip(known_problems, llms, strict=True)
         ]
         return designs, cheapest_designs(
-            designs, rows, below=value, out_of_time=lambda: is_over(master_deadline), progress=progress
+            designs,
+            rows,
+            below=value,
+            out_of_time=lambda: is_over(master_deadline),
+            progress=progress,
+            unit=unit,
         )
 
     designs, shared = find_below(math.inf, pools_alone=True)
@@ -351,6 +359,7 @@ def _infeasible_error(
         relaxation="" if ways else f"{common.relaxation}, more of the limits, or safety: none",
         ways=ways,
         is_proved=False,
+        most_kept=common.most_kept([llm.on_paper.paper.best for llm in llms]),
     )
 
 
