@@ -56,6 +56,7 @@ def form_of_section(given: object) -> Form:
         "missed_percent": in_unit(section.missed_frac, 100),
         "optimum": section.optimum,
         "fleets": section.fleets,
+        "types": section.types,
     }
 
 
@@ -81,6 +82,7 @@ def section(form: Mapping[str, Any]) -> Document:
         settings["missed"] = f"{form['missed_percent']:.12g} %"
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
+    settings |= {} if form["types"] is None else {"types": form["types"]}
     if "start" not in settings:  # Else the start-up time is given, and does not follow from these two.
         defaults = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
         settings |= {key: form[key] for key, default in defaults.items() if form[key] != default}

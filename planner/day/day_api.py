@@ -7,7 +7,7 @@ with the optimum, which knows the whole day beforehand.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,10 +19,18 @@ from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
+from planner.day.changing_types import changing_types
 from planner.day.day_fleets import GIVEN, ON_PAPER, candidate_fleets, cheapest_fleet, other_queues
 from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
-from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
-from planner.day.day_study import DayAnswer, DayQuestion, study_day
+from planner.day.day_settings import (
+    ALL_FLEETS,
+    CHANGE_TYPES,
+    FIXED_TYPES,
+    USUAL_EVERY_S,
+    DaySection,
+    parse_day,
+)
+from planner.day.day_study import ChangingTypes, DayAnswer, DayQuestion, study_day
 from planner.day.several_llms_day import JointAnswer, study_day_together
 from planner.day.sleeping_workers import sleeping_questions
 from planner.documents.catalog import CatalogLike
@@ -232,7 +240,27 @@ def day(
             progress=progress,
         )
 
-    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
+    types_of = _types_search(day_section, fleets, progress)
+    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s, types_of), day_section.is_oracle)
+
+
+def _types_search(
+    day_section: DaySection, fleets: Mapping[str, Fleet], progress: Progress
+) -> Callable[[Mapping[str, DayAnswer], float], ChangingTypes] | None:
+    """What finds the optimum for worker types that change within the day; None where it is not wanted.
+
+    It is wanted if the section says so, and by default where fleets of several worker types are compared.
+    """
+    if not day_section.optimum or day_section.types == FIXED_TYPES:
+        return None
+    shapes = {frozenset((pool.role, pool.type) for pool in fleet.pools) for fleet in fleets.values()}
+    if day_section.types != CHANGE_TYPES and len(shapes) == 1:
+        return None
+
+    def types_of(answers: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
+        return changing_types(answers, time_limit_s=left_s, progress=progress)
+
+    return types_of
 
 
 def _static_fleet_question(task: PlanQuestion) -> PlanQuestion:
@@ -252,6 +280,10 @@ def _parse_section(question: TaskDocument, terms: Mapping[str, Any]) -> DaySecti
     day_section = parse_day(section, f"{question.path}: day")
     if question.has_several_llms and day_section.is_oracle:
         raise InputError("oracle: takes one LLM; leave it out, or give a question of one")
+    if question.has_several_llms and day_section.types == CHANGE_TYPES:
+        raise InputError("day: types: change takes one LLM; leave it out, or give a question of one")
+    if day_section.types == CHANGE_TYPES and not day_section.optimum:
+        raise InputError("day: types: change asks for an optimum that optimum: false leaves out; drop one")
     if day_section.is_paid_all_day and not question.has_several_llms:
         raise InputError("day: sleep and billing: day take several LLMs (llms); leave them out for one LLM")
     return day_section

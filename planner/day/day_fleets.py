@@ -6,6 +6,9 @@ compared with the cheapest fleet of each GPU type alone, and with the cheapest m
 search knows them. It is also compared with itself under every other order of the queue that the question
 allows. The order matters in a burst, before a new worker is ready: first come, first served makes even short
 prompts late; shortest first makes only long ones late.
+
+Each of these fleets keeps its worker types all day; `cheapest_fleet` also asks what it saves to change them
+(planner/day/changing_types.py).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.day.day_study import DayAnswer, FleetDay, score_day
+from planner.day.day_study import ChangingTypes, DayAnswer, FleetDay, score_day
 from planner.documents.policy_choices import PolicyChange
 from planner.documents.task import PlanQuestion
 from planner.errors import PlannerError
@@ -76,14 +79,19 @@ def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Flee
 
 
 def cheapest_fleet(
-    fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
+    fleets: dict[str, Fleet],
+    day_of: Callable[[Fleet, float], DayAnswer],
+    deadline: float,
+    types_of: Callable[[dict[str, DayAnswer], float], ChangingTypes] | None = None,
 ) -> DayAnswer:
     """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
     fleet.
 
     `day_of` simulates a fleet's day within some seconds. For every fleet a missed window costs as much as for
     the first one. An error in the day of the first fleet is raised; another fleet's row gives it as `why`.
+    `types_of` finds in some seconds what changing worker types saves; None: it is not asked.
     """
+    searches = len(fleets) + (types_of is not None)
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
     for k, (label, fleet) in enumerate(fleets.items()):
@@ -92,7 +100,7 @@ def cheapest_fleet(
             rows[label] = FleetDay(label, describe_with_queue(fleet), why="the time limit came first")
             continue
         try:
-            answer = day_of(fleet, max(left_s / (len(fleets) - k), LEAST_TIME_S))
+            answer = day_of(fleet, max(left_s / (searches - k), LEAST_TIME_S))
         except PlannerError as error:
             if not k:
                 raise
@@ -112,7 +120,11 @@ def cheapest_fleet(
     miss_terms = answers[next(iter(fleets))].miss_terms
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
-    answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())
+    types = None
+    if types_of is not None:
+        left_s = deadline - time.monotonic()
+        types = ChangingTypes(why="the time limit came first") if left_s <= 0 else types_of(answers, left_s)
+    answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else (), types=types)
     if chosen != next(iter(fleets)):
         note = f"{chosen}: the cheapest day of {len(answers)} fleets"
         answer = replace(answer, question=replace(answer.question, fleet_note=note))

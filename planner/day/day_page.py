@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.day import day_causes
+from planner.day import changing_types_page, day_causes
 from planner.day.controllers.windows import format_clock
 from planner.day.day_study import CRON, STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
 from planner.day.search.capacity import slo_text
@@ -95,13 +95,15 @@ def above_text(regret_usd: float | None, best_usd: float | None) -> str:
 def proof_lines(answer: DayAnswer) -> list[str]:
     """Sentences on whether a cheaper day than the optimum may exist, and on the bounds on its cost."""
     optimum = answer.optimum
+    types_lines = changing_types_page.types_lines(answer.types)
     if optimum is None:
-        return [f"No optimum: {answer.no_optimum}."]
+        return [f"No optimum: {answer.no_optimum}.", *types_lines]
     return [
         f"Optimum, the cheapest that keeps every window, for who knows the traffic before: "
         f"{usd_text(optimum.usd)}; {optimum.status}.",
         f"Proved: nothing that keeps every window costs less than {usd_text(optimum.proved_usd)}"
         f"{_any_moment_text(optimum)}.",
+        *types_lines,
         *_causal_lines(answer),
         *_whole_nodes_lines(answer),
     ]
@@ -344,6 +346,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             "made": answer.capacity.how_made,
         },
         "fleets": [asdict(each) for each in answer.fleets],
+        "types": changing_types_page.types_json(answer.types),
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
         "warnings": list(answer.warnings),
     }
@@ -504,6 +507,7 @@ def _html_page(answer: DayAnswer) -> str:
         )
         if answer.fleets
         else "",
+        _types_section(answer),
         _causes_section(answer),
         section_html("Over the day", drawn(draw_day(answer))),
         section_html(f"Windows that {best.name} misses", list_html(missed, "None.")),
@@ -513,6 +517,23 @@ def _html_page(answer: DayAnswer) -> str:
     return page_html(
         "A day under controllers", "\n".join(parts), "Written by fleetplan. day.json holds the same."
     )
+
+
+def _types_section(answer: DayAnswer) -> str:
+    """The section on the optimum whose worker types change, empty where it saves nothing or is unknown."""
+    types = answer.types
+    if types is None or types.saved_usd < SAME_USD:
+        return ""
+    rows = changing_types_page.pool_rows(types)
+    drawn_table = table_html(
+        changing_types_page.POOLS_HEAD, rows, caption="Pools of the optimum", numeric=(2, 3, 4, 5)
+    )
+    edges_s = answer.static.edges_s
+    if ready := changing_types_page.ready_by_pool(types, edges_s):
+        window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
+        chart = charts.windows_chart(ready, window_s, "workers ready", are_counts=True)
+        drawn_table += drawn([CaptionedChart("types", chart, "Ready workers if worker types change.")])
+    return section_html("Types that change", drawn_table)
 
 
 def _causes_section(answer: DayAnswer) -> str:

@@ -15,6 +15,7 @@ day:
   oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
   sleep: 1                   # or 2: workers of several LLMs sleep (vLLM's levels) on GPUs paid all day
   fleets: all                # or plan: only the cheapest fleet of constant size, without alternatives
+  types: change              # the optimum if worker types and roles may change in the day too; or fixed: not
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from planner.files.document_values import Section, read_share, refused_value
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window", "missed", "optimum", "fleets", "oracle", "sleep"),
+    *("image", "least", "most", "missed_window", "missed", "optimum", "fleets", "types", "oracle", "sleep"),
 )
 USUAL_EVERY_S = 600.0  # The windows by which a day is judged if its SLO has none.
 # Controllers where `controllers:` is left out.
@@ -41,6 +42,7 @@ USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A worker star
 SLEEP_STORAGE = "nvme-raid0"  # Where an engine of sleep level 2 has its weights: it stays on its node.
 NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")  # Keys of workers that start.
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
+CHANGE_TYPES, FIXED_TYPES = "change", "fixed"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
 ALL_DAY = "day"
 BILLINGS = (*BILLED_S, ALL_DAY)
@@ -56,7 +58,8 @@ class DaySection:
     from what that fleet costs in a window. An `image` of None means that nodes have the image already. With a
     `train_frac` of 0 nothing is tuned, and all of the traffic judges. With `is_paid_all_day`, for several
     LLMs, the peak number of GPUs in use is paid for the whole traffic. `is_least_given` matters to the
-    optimum alone (`DayQuestion.optimum_pools`).
+    optimum alone (`DayQuestion.optimum_pools`). With `types` of None types change where fleets of several
+    types are compared.
     """
 
     controllers: tuple[ChosenController, ...]
@@ -76,6 +79,7 @@ class DaySection:
     missed_frac: float | None = None
     optimum: bool = True
     fleets: str = ALL_FLEETS
+    types: str | None = None
     is_oracle: bool = False
     sleep_level: int = 0
     is_paid_all_day: bool = False
@@ -119,6 +123,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         missed_frac=section.share("missed", None),
         optimum=section.flag("optimum", True),
         fleets=section.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
+        types=section.one_of("types", (CHANGE_TYPES, FIXED_TYPES), None),
         is_oracle=is_oracle,
         sleep_level=sleep_level,
         is_paid_all_day=billing == ALL_DAY,

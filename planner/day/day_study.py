@@ -239,6 +239,27 @@ class FleetDay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChangingTypes:
+    """The optimum if worker types, and prefill and decode splits, may change within the day.
+
+    `question` has the pools of all fleets that were compared, each of which may be empty. Of these fleets
+    `single_label` is the one with the cheapest optimum of its own, which costs `single_usd`. Where `optimum`
+    is None, `why` has the reason.
+    """
+
+    question: DayQuestion | None = None
+    optimum: Optimum | None = None
+    single_label: str = ""
+    single_usd: float = math.nan
+    why: str = ""
+
+    @property
+    def saved_usd(self) -> float:
+        """What changing types saves against the cheapest single fleet, both with the optimum's sizes."""
+        return 0.0 if self.optimum is None else max(self.single_usd - self.optimum.usd, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
     """All simulated days on the judged traffic, the static fleet first.
 
@@ -256,6 +277,7 @@ class DayAnswer:
     warnings: tuple[str, ...] = ()
     winner_name: str | None = None  # None: the best by `score_day`. several_llms_day.py sets it.
     fleets: tuple[FleetDay, ...] = ()  # The alternatives; empty where none was compared.
+    types: ChangingTypes | None = None  # None where it was not searched whether types should change.
 
     @property
     def static(self) -> ControllerDay:

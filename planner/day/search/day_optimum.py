@@ -173,22 +173,32 @@ class _DaySearch:
 
 
 def cheapest_day(
-    runs: DaySimulations, *, time_limit_s: float = 60.0, progress: Callable[[str], None] = lambda _: None
+    runs: DaySimulations,
+    *,
+    cuts: Sequence[pool_sizes.Cut] = (),
+    known: Sequence[Ints] = (),
+    time_limit_s: float = 60.0,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
     """Search until no sequence is cheaper, or the time is up.
 
-    All cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
+    The search begins with these `cuts`, and with the `known` sequences (T, P), which it simulates. All
+    cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
     `progress` is called with a line of text. Raises InfeasibleError where a window fails with
-    the most workers of every pool.
+    the most workers of every pool, and no known sequence holds.
     """
     began = time.monotonic()
-    search = _DaySearch(runs, began + time_limit_s)
+    search = _DaySearch(runs, began + time_limit_s, list(cuts))
+    for workers in known:
+        search.simulate_day(workers)
     if not search.simulate_day(runs.terms.most).holds:
         # Fewer workers may hold all the same, as MORE is not always true. Simulating all sequences does not
-        # assume it.
-        if not (_simulate_all_cheaper(search) and search.best is not None):
+        # assume it. Cuts do, so they say nothing here.
+        search.cuts.clear()
+        is_exact = _simulate_all_cheaper(search)
+        if search.best is None:
             _raise_most_fails(search)
-        return _optimum_of(search, began, is_exact=True)
+        return _optimum_of(search, began, is_exact=is_exact)
     _cut_least_sizes(search)
     if runs.terms.is_by_unit:  # What the least sizes cost in whole units is a first bound.
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
@@ -216,6 +226,8 @@ def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOpt
     proved, best = search.runs.least_paid(), search.best
     assert best is not None
     bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
+    if not is_exact and search.bound_usd > best.usd * (1 + SAME_FRAC):
+        bound_usd = proved.usd  # The best day refutes the bound: here more workers do hurt.
     return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts), time.monotonic() - began_s)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +82,12 @@ def finer_day(
     if runs.terms.is_by_unit:
         return None
     for is_of_bound in (True, False):
-        search = _LifeSearch(runs, deadline)
-        lives = search.repaired(dict(bound_lives)) if is_of_bound else search.lives_of_grid(grid)
+        search = LifeSearch(runs, deadline)
+        lives = (
+            search.repaired(dict(bound_lives))
+            if is_of_bound
+            else search.lives_of_sizes(runs.terms.edges_s.tolist(), grid)
+        )
         finer = search.repaired_day(search.shortened(lives), grid_usd)
         if finer is not None:
             progress(f"the optimum: sizes that change at any moment, {finer.day.usd:.2f} USD in this try")
@@ -91,7 +95,7 @@ def finer_day(
     return None
 
 
-class _LifeSearch:
+class LifeSearch:
     """Changes lives and simulates the windows that this touches, within a limit of work."""
 
     def __init__(self, runs: DayRuns, deadline: float):
@@ -106,9 +110,11 @@ class _LifeSearch:
         """Whether the work or the time is used up."""
         return self.work_left < 0 or time.monotonic() > self.deadline
 
-    def lives_of_grid(self, workers: Ints) -> Lives:
-        """The lives of the workers (T, P) beyond each pool's least, which are ready all day."""
-        edges_s, lives = self.runs.terms.edges_s.tolist(), Lives()
+    def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
+        """The lives of the workers (T, P) in steps with these edges (T + 1,) beyond each pool's least, which
+        are ready all day.
+        """
+        lives = Lives()
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, int(workers[:, c].max()) + 1):
                 steps = np.flatnonzero(workers[:, c] >= k).tolist()
@@ -246,9 +252,9 @@ class _LifeSearch:
             for i, (begin_s, until_s) in enumerate(own):
                 for by_s in (grow_s, 3 * grow_s):
                     if near_s[0] < begin_s < near_s[1]:
-                        yield self._replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
+                        yield self.replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
-                        yield self._replace_life(lives, key, i, [(begin_s, until_s + by_s)])
+                        yield self.replace_life(lives, key, i, [(begin_s, until_s + by_s)])
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, pool.most + 1):
                 own = lives.get((c, k), [])
@@ -270,12 +276,12 @@ class _LifeSearch:
                     break
         return self.joined(more)
 
-    def _replace_life(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
+    def replace_life(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
         """The lives with `instead` in place of life number `i` of one worker."""
         own = lives[key]
         return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
 
-    def _holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
+    def holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
         """Whether all windows hold that a change between these times may affect; False once time is up."""
         if self.is_over():
             return False
@@ -296,7 +302,7 @@ class _LifeSearch:
                 i = 0
                 while i < len(lives[key]):
                     begin_s, end_s = lives[key][i]
-                    if self._holds(without := self._replace_life(lives, key, i, []), begin_s, end_s):
+                    if self.holds(without := self.replace_life(lives, key, i, []), begin_s, end_s):
                         lives = without
                         continue
                     for is_end in (True, False):
@@ -320,9 +326,9 @@ class _LifeSearch:
         while high_s - low_s > exact_s:
             by_s = low_s + stride_s if low_s + stride_s < high_s else (low_s + high_s) / 2
             life = (begin_s, end_s - by_s) if is_end else (begin_s + by_s, end_s)
-            changed = self._replace_life(lives, key, i, [life])
+            changed = self.replace_life(lives, key, i, [life])
             from_s, to_s = (life[1], end_s) if is_end else (begin_s, life[0])
-            if self._holds(changed, from_s, to_s):
+            if self.holds(changed, from_s, to_s):
                 best, low_s, stride_s = changed, by_s, 2 * stride_s
             else:
                 high_s = by_s
@@ -337,6 +343,6 @@ class _LifeSearch:
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
             parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
-            if self._holds(parted := self._replace_life(lives, key, i, parts), at_s, at_s + pause_s):
+            if self.holds(parted := self.replace_life(lives, key, i, parts), at_s, at_s + pause_s):
                 return parted
         return lives

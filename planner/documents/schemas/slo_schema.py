@@ -693,6 +693,10 @@ def day_section() -> Schema:
         "fleets": with_help(
             one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)), "plan: only the cheapest fleet that stands."
         ),
+        "types": with_help(
+            one_of((settings.CHANGE_TYPES, settings.FIXED_TYPES)),
+            "change: also the optimum if worker types and roles change within the day.",
+        ),
         "oracle": with_help(
             FLAG, "Public autoscalers, tuned on the first 70 %, with manifests of all of them."
         ),

@@ -1,0 +1,106 @@
+"""Makes a timetable cheaper by exchanging workers of one pool for workers of another.
+
+A timetable is a list of lives, as in finer_day.py. Each life of a worker, the dearest pools first, is taken
+whole, then in halves, quarters and so on down to a window: if so many workers of another pool as cost less
+keep all windows that the exchange touches, they take its place. Parts that were exchanged side by side
+become one life. Then all lives are shortened, and the whole day is simulated and repaired, as finer_day.py
+does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from planner.day.search.day_runs import DayRuns
+from planner.day.search.finer_day import FinerDay, Ints, Life, LifeSearch, Lives
+from planner.solvers.pool_sizes import lives_within_stock
+
+# Set by hand: so many workers at most take the place of one.
+MOST_FOR_ONE = 3
+LEAST_SAVED_FRAC = 1e-9  # An exchange that saves a smaller share of the cost saves nothing but rounding.
+
+
+def exchanged_day(
+    runs: DayRuns, edges_s: Sequence[float], workers: Ints, most_usd: float, deadline: float = math.inf
+) -> FinerDay | None:
+    """A timetable that keeps every window for less than `most_usd`, from these workers (N, P) in N steps.
+
+    None if there is no such timetable, or if bills are by the hour. From `deadline` on (time.monotonic)
+    timetables are not changed any more.
+    """
+    if runs.terms.is_by_unit:
+        return None
+    exchange = _Exchange(LifeSearch(runs, deadline))
+    lives = exchange.exchanged(exchange.search.lives_of_sizes(edges_s, workers))
+    return exchange.search.repaired_day(exchange.search.shortened(lives), most_usd)
+
+
+class _Exchange:
+    """Exchanges lives within the limit of work of a search."""
+
+    def __init__(self, search: LifeSearch):
+        self.search, self.terms = search, search.runs.terms
+
+    def exchanged(self, lives: Lives) -> Lives:
+        """The lives, each exchanged whole or in parts wherever that is cheaper and keeps all windows."""
+        prices = self.terms.prices().tolist()
+        for c, k in sorted(lives, key=lambda each: (-prices[each[0]], each[0], -each[1])):
+            for life in list(lives[c, k]):
+                lives = self._exchange_part(lives, (c, k), life)
+        return lives
+
+    def _exchange_part(self, lives: Lives, key: tuple[int, int], part: Life) -> Lives:
+        """The lives with this part of a life exchanged, or else each of its halves where it is long."""
+        if self.search.is_over():
+            return lives
+        usd = self.search.usd(lives)
+        for tried in sorted(self._candidates(lives, key, part), key=self.search.usd):
+            if self.search.usd(tried) > usd * (1 - LEAST_SAVED_FRAC):
+                break
+            if self.search.holds(tried, *part):
+                return tried
+        begin_s, end_s = part
+        if end_s - begin_s < 2 * self.search.window_s:
+            return lives
+        middle_s = (begin_s + end_s) / 2
+        lives = self._exchange_part(lives, key, (begin_s, middle_s))
+        return self._exchange_part(lives, key, (middle_s, end_s))
+
+    def _candidates(self, lives: Lives, key: tuple[int, int], part: Life) -> list[Lives]:
+        """The lives with one to MOST_FOR_ONE workers of each other pool in place of this part of a life."""
+        without, (begin_s, end_s) = dict(lives), part
+        rest: list[Life] = []
+        for first_s, last_s in lives[key]:
+            pieces = (first_s, min(last_s, begin_s)), (max(first_s, end_s), last_s)
+            rest += [(a, b) for a, b in pieces if b > a]
+        without[key] = rest
+        candidates: list[Lives] = []
+        for c in range(len(self.terms.pools)):
+            added = without
+            for _ in range(MOST_FOR_ONE if c != key[0] else 0):
+                more = self._one_more(added, c, part)
+                if more is None:
+                    break
+                added = more
+                joined = self.search.joined(added)
+                if self._fits(joined):
+                    candidates.append(joined)
+        return candidates
+
+    def _one_more(self, lives: Lives, c: int, part: Life) -> Lives | None:
+        """The lives with one worker more of a pool in this part of the day; None if it has the most."""
+        pool, (begin_s, end_s) = self.terms.pools[c], part
+        for k in range(pool.least + 1, pool.most + 1):
+            own = lives.get((c, k), [])
+            if all(last_s <= begin_s or first_s >= end_s for first_s, last_s in own):
+                return lives | {(c, k): [*own, part]}
+        return None
+
+    def _fits(self, lives: Lives) -> bool:
+        """Whether the stock has GPUs for these lives, start-ups included, and each pool's least."""
+        pools, last_s = self.terms.pools, self.search.last_s
+        all_lives = [(c, 0.0, last_s) for c, pool in enumerate(pools) for _ in range(pool.least)]
+        for (c, _), own in lives.items():
+            all_lives += [(c, max(first_s - pools[c].start_s, 0.0), end_s) for first_s, end_s in own]
+        return lives_within_stock(self.terms, all_lives)
