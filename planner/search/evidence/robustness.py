@@ -223,7 +223,9 @@ class _RobustnessSearch:
         grown = with_search_scenarios(
             replace(problem, search_scenarios=problem.search_scenarios.with_more(MORE_FRAC))
         )
-        oracle, count = replace(grown.oracle, until=problem.deadline), problem.search_scenarios.count
+        # The count is shown, so every scenario is simulated.
+        oracle = replace(grown.oracle, until=problem.deadline, infers_kept=False)
+        count = problem.search_scenarios.count
         missed = oracle.missed_count(self.best, count)
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:

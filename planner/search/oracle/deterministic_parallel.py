@@ -42,11 +42,15 @@ class Wave:
     added: set[tuple[int, object]] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WaveTask:
-    """A task of a wave: the effort it has spent, and the answers that it added, as (dict, key)."""
+    """A task of a wave: the task that started the wave, if any, the effort it has spent, and the answers that
+    it added, as (dict, key). `is_merged`: the wave has ended.
+    """
 
     wave: Wave
+    outer: WaveTask | None
+    is_merged: bool = False
     spent: int = 0
     answers: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
 
@@ -90,6 +94,19 @@ def _current_meter() -> Meter:
 def current_task() -> WaveTask | None:
     """The task of a wave that runs in this context; None outside of waves."""
     return _task.get()
+
+
+def is_known_here(by: WaveTask | None) -> bool:
+    """Whether the current task may use what the task `by` has learned (None: what was learned outside of
+    waves). It may if it would know that whichever tasks of its wave had run before: if `by` is itself, one
+    that it is a part of, or a task of a wave that has ended.
+    """
+    while by is not None and by.is_merged:
+        by = by.outer
+    task = current_task()
+    while task is not None and task is not by:
+        task = task.outer
+    return task is by
 
 
 def charge_effort(query: object, cost: int | None) -> None:
@@ -139,7 +156,7 @@ def run_wave(tasks: Sequence[Callable[[], None]]) -> None:
     # Within a task of another wave, queries that the outer wave has paid for keep their cost.
     wave = Wave(len(tasks), effort_spent(), {} if outer is None else outer.wave.cost)
     at_once = min(parallel_width(), len(tasks))
-    wave_tasks = [WaveTask(wave) for _ in tasks]
+    wave_tasks = [WaveTask(wave, outer) for _ in tasks]
     contexts = [contextvars.copy_context() for _ in tasks]
     for context, wave_task in zip(contexts, wave_tasks, strict=True):
         context.run(_task.set, wave_task)
@@ -205,3 +222,4 @@ def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
                 outer.answers.append((answers, key))
         if outer is not None:
             outer.spent += task.spent
+        task.is_merged = True

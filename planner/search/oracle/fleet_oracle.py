@@ -36,6 +36,7 @@ from planner.search.oracle.fleet_counts import (
     names_of,
     objective_of,
 )
+from planner.search.oracle.more_workers import may_take_for_granted
 from planner.search.oracle.resuming import AnswerFile
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
@@ -201,6 +202,8 @@ class Oracle:
         of its workers, rounded down (scale_model.py).
     `until`: the time, on the clock of work_clock.py, from which on simulations of scenarios raise
         StoppedError.
+    `infers_kept`: in scenarios, fleets with more workers than one that holds are not simulated
+        (more_workers.py).
     """
 
     llm: Llm
@@ -224,6 +227,7 @@ class Oracle:
     scenario: Scenario | None = None
     downscale: int = 1
     until: float = math.inf
+    infers_kept: bool = False
     verdicts: dict[NamedCounts, bool] = field(default_factory=dict, init=False)
     _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
     _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
@@ -253,13 +257,19 @@ class Oracle:
 
     def as_written(self, **changes: Any) -> Oracle:
         """An oracle of the trace alone, without draws and scenarios, with `changes` of its fields."""
-        fields = {"refuted_below": -math.inf, "doubted_below": -math.inf} | changes
+        fields = {"refuted_below": -math.inf, "doubted_below": -math.inf, "infers_kept": False} | changes
         return replace(self, draws=(), scenarios=(), may_miss=0, **fields)
 
     def in_scenario(self, scenario: Scenario) -> Oracle:
         """An oracle of one scenario in place of the trace. All oracles of a scenario share its answers."""
         answers = Answers(scenario.known, file=self.answers.file)
-        return self.as_written(scenario=scenario, step_time_sigmas=scenario.step_time_sigmas, answers=answers)
+        infers_kept = self.infers_kept and may_take_for_granted(self.trace, self.policies, self.network)
+        return self.as_written(
+            scenario=scenario,
+            step_time_sigmas=scenario.step_time_sigmas,
+            answers=answers,
+            infers_kept=infers_kept,
+        )
 
     def question_key(self) -> tuple[object, ...]:
         """The part of a cache key beside the fleet and the SLO."""
@@ -561,7 +571,17 @@ class Oracle:
         """Whether exactly these workers keep the SLO on this oracle's traffic."""
         if not can_serve(option for option, count in counts if count > 0):
             return False
-        return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
+        if not self.infers_kept or self.scenario is None:
+            return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
+        pools = _fleet_key(counts)
+        design = self.question_key(), self.slo, tuple(pool[:-1] for pool in pools)
+        workers, kept_fleets = tuple(pool[-1] for pool in pools), self.scenario.kept_fleets
+        if kept_fleets.has_smaller(design, workers):
+            return True
+        is_kept = self._answer(pools, lambda: self.fleet(counts), self.slo)
+        if is_kept:
+            kept_fleets.add(design, workers)
+        return is_kept
 
     def _key(self, counts: Counts) -> tuple[object, ...]:
         """A fleet as far as a simulation depends on it, its pinned prefixes included."""
@@ -713,7 +733,7 @@ def request_effort(fleet: Fleet, trace: Trace) -> int:
     return effort
 
 
-def _fleet_key(counts: Counts) -> tuple[object, ...]:
+def _fleet_key(counts: Counts) -> tuple[tuple[Any, ...], ...]:
     """What a simulation reads of a fleet. Neighbouring pools of the same workers count as one pool, for
     instance owned and rented ones.
     """

@@ -33,6 +33,7 @@ from planner.documents.facts import DrawnBy
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.errors import InputError
+from planner.search.oracle.more_workers import KeptFleets
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.prefixes.prefix_drift import drift_popularity
 from planner.traffic.redraw import MOST_DRAWS, redraw_trace
@@ -63,14 +64,15 @@ class Scenario:
     """One of the scenarios of `source`. Its requests are drawn at the first access of `trace`.
 
     `step_time_sigmas` has the errors of the (prefill, decode) step times, in standard deviations above the
-    median. `known` caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so that
-    they leave the memory together with it.
+    median. `known` caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), and
+    `kept_fleets` those that keep the SLO; both leave the memory together with the scenario.
     """
 
     source: Scenarios
     number: int
     step_time_sigmas: tuple[float, float]
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
+    kept_fleets: KeptFleets = field(default_factory=KeptFleets)
     _drawn: list[Trace] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 

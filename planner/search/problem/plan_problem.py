@@ -195,6 +195,6 @@ def with_search_scenarios(problem: Problem) -> Problem:
 
 def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
     """The same problem, in which a fleet must also keep the SLO in these scenarios, except for `may_miss`."""
-    oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
+    oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss, infers_kept=True)
     # Production reports its own progress, among which messages of each search in it would be lost.
     return replace(problem, oracle=oracle, progress=report_nothing)

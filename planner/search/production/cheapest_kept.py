@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from planner.domain import ROUNDING
 from planner.fleet import Fleet
 from planner.search.level0.one_pool import WAVE
@@ -284,10 +282,8 @@ def grow_until_kept(
             # A few of the missed scenarios show which pool gains most.
             sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
             prices = [max(objective_of(each) - objective_of(counts), LEAST_PRICE_STEP) for each in larger]
-            kept_counts = _count_kept(oracle, larger, sample)
-            gains = [kept / price for kept, price in zip(kept_counts, prices, strict=True)]
-            best = int(np.argmax(gains))
-            larger = [larger[best] if gains[best] else owned_first(problem, add_workers(counts, step))]
+            best = _best_gain(oracle, larger, prices, sample)
+            larger = [owned_first(problem, add_workers(counts, step)) if best is None else larger[best]]
         if larger and is_allowed(larger[0]):
             counts, step = larger[0], 2 * step
         elif step > 1:
@@ -328,9 +324,21 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
     return [i for i, is_kept in zip(numbers, run_each(keeps, numbers), strict=True) if is_kept]
 
 
-def _count_kept(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
-    """For each fleet, the number of these scenarios in which it keeps the SLO."""
-    return run_each(lambda counts: len(_kept_scenarios(oracle, counts, numbers)), fleets)
+def _best_gain(
+    oracle: Oracle, fleets: Sequence[Counts], prices: Sequence[float], numbers: Sequence[int]
+) -> int | None:
+    """The place of the fleet that keeps most of these scenarios for its price, the first of equal ones; None
+    if no fleet keeps any. Where even all scenarios would be too few for its price, a fleet is not simulated.
+    """
+    best, best_gain = None, 0.0
+    for k in sorted(range(len(fleets)), key=lambda k: (prices[k], k)):
+        most_gain = len(numbers) / prices[k]
+        if most_gain < best_gain or (most_gain == best_gain and best is not None and k > best):
+            continue
+        gain = len(_kept_scenarios(oracle, fleets[k], numbers)) / prices[k]
+        if gain > best_gain or (gain == best_gain and best is not None and k < best):
+            best, best_gain = k, gain
+    return best
 
 
 def _add_pool(counts: Counts, option: Option, count: int) -> Counts:

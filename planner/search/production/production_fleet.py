@@ -348,7 +348,9 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     count = len(scenario_problem.oracle.scenarios)
     # The bisection: no fleet was found that misses `too_few` scenarios or fewer, and `best` misses `missed`.
     best, too_few = paper.best, scenario_problem.oracle.may_miss
-    missed = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
+    # Shares are shown, so every scenario is simulated.
+    simulated = replace(scenario_problem.oracle, infers_kept=False)
+    missed = in_time(lambda: simulated.missed_count(paper.best, count), count)
     while missed - too_few > 1 and not scenario_problem.out_of_time():
         middle = (too_few + missed) // 2
         weaker = with_scenarios(scenario_problem, scenario_problem.oracle.scenarios, middle)
@@ -358,7 +360,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
         else:
             best = fleet
             # The search allowed `middle` misses, so the fleet has no more, but it may have fewer.
-            exactly = in_time(partial(weaker.oracle.missed_count, fleet, count), middle)
+            exactly = in_time(partial(simulated.missed_count, fleet, count), middle)
             missed = min(middle, exactly)
     kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
