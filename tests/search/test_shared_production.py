@@ -264,7 +264,7 @@ def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch)
         assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
 
 
-@pytest.mark.parametrize("work_s", some([2.0, 4.0], 1))
+@pytest.mark.parametrize("work_s", some([1.5, 4.0], 1))
 def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
     monkeypatch: pytest.MonkeyPatch, work_s: float
 ) -> None:
