@@ -157,7 +157,9 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     """One row per changed question."""
     from planner.studies.what_if import difference_text, fleet_text, study_document
 
-    planned_text = fleet_text(before, before)
+    planned_text = fleet_text(
+        before, before
+    )  # The plan's own fleet, without a comparison of tokens per step.
 
     def changed_text(answer: StudyAnswer) -> str:
         text = fleet_text(answer, before)
@@ -205,27 +207,28 @@ def moved_rows(
 ) -> list[dict[str, str]]:
     """One row per figure of the plan, before and after the change; a star marks figures that differ. If only
     one side has a fleet, the rows have the figures of that side alone.
+
+    `bounds` are the lower bounds on the cost (WhatIfResult.bounds): one for each side that has a fleet.
     """
     from planner.studies.what_if import study_document
 
     answers = {"before": before, "after": moved.answer}
     present = {when: answer for when, answer in answers.items() if answer is not None}
-    columns = [
-        _plan_figures(study_document(answer), bound)
-        for answer, bound in zip(present.values(), bounds, strict=True)
-    ]
-    # Without a second fleet there is nothing to compare, and the limits are others.
-    if len(columns) < 2:
-        return [{"": name, when: text} for when in present for name, text in columns[0].items()]
-    names = dict.fromkeys([*columns[0], *columns[1]])
+    figures = {
+        when: _plan_figures(study_document(answer), bound)
+        for (when, answer), bound in zip(present.items(), bounds, strict=True)
+    }
+    if len(figures) < 2:
+        return [{"": name, when: text} for when, texts in figures.items() for name, text in texts.items()]
+    old, new = figures["before"], figures["after"]
     return [
         {
             "": name,
-            "before": columns[0].get(name, "-"),
-            "after": columns[1].get(name, "-"),
-            "moved": "" if columns[0].get(name) == columns[1].get(name) else "*",
+            "before": old.get(name, "-"),
+            "after": new.get(name, "-"),
+            "moved": "" if old.get(name) == new.get(name) else "*",
         }
-        for name in names
+        for name in dict.fromkeys([*old, *new])
     ]
 
 
@@ -254,8 +257,8 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
 
 
 def _answer_figures(answers: list[dict[str, Any]]) -> dict[str, str]:
-    """For each answer in how many scenarios it is kept, and its cost, but for production: that is
-    the plan's.
+    """The cost of each answer, and in how many scenarios it is kept. The cost of production is left out,
+    because it is the plan's, which has a row of its own.
     """
     text_by_name = {}
     for answer in answers:

@@ -41,7 +41,9 @@ _OTHER_FILES = ("quantize_config.json", "quant_config.json")
 # Keys that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
-_GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", "none", *_FP8_METHODS)
+_NO_METHOD = "none"  # How a section without `quant_method` reads here, as str(None) in lower case.
+# Values of `quant_method` with which a section may have `config_groups`. ModelOpt may write no method at all.
+_GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", _NO_METHOD, *_FP8_METHODS)
 # ModelOpt's names of formats, and ours.
 _ALGORITHMS = {
     "FP8": "fp8",
@@ -58,7 +60,7 @@ _ALGORITHMS = {
     "INT4_AWQ": "int4",
     "INT8_SQ": "int8",
 }
-# What checkpoints write before a module's name, which is ours from "layers." on.
+# Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
@@ -95,9 +97,9 @@ class Formats:
     def _format_by_rule(self, module: str) -> str | None:
         """The format by the rules of the checkpoint; None if no rule applies.
 
-        A rule is a pattern, the module's whole name, or any run of its steps, the parts between the dots:
-        "mlp.experts" holds for "layers.3.mlp.experts.0". A rule for the module itself comes before one for a
-        module around it.
+        A rule is a pattern for the whole name; or a name, which may be any consecutive parts of the module's
+        (parts are what dots separate): "mlp.experts" holds for "layers.3.mlp.experts.0". A rule for the
+        module itself comes before one for a module around it.
         """
         if not self.names and not self.patterns:
             return None
@@ -106,16 +108,18 @@ class Formats:
             for pattern, format in self.patterns:
                 if pattern.match(full):
                     return format
-            steps = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
-            for last in range(len(steps), 0, -1):
-                for first in range(last if steps[last - 1] in self._last_parts else 0):
-                    if named_format := self.names.get(".".join(steps[first:last])):
+            parts = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
+            for end in range(len(parts), 0, -1):
+                if parts[end - 1] not in self._last_parts:  # No rule ends so.
+                    continue
+                for start in range(end):
+                    if named_format := self.names.get(".".join(parts[start:end])):
                         return named_format
         return None
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
-        """The last parts of all names in rules: a module without any of them needs no further look-up."""
+        """The last part of each name in `names`, by which most look-ups are saved."""
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property
@@ -170,8 +174,8 @@ def read_formats(file: Path, config: Config) -> Formats:
                     f"{file.with_name(name)}: not read; expected quantization_config in config.json, as "
                     "vLLM wants it"
                 )
-    if len(statements) > 1:
-        _check_same(*statements[:2])
+    for other in statements[1:]:
+        _check_same(statements[0], other)
     if statements:
         return statements[0][1]
     dtype = str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
@@ -250,9 +254,9 @@ def _method_format(section: Config, where: str, method: str) -> str:
             if section.get("bits") == 4:
                 return _int4_format(section, where)
             raise _not_modelled(section, where, "bits")
-    # A section without a method is best known by its bits, if it has any.
-    name = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
-    raise _not_modelled(section, where, name)
+    # The message names what the section has: its method, or only its bits.
+    key = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
+    raise _not_modelled(section, where, key)
 
 
 def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
@@ -304,7 +308,7 @@ def _group_format(weights: Config, where: str) -> str:
             return "fp8-block" if weights.get("strategy") == "block" or size == 32 else "fp8"
         case 8, "int":
             return "int8"
-        case 4, "float" if size in (16, 32):
+        case (4, "float") if size in (16, 32):
             return "nvfp4" if size == 16 else "mxfp4"
         case 4, "int":
             return _int4_format({"group_size": size}, where)
@@ -405,7 +409,7 @@ def _kv_bytes(section: Config, where: str) -> float:
     if isinstance(scheme, str) and scheme.upper() == "FP8":
         return 1.0
     bits = scheme.get("num_bits") if isinstance(scheme, dict) else None
-    if bits != 8 or isinstance(bits, bool) or (isinstance(scheme, dict) and scheme.get("type") == "int"):
+    if bits != 8 or (isinstance(scheme, dict) and scheme.get("type") == "int"):
         raise CatalogError(
             f"{where}: kv_cache_scheme: expected num_bits: 8 of floats, or none for 16 bits, found "
             f"{scheme!r:.80}"

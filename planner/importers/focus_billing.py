@@ -94,7 +94,7 @@ class BilledPrices:
 
 
 def is_billing_export(path: Path) -> bool:
-    """Whether the first line of a file has the columns of FOCUS. SkyPilot's catalog, a CSV too, has not."""
+    """Whether the first line of a file has the columns of FOCUS, which SkyPilot's CSV has not."""
     with open_input(path) as stream:
         header = stream.readline(MOST_HEADER_BYTES)
     return all(mark.encode() in header for mark in MARKS)
@@ -110,7 +110,7 @@ def read_billed_prices(
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
-    used: dict[tuple[str, Term], PaidHours] = {}
+    paid_hours: dict[tuple[str, Term], PaidHours] = {}
     skipped = Counter[str]()  # Why rows are left out -> how many.
     providers: set[str] = set()
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
@@ -135,7 +135,7 @@ def read_billed_prices(
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
                 raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
             providers.add(row["ProviderName"].strip().lower())
-            total = used.setdefault((gpu, term), PaidHours())
+            total = paid_hours.setdefault((gpu, term), PaidHours())
             total.usd += _parse_figure(row["EffectiveCost"], f"{where}: EffectiveCost")
             total.gpu_hours += gpus * _parse_figure(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
     if len(providers) > 1 and provider is None:
@@ -146,11 +146,13 @@ def read_billed_prices(
     left_out = tuple(f"{count_text(count, 'row')}: {why}" for why, count in skipped.items())
     # The bill's column of providers may be empty.
     offered_by = provider or next(iter(providers), "") or "bill"
-    return make_offers(used, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date)
+    return make_offers(
+        paid_hours, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date
+    )
 
 
 def make_offers(
-    used: Mapping[tuple[str, Term], PaidHours],
+    paid_hours: Mapping[tuple[str, Term], PaidHours],
     left_out: tuple[str, ...],
     *,
     path: Path,
@@ -163,7 +165,7 @@ def make_offers(
     The sources of the offers name `format_name`. A GPU and term have no price if corrections in later rows,
     which are negative, leave no paid hours.
     """
-    paid_totals = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
+    paid_totals = {key: total for key, total in paid_hours.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid_totals:
         left_out_text = f" ({'; '.join(left_out)})" if left_out else ""
         raise InputError(f"{path}: holds no paid hours of a known GPU's instances{left_out_text}")

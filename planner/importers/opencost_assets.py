@@ -47,7 +47,7 @@ def read_asset_prices(
         for name, gpu in catalog.gpus.items()
         if gpu.node_selector and gpu.base == name  # A capped GPU has the label of its base.
     }
-    used: dict[tuple[str, Term], PaidHours] = {}
+    paid_hours: dict[tuple[str, Term], PaidHours] = {}
     skipped = Counter[str]()  # Why nodes are left out -> how many.
     providers: set[str] = set()
     for where, node in _nodes(data, f"{path}: data"):
@@ -70,7 +70,7 @@ def read_asset_prices(
         provider_name = properties.get("provider", "") if isinstance(properties, Mapping) else ""
         providers.add(str(provider_name).strip().lower())
         term: Term = "spot" if _read_number(node, "preemptible", where) > 0 else "on-demand"
-        total = used.setdefault((gpu, term), PaidHours())
+        total = paid_hours.setdefault((gpu, term), PaidHours())
         total.usd += _read_number(node, "totalCost", where)
         total.gpu_hours += hours
     if len(providers) > 1 and provider is None:
@@ -79,7 +79,9 @@ def read_asset_prices(
         )
     left_out = tuple(f"{count_text(count, 'node')}: {why}" for why, count in skipped.items())
     offered_by = provider or next(iter(providers), "") or "cluster"
-    return make_offers(used, left_out, path=path, format_name="OpenCost", provider=offered_by, date=date)
+    return make_offers(
+        paid_hours, left_out, path=path, format_name="OpenCost", provider=offered_by, date=date
+    )
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

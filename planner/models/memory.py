@@ -50,7 +50,7 @@ from planner.models.parallelism import ACTIVATION_BYTES
 
 # The catalog has the figures of nvidia-smi, which reports this much more memory than CUDA: 81559 MiB against
 # 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300. vLLM takes its share of CUDA's figure.
-HIDDEN_BYTES = 0.5 * 2**30
+DRIVER_BYTES = 0.5 * 2**30
 # Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
 # link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
 # of benchmarks/kv_capacity.yaml of the memory that no other term explains.
@@ -97,7 +97,9 @@ class MemorySettings:
 
     @classmethod
     def of_engine(cls, engine: Engine | None) -> MemorySettings:
-        """The memory settings of an engine's usual start; those of the deployed vLLM for None."""
+        """The memory settings of an engine's usual start; those of the deployed vLLM for None, and, beside
+        SGLang's own formula, for SGLang.
+        """
         if engine is None:
             return cls()
         return cls(vllm_version_of(engine), engine="sglang" if engine.name == "sglang" else "vllm")
@@ -115,8 +117,8 @@ USUAL_SETTINGS = MemorySettings()
 class Memory:
     """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget.
 
-    `step_bytes` of the KV cache are for the step under way, if its tokens take more bytes than they leave in
-    the cache for good.
+    `step_bytes` are the part of the KV cache that the tokens of a step take only until the step ends
+    (`KvLayout.step_blocks_per_token`).
     """
 
     budget_bytes: float
@@ -163,7 +165,7 @@ def worker_memory(
         dp=dp,
         settings=settings,
     )
-    # The stage with the fewest KV tokens.
+    # The stage with the fewest KV tokens, without `step_bytes`: they cost each stage equally many tokens.
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
 
@@ -196,29 +198,22 @@ def stage_memory(
             f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
             "share nothing, take several workers"
         )
-    # Values per token that are alive in the layers, as the module's docstring counts them.
-    # With data-parallel ranks experts are dealt out whole, so their width is not split over TP.
-    width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
-    if llm.experts > 1:
-        width += llm.experts_per_token * llm.hidden
-    stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
-    layers_peak = max_num_batched_tokens * (stream + dp * width) * ACTIVATION_BYTES
-    if dp > 1 and (kind := all2all_of(tp * dp, int(gpu.gpus_per_node), max_num_batched_tokens)):
-        layers_peak = max_num_batched_tokens * stream * ACTIVATION_BYTES
-        layers_peak += activation_bytes(llm, kind, max_num_batched_tokens, tp)
     experts_bytes = sum(
-        n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
+        count * llm.bytes_per_weight(weights) for part, weights, count, _ in llm.parts() if part == "experts"
     )
     whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
-    rows = min(max_num_seqs, max_num_batched_tokens)  # A sequence has a row of logits, and at least a token.
-    sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
-    # The release that keeps graphs free is also the first whose sampler does not sort.
-    sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
     reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
     if is_sglang:
         layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
     else:
+        layers_peak = _layers_peak_bytes(llm, gpu, tp, dp, max_num_batched_tokens)
+        rows = min(
+            max_num_seqs, max_num_batched_tokens
+        )  # A sequence has a row of logits, and a token at least.
+        sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
+        # The release that keeps graphs free is also the first whose sampler does not sort.
+        sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
         reserve_bytes += _index_bytes(llm, settings.max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
@@ -248,6 +243,21 @@ def stage_memory(
     return tuple(stages)
 
 
+def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int) -> float:
+    """The peak [bytes] in the layers, in a step of `budget_tokens` tokens, as the module's docstring counts
+    it.
+    """
+    stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
+    all2all = all2all_of(tp * dp, int(gpu.gpus_per_node), budget_tokens) if dp > 1 else ""
+    if all2all:  # Ranks on several nodes.
+        return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
+    # With data-parallel ranks experts are dealt out whole, so their width is not split over TP.
+    width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
+    if llm.experts > 1:
+        width += llm.experts_per_token * llm.hidden
+    return budget_tokens * (stream + dp * width) * ACTIVATION_BYTES
+
+
 def _whole_bytes(llm: Llm) -> float:
     """Bytes of the weights of all layers that tensor parallelism copies to every GPU."""
     return sum(
@@ -259,12 +269,12 @@ def _whole_bytes(llm: Llm) -> float:
     )
 
 
-def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, ...]) -> float:
+def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, release: tuple[int, ...]) -> float:
     """Memory that CUDA does not show, non-torch memory, and the buffers of a group of GPUs."""
-    if version < FIRST_WITH_SMALL_NON_TORCH:
-        return HIDDEN_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
+    if release < FIRST_WITH_SMALL_NON_TORCH:
+        return DRIVER_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
     group_bytes = GROUP_BYTES.get(gpu.link, OTHER_GROUP_BYTES) if gpus > 1 else 0.0
-    return HIDDEN_BYTES * utilization + NON_TORCH_BYTES + group_bytes
+    return DRIVER_BYTES * utilization + NON_TORCH_BYTES + group_bytes
 
 
 def _sglang_free_bytes(gpu: Gpu, tp: int, pp: int, dp: int, budget_tokens: int) -> float:

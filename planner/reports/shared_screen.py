@@ -24,7 +24,9 @@ from planner.units import count_text, in_unit
 def verdict_text(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
     doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
-    sentences = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {list_text(list(plan.plans))}')}."]
+    sentences = [
+        f"{doubt}{screen.buy_text(plan.as_one_fleet, plan.bill, f' for {list_text(list(plan.plans))}')}."
+    ]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         sentences.append(f"In its simulation {list_text(missed)} does NOT keep its SLO.")
     targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
@@ -76,7 +78,9 @@ def _basis_text(plan: SharedPlan) -> str:
 def key_figures(plan: SharedPlan) -> list[KeyFigure]:
     """The figures that a buyer asks for first, over all LLMs."""
     bill_usd_per_h = plan.bill.usd_per_h
-    gpus = f"{count_text(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
+    gpus = (
+        f"{count_text(plan.as_one_fleet.gpus, 'GPU')}, {plan.as_one_fleet.power_w / 1e3:,.1f} kW provisioned"
+    )
     if idle := idle_gpus_text(plan.bill):
         gpus += f"; {idle}"
     return [
@@ -138,7 +142,7 @@ def answer_cards(plan: SharedPlan) -> list[Card]:
     paid = plan.bill
     if plan.answers:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
-    bought = screen.bought_text(plan.workers, paid)
+    bought = screen.bought_text(plan.as_one_fleet, paid)
     price, month = f"{usd_text(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
     return [
         Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True, has_plans_fleet=True)

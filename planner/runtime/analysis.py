@@ -217,7 +217,7 @@ def _catalog_fits(measured: list[step_fits.Steps], fleet: Fleet, date: str | Non
     """Corrected step times for a catalog, a file for each GPU and TP, from all pools with these."""
     source = "plan validate: the plan's fit, calibrated"
     fits = {}
-    for (gpu, tp), latency in step_fits.fits_by_machine(measured, fleet).items():
+    for (gpu, tp), latency in step_fits.fits_by_gpu_and_tp(measured, fleet).items():
         name = row_of(gpu)  # The catalog's name of the GPU, without its market.
         fits[f"{name}-tp{tp}.yaml"] = FittedSteps(fleet.llm.name, name, tp, source, latency, {}, date=date)
     return fits

@@ -28,22 +28,25 @@ class Steps:
     pool: str
     table: StepTable
     predicted_s: Floats
-    errors: Mapping[str, float]  # Kind of step -> mean relative error.
+    errors: Mapping[str, float]  # Kind of step (step_fit.errors_by_regime) -> mean relative error.
     bias_frac: float  # Predicted over measured seconds, each summed over all steps, less 1.
 
 
 def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
-    """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit.
+    """For each pool the steps that its engines logged, from the first request on, and the times that the
+    pool's fit predicts for them. Pools without such steps are left out.
 
     If the log has the engine's own clock, which stands still while other processes have its core, steps are
     timed by that clock, unless `on_wall`.
     """
+    parts = measurement.journal.parts  # The uninterrupted parts of the replay.
+    if not parts:
+        return []
     pool_steps = []
-    parts = measurement.journal.parts
     for pool in fleet.running_pools:
         logs = [measurement.logs[name] for name in pool.worker_names if name in measurement.logs]
         frames = []
-        for log in logs if parts else ():  # Without parts no traffic was sent.
+        for log in logs:
             start_s = parts[0].start_s
             if log.has_own_clock and not on_wall:
                 log, start_s = log.on_its_own_clock(start_s)
@@ -65,16 +68,18 @@ def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = Fal
 
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
-    """The steps of an engine that schedules asynchronously, each without the launch of a prefill in the next
-    step. Where the next step follows at once, the engine launched it during this one.
+    """The steps of an engine that schedules asynchronously, with the time of a prefill's launch moved to the
+    step of that prefill (`without_next_launch` says how). The engine launches a step during the one before if
+    it follows that one at once.
     """
     has_prefill = (steps.n_prefill > 0).to_numpy()
     # Times are logged in microseconds: a step follows at once if it starts within one of the last step's end.
     follows = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
     predicted_s = _predicted_s(worker, StepTable(steps))
-    launched = np.r_[False, has_prefill[1:] & follows]
+    # Whether each step has a prefill that was launched during the step before; False for the first step.
+    launched_early = np.r_[False, has_prefill[1:] & follows]
     return steps.assign(
-        t_s=without_next_launch(steps.t_s.to_numpy(), predicted_s, was_launched_meanwhile=launched)
+        t_s=without_next_launch(steps.t_s.to_numpy(), predicted_s, was_launched_meanwhile=launched_early)
     )
 
 
@@ -104,20 +109,23 @@ def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorre
         early, late = _with_median_times(frame[~is_late]), _with_median_times(frame[is_late])
         worker = types[pool_steps.pool]
         uncorrected = _with_host(worker)
+        # A fit that was calibrated to steps includes the host's time (StepLatency.has_host), so that
+        # `_predicted_s` adds none to it.
         by_early = replace(worker, latency=calibrate_host(uncorrected, steps=[early]).latency, form=None)
         before_frac, after_frac = (
-            float(np.mean(np.abs(_predicted_s(each, late) / late.y - 1))) for each in (worker, by_early)
+            float(np.mean(np.abs(_predicted_s(each_worker, late) / late.y - 1)))
+            for each_worker in (worker, by_early)
         )
         by_all = calibrate_host(uncorrected, steps=[_with_median_times(frame)])
         pool_corrections.append(FitCorrection(pool_steps.pool, by_all, before_frac, after_frac))
     return pool_corrections
 
 
-def fits_by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
+def fits_by_gpu_and_tp(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
     """Corrected fits for a catalog, by (GPU, TP).
 
-    Each is corrected by the steps of all pools with this GPU and TP; pools with pipeline stages (PP) are left
-    out, because a catalog's fit is of one stage.
+    Each is the fit of the first pool with this GPU and TP, corrected by the steps of all such pools. Pools
+    with pipeline stages (PP) are left out, because a catalog's fit is of one stage.
     """
     groups: dict[tuple[str, int], list[Steps]] = {}
     types = {pool.name: pool.type for pool in fleet.running_pools}
@@ -181,18 +189,21 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
 
 
 def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
-    """Predicted step times (n,). Where the simulator reads them from a table, the fit stands in for it."""
+    """Step times (n,) as the worker's fit predicts them, with the host's part. Tables of step times
+    (`WorkerType.form`), which the simulator would read, are not used; a CorrectedFormula is.
+    """
     gpu_s = np.asarray(worker.latency.steps_s(table.X))
-    if isinstance(worker.form, CorrectedFormula):  # The form has the fit's formula, and factors of its own.
+    if isinstance(worker.form, CorrectedFormula):
         gpu_s = worker.form.step_s(table.X)
-    (host_step_s, host_sequence_s), (rest_step_s, rest_sequence_s) = (
-        part.per_step_s(worker.tp) for part in worker.host
-    )
+    host, rest = (
+        worker.host
+    )  # All of the host's time, and the rest that asynchronous scheduling does not hide.
+    host_step_s, host_sequence_s = host.per_step_s(worker.tp)
+    rest_step_s, rest_sequence_s = rest.per_step_s(worker.tp)
     sequences = table.X[:, DECODES] + table.X[:, PREFILLS]
     host_s = host_step_s + host_sequence_s * sequences
     if worker.engine is None or not worker.engine.async_scheduling:
         return gpu_s + host_s
-    # Asynchronous scheduling does the host's work while the GPU computes, but for the rest.
     return np.maximum(gpu_s, host_s) + rest_step_s + rest_sequence_s * sequences
 
 
@@ -204,4 +215,5 @@ def _with_host(worker: WorkerType) -> StepLatency:
     host, rest = worker.host
     step_s, sequence_s = (rest if is_async else host).per_step_s(worker.tp)
     fit = worker.latency
+    # h_s is per step; a sequence is one decode (b_s) or one prefill (e_s).
     return replace(fit, h_s=fit.h_s + step_s, b_s=fit.b_s + sequence_s, e_s=fit.e_s + sequence_s)

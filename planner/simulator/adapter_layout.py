@@ -139,14 +139,16 @@ def _empty_slots(
 
 
 def make_adapters(
-    fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]
+    fleet: Fleet, trace: Trace, type_indices: IntArray, types: Sequence[WorkerType]
 ) -> AdapterState | None:
-    """The state at the start; None for a fleet without LoRA. `kinds` (W,) are workers' indices in `types`."""
+    """The state at the start; None for a fleet without LoRA. `type_indices` (W,) are those of the workers in
+    `types`.
+    """
     lora = fleet.lora
     if lora is None:
         return None
     adapter_of = adapter_numbers(lora, trace, fleet.policies.seed)
-    count, workers = lora.adapter_count, len(kinds)
+    count, workers = lora.adapter_count, len(type_indices)
     settings = np.zeros(len(types), SETTING)
     for i, worker_type in enumerate(types):
         setting, costs = settings[i], worker_type.lora
@@ -165,7 +167,7 @@ def make_adapters(
     slots, slot_at, slot_uses = _empty_slots(workers, most_slots, count)
     cpu_slots, cpu_slot_at, cpu_slot_uses = _empty_slots(workers, most_cpu_slots, count)
     for w in range(workers):
-        setting = settings[kinds[w]]
+        setting = settings[type_indices[w]]
         fill_slots(slots[w], slot_at[w], slot_uses[w], setting["max_loras"])
         if most_cpu_slots:
             fill_slots(cpu_slots[w], cpu_slot_at[w], cpu_slot_uses[w], setting["max_cpu_loras"])

@@ -208,20 +208,21 @@ def tenant_weights(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
 def make_caches(
     fleet: Fleet,
     trace: Trace,
-    kinds: npt.NDArray[np.int64],
+    type_indices: npt.NDArray[np.int64],
     worker_types: list[WorkerType],
     *,
     has_window: bool,
     is_pinned: bool,
     memory_nodes: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, which are `kinds` (W,) of `worker_types`; the trace must have prefixes.
+    """Empty caches of the workers, whose types are the `type_indices` (W,) of `worker_types`; the trace must
+    have prefixes.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
     the workers' CPU memory has room for nodes (`memory_nodes` in all), each worker has a second CACHE for its
     memory, W places after its first.
     """
-    policies, workers = fleet.policies, len(kinds)
+    policies, workers = fleet.policies, len(type_indices)
     block = trace.prefix_block_tokens
     if block % KV_BLOCK_TOKENS:
         raise InputError(
@@ -233,16 +234,16 @@ def make_caches(
     caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
     for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
-    caches["token_s"][:workers] = np.array([prefill_token_s(kind) for kind in worker_types])[kinds]
+    caches["token_s"][:workers] = np.array([prefill_token_s(worker) for worker in worker_types])[type_indices]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    output_s = [output_token_s(kind, context, policies.decode_batch) for kind in worker_types]
-    caches["output_s"][:workers] = np.array(output_s)[kinds]
+    output_s = [output_token_s(worker, context, policies.decode_batch) for worker in worker_types]
+    caches["output_s"][:workers] = np.array(output_s)[type_indices]
 
     # One entry for each copy of a node that KV memory could hold.
-    most_entries = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
+    most_entries = int(sum(worker_types[index].kv_tokens // block for index in type_indices))
     most_notices = most_entries if policies.eviction_notice_s > 0 else 0  # A copy that is evicted has one.
     # Blocks of no node: one entry at most per request, each of one block or more.
-    nodeless = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
+    nodeless = int(sum(worker_types[index].kv_tokens // KV_BLOCK_TOKENS for index in type_indices))
     nodeless = min(len(trace), nodeless)
     # Each use of a node can put at most one copy into a worker's CPU memory.
     most_entries += nodeless + min(memory_nodes, len(uses.node))
@@ -277,7 +278,7 @@ def make_caches(
         prefixes=prefixes,
         worker_credit=np.zeros((len(weights), workers)),
         tenant_turns=np.zeros(len(weights), dtype=np.int64),
-        charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
+        charged=np.zeros(sum(worker_types[index].pp for index in type_indices), dtype=np.int64),
         group_left=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(most_notices, dtype=NOTICE),

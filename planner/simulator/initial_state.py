@@ -1,7 +1,7 @@
 """Fills the kernel's arrays (layout.py) for a fleet and a trace, as they are before the first event.
 
 Letters of array shapes: n requests, W the kernel's workers (each data-parallel rank is one), P running pools,
-L limits, V windows.
+L limits, V windows. layout.py says what lanes, slots, runs of steps and their parts are.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace, measured_window
 from planner.units import count_text
 
-FRESH_REQUESTS = 2048  # Records are written in blocks of this many, which fit into a processor's cache.
-EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
+WRITTEN_AT_ONCE = 2048  # Records are written this many at a time: so many fit into a processor's cache.
+DISTURBANCE_KINDS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
 def engine_of(fleet: Fleet) -> str:
@@ -110,22 +110,23 @@ def first_state(
     outputs = None
     if policies.prediction_buckets:
         outputs = output_table(trace.input_tokens, trace.output_tokens, policies.prediction_buckets)
-        expected = outputs.expected_tokens(requests["input_tokens"], np.zeros(n)).astype(np.int64)
-        requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
+        expected_tokens = outputs.expected_tokens(requests["input_tokens"], generated_tokens=np.zeros(n))
+        requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected_tokens.astype(np.int64)
 
     types, tables, tie_keys = type_rows(pools, fleet, trace)  # The keys decide between equal workers.
-    # (W,) The type and the pool of each worker: pools are not merged where their types are equal.
-    kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
+    # (W,) The index of each worker's pool, which is that of its type too: `types` has one row per pool.
+    type_indices = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = rank_rows(pools)
-    workers, lanes = worker_and_lane_rows(pools, types, kinds)
+    workers, lanes = worker_and_lane_rows(pools, types, type_indices)
     if sizes is not None:
-        workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[kinds]
-    count, order = len(workers), routing_order(pools, tie_keys, kinds)
-    # Entities have events: first each lane, then what the simulator's engine has of its own (one entity in a
-    # stepwise engine, else one for each request), last the disturbances of the outside world.
+        workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[type_indices]
+    count, order = len(workers), routing_order(pools, tie_keys, type_indices)
+    groups = -(-count // layout.GROUP)  # Rounded up: the last group may be smaller.
+    # Each entity has at most one event to come (layout.State): each lane; then the link in a stepwise engine,
+    # or each request in the others; last the outside world, which causes the disturbances.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
-    offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
+    offload = make_offload(fleet, trace, type_indices, worker_types) if trace.has_prefixes else None
     state = State(
         types=types,
         tables=tables,
@@ -138,7 +139,7 @@ def first_state(
         pools=np.zeros((2, count), dtype=np.int64),
         order=order,
         score=np.zeros(count),
-        lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
+        lowest=np.full((2, groups), -np.inf),
         link=worker_places.make_links(fleet),
         disturbances=_disturbance_rows(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=limits_over_whole(limits, trace, window_s),
@@ -151,12 +152,12 @@ def first_state(
         heap=np.zeros(entities, dtype=np.int64),
         heap_index=np.full(entities, layout.NONE),
         counters=_first_counters(policies, n),
-        paused=np.array([layout.NONE, -np.inf]),
+        paused=np.array([layout.NONE, -np.inf]),  # There was no event yet.
         after=_session_rows(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
-        caches=_make_caches(fleet, trace, kinds, worker_types, offload),
+        caches=_make_caches(fleet, trace, type_indices, worker_types, offload),
         dp_ranks=dp_ranks,
-        adapters=make_adapters(fleet, trace, kinds, worker_types),
+        adapters=make_adapters(fleet, trace, type_indices, worker_types),
         outputs=outputs,
         offload=offload,
         classes=_request_classes(limits, policies, trace, engine_of(fleet)),
@@ -185,8 +186,8 @@ def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 def make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
     """Write `requests` (m,) as records of the trace's requests from `first` on before they arrive."""
     fresh = _FRESH.view(np.int64)
-    for offset in range(0, len(requests), FRESH_REQUESTS):
-        block = requests[offset : offset + FRESH_REQUESTS]
+    for offset in range(0, len(requests), WRITTEN_AT_ONCE):
+        block = requests[offset : offset + WRITTEN_AT_ONCE]
         rows = slice(first + offset, first + offset + len(block))
         block.view(np.int64).reshape(len(block), len(fresh))[:] = fresh  # Quicker than field by field.
         block["arrival_s"] = trace.arrival_s[rows]
@@ -255,7 +256,7 @@ def _session_rows(trace: Trace) -> npt.NDArray[np.void]:
     if not trace.after.size:
         return np.zeros(0, dtype=layout.AFTER)
     n = len(trace)
-    after = np.zeros(n + 1, dtype=layout.AFTER)
+    after = np.zeros(n + 1, dtype=layout.AFTER)  # One row more: each row's children end where the next begin.
     after["parents"][:n] = np.bincount(trace.after[:, 0], minlength=n)
     after["think_s"][:n] = trace.think_s
     after["child"] = np.searchsorted(trace.after[:, 1], np.arange(n + 1))
@@ -305,7 +306,7 @@ def _with_first_hand_offs(state: State) -> State:
 
 
 def _make_caches(
-    fleet: Fleet, trace: Trace, kinds: Ints, worker_types: list[WorkerType], offload: Offload | None
+    fleet: Fleet, trace: Trace, type_indices: Ints, worker_types: list[WorkerType], offload: Offload | None
 ) -> cache_layout.Caches | None:
     """The state of prefix caches; None without them."""
     if not fleet.policies.prefix_cache or not trace.has_prefixes:
@@ -315,7 +316,7 @@ def _make_caches(
     return cache_layout.make_caches(
         fleet,
         trace,
-        kinds,
+        type_indices,
         worker_types,
         has_window=row.has_window,
         is_pinned=row.pins,
@@ -326,15 +327,17 @@ def _make_caches(
 def _disturbance_rows(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
     """The disturbances in order of time; one of a worker names its first rank.
 
-    `first_ranks` (W,) has the first rank of each of the kernel's workers.
+    `first_ranks` (W,) has for each of the kernel's workers, a rank, the first rank of the same worker.
     """
-    firsts = np.unique(first_ranks) if fleet.disturbances else first_ranks
+    if not fleet.disturbances:
+        return np.zeros(0, dtype=layout.DISTURBANCE)
+    firsts = np.unique(first_ranks)  # One for each worker of the fleet, in order.
     workers = len(firsts)
     rows = np.zeros(len(fleet.disturbances), dtype=layout.DISTURBANCE)
     for k, event in enumerate(sorted(fleet.disturbances, key=lambda event: event.time_s)):
         if not 0 <= event.worker < workers:
             raise InputError(f"disturbance: there is no worker {event.worker}, the fleet has {workers}")
-        rows[k] = (event.time_s, EVENTS[event.kind], firsts[event.worker], event.factor)
+        rows[k] = (event.time_s, DISTURBANCE_KINDS[event.kind], firsts[event.worker], event.factor)
     return rows
 
 
@@ -346,7 +349,9 @@ def _await_disturbance(state: State, *, outside: int) -> None:
 
 
 def _first_counters(policies: Policies, n: int) -> Ints:
-    """The kernel's counters at time zero; all `n` requests may arrive before others are done."""
+    """The kernel's counters at time zero. All `n` requests are released, which replay.py changes for a closed
+    loop.
+    """
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = n
     counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD, layout.READING]] = layout.NONE
@@ -366,8 +371,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
-    # From SHORT_SINCE_S on the array has times, infinite until the kernel sets them; parameters among them
-    # follow here.
+    # The last indices are times, up to LATEST_S: infinite until the kernel or the caller sets them.
     numbers[layout.SHORT_SINCE_S :] = np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
@@ -375,5 +379,4 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.HEARD_S] = -np.inf
     numbers[layout.PREDICTOR] = 1.0 + policies.predictor_slowdown_frac
     numbers[layout.HEARTBEAT_S] = policies.heartbeat_s
-    numbers[[layout.LAST_S, layout.LATEST_S]] = np.inf
     return numbers

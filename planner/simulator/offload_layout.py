@@ -72,19 +72,21 @@ class Offload(NamedTuple):
 NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD))
 
 
-def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]) -> Offload | None:
+def make_offload(
+    fleet: Fleet, trace: Trace, type_indices: IntArray, types: Sequence[WorkerType]
+) -> Offload | None:
     """The memories, all empty. None for a fleet without them, or if none has room for a node.
 
-    `kinds` (W,) are the workers' indices into `types`.
+    `type_indices` (W,) are the workers' indices into `types`.
     """
     kv_offload, llm = fleet.policies.kv_offload, fleet.llm
     if kv_offload is None or not fleet.policies.prefix_cache:
         return None
-    memories = np.zeros(len(kinds), MEMORY)
+    memories = np.zeros(len(type_indices), MEMORY)
     memories["head"] = memories["tail"] = NONE
     # Tokens, until they are divided by those of a node.
-    memories["nodes"] = np.array([kv_offload.kv_tokens(llm, kind.tp) for kind in types])[kinds]
-    memories["store"] = np.arange(len(kinds))
+    memories["nodes"] = np.array([kv_offload.kv_tokens(llm, worker.tp) for worker in types])[type_indices]
+    memories["store"] = np.arange(len(type_indices))
     if kv_offload.is_shared:  # A token's bytes depend on the parallelism: that of the workers that prefill.
         prefilling = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
         memories["store"], memories["is_shared"], memories["nodes"] = 0, 1, 0
@@ -92,13 +94,13 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
     memories["nodes"] //= trace.prefix_block_tokens
     if not memories["nodes"].any():
         return None
-    block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, kind.tp) for kind in types]
-    memories["block_s"] = np.array(block_s)[kinds]
+    block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, worker.tp) for worker in types]
+    memories["block_s"] = np.array(block_s)[type_indices]
     memories["free_s"] = memories["disk_free_s"] = -np.inf
-    memory_nodes = [kv_offload.memory_tokens(llm, kind.tp) // trace.prefix_block_tokens for kind in types]
-    memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[kinds], NONE
-    disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, kind.tp) for kind in types]
-    memories["disk_block_s"] = np.array(disk_block_s)[kinds]
+    memory_nodes = [kv_offload.memory_tokens(llm, worker.tp) // trace.prefix_block_tokens for worker in types]
+    memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[type_indices], NONE
+    disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, worker.tp) for worker in types]
+    memories["disk_block_s"] = np.array(disk_block_s)[type_indices]
     if not kv_offload.disk_bytes:  # Nothing ever goes to a disk that is not there.
         memories["memory_nodes"] = np.iinfo(np.int64).max
     loads = np.zeros(len(trace), LOAD)

@@ -173,34 +173,36 @@ def _tie_key(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequenc
     return added_s, room, row.tobytes(), tuple(float(table.sum()) for table in tables)
 
 
-def routing_order(pools: Sequence[Pool], tie_keys: Sequence[TieKey], kinds: Ints) -> npt.NDArray[np.int64]:
-    """The kernel's workers (W,), of pools `kinds` (W,), in the order in which routers take those of equal
-    score: by the `tie_keys` (P,) of their types. Only workers of one type keep their order in the fleet, so
-    neither names nor the order of pools matter.
+def routing_order(
+    pools: Sequence[Pool], tie_keys: Sequence[TieKey], type_indices: Ints
+) -> npt.NDArray[np.int64]:
+    """The kernel's workers (W,) in the order in which routers take those of equal score: by the `tie_keys`
+    (P,) of their types, which have the indices of their pools (`type_indices`, (W,)). Only workers of one
+    type keep their order in the fleet, so neither names nor the order of pools matter.
     """
     decodes = [pool.role == "decode" for pool in pools]
     # Of the two times in a key, the one of the pool's own phase counts.
     keys = [(is_back, key[0][is_back], *key[1:]) for is_back, key in zip(decodes, tie_keys, strict=True)]
     position = np.empty(len(pools), np.int64)
     position[sorted(range(len(pools)), key=keys.__getitem__)] = np.arange(len(pools))
-    return np.argsort(position[kinds], kind="stable")
+    return np.argsort(position[type_indices], kind="stable")
 
 
 def worker_and_lane_rows(
-    pools: Sequence[Pool], types: npt.NDArray[np.void], kinds: Ints
+    pools: Sequence[Pool], types: npt.NDArray[np.void], type_indices: Ints
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-    """The workers, `kinds` (W,) of `types`, and their lanes."""
-    lane_count = types["lanes"][kinds]
-    workers = np.zeros(len(kinds), dtype=layout.WORKER)
-    workers["type"] = kinds
-    workers["role"] = [ROLES[pools[kind].role] for kind in kinds]
+    """The workers, whose types are the `type_indices` (W,) of `types`, and their lanes."""
+    lane_count = types["lanes"][type_indices]
+    workers = np.zeros(len(type_indices), dtype=layout.WORKER)
+    workers["type"] = type_indices
+    workers["role"] = [ROLES[pools[index].role] for index in type_indices]
     workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, np.inf
     workers["least_saved_s"] = np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE
     lanes = np.zeros(int(lane_count.sum()), dtype=layout.LANE)
-    lanes["worker"] = np.repeat(np.arange(len(kinds)), lane_count)
-    lanes["width"] = np.repeat([pools[kind].type.step_tokens for kind in kinds], lane_count)
+    lanes["worker"] = np.repeat(np.arange(len(type_indices)), lane_count)
+    lanes["width"] = np.repeat([pools[index].type.step_tokens for index in type_indices], lane_count)
     return workers, lanes
 
 

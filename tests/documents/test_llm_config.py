@@ -253,6 +253,15 @@ def test_what_modelopt_says_and_we_do_not_model_is_refused(
         llm_from_config(tmp_path)
 
 
+def test_a_third_declaration_that_disagrees_is_refused_too(tmp_path: Path) -> None:
+    """Two keys of the config agree (fp8, KV in 16 bits); ModelOpt's file, the third, has KV in fp8."""
+    fp8 = {"quant_method": "fp8"}
+    write_config(tmp_path, {**LLAMA, "quantization_config": fp8, "compression_config": fp8})
+    write_modelopt(tmp_path, quant_algo="FP8", kv_cache_quant_algo="FP8")
+    with pytest.raises(CatalogError, match=r"hf_quant_config.json.* 1 and 1; remove what is out of date"):
+        llm_from_config(tmp_path)
+
+
 def test_damaged_or_contradicting_quantisation_files_are_refused(tmp_path: Path) -> None:
     write_config(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "fp8"}})
     write_modelopt(tmp_path, quant_algo="FP8", kv_cache_quant_algo="FP8")

@@ -11,9 +11,9 @@ from planner.domain import Gpu
 from planner.errors import CatalogError, InputError
 from planner.models.llm import Llm
 from planner.models.memory import (
+    DRIVER_BYTES,
     FIRST_WITH_GRAPHS,
     GRAPH_BYTES,
-    HIDDEN_BYTES,
     NON_TORCH_BYTES,
     OTHER_GROUP_BYTES,
     MemorySettings,
@@ -47,7 +47,7 @@ def test_breakdown_by_hand() -> None:
     assert m.budget_bytes == 5 * GIB
     assert m.weight_bytes == 197632
     assert m.activation_bytes == 100 * 64 * 2 + 140_000
-    reserve_bytes = 0.5 * HIDDEN_BYTES + NON_TORCH_BYTES + OTHER_GROUP_BYTES + 2 * GRAPH_BYTES["dense"]
+    reserve_bytes = 0.5 * DRIVER_BYTES + NON_TORCH_BYTES + OTHER_GROUP_BYTES + 2 * GRAPH_BYTES["dense"]
     assert m.reserve_bytes == reserve_bytes
     assert m.kv_bytes_per_token == 64
     assert m.kv_bytes == 5 * GIB - 197632 - 152_800 - reserve_bytes
@@ -127,7 +127,7 @@ def test_the_breakdown_agrees_with_what_vllm_logs(
     """On 80 GB cards at utilisation 0.9: Llama-3-8B from vllm-project/vllm#10511 (2024-12-13; weights 14.96,
     non-torch 1.79, activations 1.26, KV 53.29 of 71.29 GiB; on two GPUs non-torch 3.58), Llama-2-7B from
     kubernetes-sigs/gateway-api-inference-extension#550 (2025-03-21; 7191 blocks). Within 3 %."""
-    found = worker_memory(llm, card(visible_gib * GIB + HIDDEN_BYTES), tp, settings=MemorySettings("0.6.4"))
+    found = worker_memory(llm, card(visible_gib * GIB + DRIVER_BYTES), tp, settings=MemorySettings("0.6.4"))
     assert found.weight_bytes / GIB == pytest.approx(weight_gib, abs=0.01)
     assert found.kv_bytes / GIB == pytest.approx(kv_gib, rel=0.03)
 

@@ -45,7 +45,7 @@ def test_llms_share_one_node_where_two_kinds_of_gpus_would_take_two() -> None:
     """A node of A100 is 8 x 1.89, one of H100 8 x 2.99 USD/h: both are 39.04, the one of H100 is 23.92."""
     shared = plan_together(question(), CATALOG)
     assert shared.bill.usd_per_h == pytest.approx(23.92)
-    assert {pool.type.gpu.name for pool in shared.workers.pools} == {"h100-80g"}
+    assert {pool.type.gpu.name for pool in shared.as_one_fleet.pools} == {"h100-80g"}
     fact = shared.binding[0]
     assert isinstance(fact, NodesFilled) and fact.was_usd_per_h == pytest.approx(39.04)
     assert "planned without a100-80g" in fact_sentence(

@@ -122,7 +122,7 @@ def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
         return options.worker_types(llm, gpus, catalog, longest, replace(engines, budgets=(2048,)))
 
     monkeypatch.setattr(posing, "worker_types", of_one_budget)
-    monkeypatch.setattr(draws, "RUNS_MOST", 3)
+    monkeypatch.setattr(draws, "MOST_RUNS", 3)
 
 
 pytestmark = pytest.mark.usefixtures("few_types")

@@ -21,9 +21,10 @@ MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to t
 class ScaleTarget:
     """A pool as an autoscaler addresses it.
 
-    An autoscaler changes the count of the object `object_name` of this `kind`. `name` is for further objects
-    of the pool, and ends in `pool_name`, as manifests spell the pool's name. `pods` are the labels of the
-    pods that answer GET /metrics on `port` by `scheme`.
+    An autoscaler changes the count of the object `object_name` of this `kind`, as `scaled` tells it for this
+    pool. Further objects that we write for the pool have the `name`, which ends in `pool_name`: the pool's
+    name as manifests spell it. `pods` are the labels of the pods that answer GET /metrics on `port` by
+    `scheme`.
     """
 
     name: str
@@ -47,7 +48,7 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the sizes of the autoscaler; a pool that begins empty gets one worker, so that manifests
     have it.
 
-    Raises InputError where fleet and autoscaler have different pools.
+    Raises InputError where fleet and autoscaler have different pools, or pools of different roles.
     """
     scaled = {pool.name: pool for pool in autoscaler.pools}
     fleet_names = [pool.name for pool in fleet.pools]
@@ -64,7 +65,7 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
         if scaled[pool.name].role != pool.role:
             raise InputError(
                 f"pool {engine_command.one_line(pool.name)[:MOST_SHOWN_LETTERS]}: its role is {pool.role}, "
-                f"found {scaled[pool.name].role}"
+                f"found {scaled[pool.name].role} in the autoscaler"
             )
     return fleet.with_counts(max(scaled[pool.name].size, 1) for pool in fleet.pools)
 

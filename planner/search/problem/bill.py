@@ -76,17 +76,17 @@ def bill_fleet(
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
     nodes = _nodes_sold_whole(pools, placed)
-    rent = sum(each.usd_per_h for each in nodes)
-    rent += sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
-    electricity = _electricity(pools, nodes)
-    owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
+    rent_usd_per_h = sum(each.usd_per_h for each in nodes)
+    rent_usd_per_h += sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
+    electricity_usd_per_h = _electricity(pools, nodes)
+    owned_gpus = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
-        usd_per_h=rent + electricity,
+        usd_per_h=rent_usd_per_h + electricity_usd_per_h,
         by_gpu_usd_per_h=fleet.price_usd_per_h,
-        owned_gpus=owned,
-        rented_gpus=fleet.gpus - owned,
+        owned_gpus=owned_gpus,
+        rented_gpus=fleet.gpus - owned_gpus,
         nodes=nodes,
-        electricity_usd_per_h=electricity,
+        electricity_usd_per_h=electricity_usd_per_h,
         expected_electricity_usd_per_h=_expected_electricity(fleet, nodes, power),
     )
 
@@ -171,23 +171,30 @@ def _nodes_sold_whole(
     """The nodes of each kind that is sold whole. `placed` is the number of nodes of each kind, if workers
     have been placed on nodes. GPUs of one kind with different prices are billed at the highest.
     """
-    used: dict[str, int] = {}
+    used_gpus: dict[str, int] = {}  # By kind of node.
     priced_nodes: dict[str, PricedNode] = {}
     for gpu, gpus in pools:
         if (node := node_of(gpu)) is not None:
-            used[node.kind] = used.get(node.kind, 0) + gpus
+            used_gpus[node.kind] = used_gpus.get(node.kind, 0) + gpus
             dearest = priced_nodes.get(node.kind, node)
             priced_nodes[node.kind] = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
-    priced = []
-    for kind, gpus in used.items():
-        node, size = priced_nodes[kind], priced_nodes[kind].gpus
-        count = placed.get(kind, math.ceil(gpus / size))
-        idle = count * size - gpus
-        idle_usd_per_h = idle * node.idle_electricity_usd_per_h
-        priced.append(
-            NodesSoldWhole(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h)
+    nodes = []
+    for kind, gpus in used_gpus.items():
+        node = priced_nodes[kind]
+        count = placed.get(kind, math.ceil(gpus / node.gpus))
+        paid_gpus = count * node.gpus
+        idle_gpus = paid_gpus - gpus
+        nodes.append(
+            NodesSoldWhole(
+                kind,
+                count,
+                gpus_per_node=node.gpus,
+                idle_gpus=idle_gpus,
+                usd_per_h=paid_gpus * node.gpu_usd_per_h,
+                idle_electricity_usd_per_h=idle_gpus * node.idle_electricity_usd_per_h,
+            )
         )
-    return tuple(priced)
+    return tuple(nodes)
 
 
 def bought_pools(fleet: Fleet) -> tuple[Workers, ...]:

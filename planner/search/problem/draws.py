@@ -33,11 +33,11 @@ from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
-# The runs of one kind simulate about RUN_REQUESTS in all, but are between RUNS_LEAST and RUNS_MOST. Requests
+# The runs of one kind simulate about RUN_REQUESTS in all, but are between LEAST_RUNS and MOST_RUNS. Requests
 # are counted, not seconds, so that a plan does not depend on the machine. Set by hand.
 RUN_REQUESTS = 1_500_000
-RUNS_LEAST = 3
-RUNS_MOST = 100
+LEAST_RUNS = 3
+MOST_RUNS = 100
 
 # The names of these simulations, by which `goes_on` and the report tell them apart (facts.LeftOut).
 OTHER_DRAWS: Literal["other-draws"] = "other-draws"
@@ -61,9 +61,11 @@ def simulate_other_draws(
 
     def run(number: int) -> tuple[bool, Verdict]:
         run_seed = first_seed + number
+        # The first draw is made already.
         requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
         with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
-        # No other simulation has this traffic, so a cache of its own keeps the common one small.
+        # The fleet is judged on these requests alone, not on the search's draws too. No other simulation has
+        # this traffic, so a cache of its own keeps the common one small.
         oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
         is_kept = verdict.holds and (not oracle.has_losses or oracle.holds(best))
@@ -114,7 +116,7 @@ def interruptions(
 
 def _most_runs(problem: Problem) -> int:
     """How many runs of the question's requests may be made, by RUN_REQUESTS."""
-    return int(np.clip(RUN_REQUESTS // len(problem.trace), RUNS_LEAST, RUNS_MOST))
+    return int(np.clip(RUN_REQUESTS // len(problem.trace), LEAST_RUNS, MOST_RUNS))
 
 
 def missed_warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:

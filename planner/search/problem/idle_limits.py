@@ -38,7 +38,9 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
     # Each computed token also attends to all cached ones, which `prefill_s` does not know of.
     prefill_s = latency.prefill_s(computed_tokens, worker.max_num_batched_tokens)
     ttft_s = prefill_s + latency.a_s * computed_tokens * cached_tokens
-    if worker.pp > 1:  # The chunks of a prompt fill all stages at once, except while the last chunk leaves.
+    # The chunks of a prompt keep all stages busy, so each takes 1 / PP of its time. The last chunk then still
+    # runs through the other stages, which takes at least that share of a step of one token.
+    if worker.pp > 1:
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     return np.asarray(ttft_s)
 
@@ -54,17 +56,21 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile [s] if every request had an idle worker of this type; 0 if that is not known."""
+    """The limit's percentile [s] if every request had an idle worker of this type, without the engine's front
+    end; 0 if that is not known.
+    """
+    if limit.metric_row.is_of_tasks:
+        return 0.0  # Which requests make a task is not among the lengths.
     inputs, requests = lengths.input_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = idle_prefill_s(worker, inputs, lengths.shared_tokens)
     gaps = lengths.output_tokens - 1
-    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (inputs + (gaps + 1) / 2)
-    if worker.speculation is not None:
+    if worker.speculation is None:
+        mean_context_tokens = inputs + (gaps + 1) / 2  # Over the decode steps of a request.
+        decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * mean_context_tokens
+    else:
         decoding_s = _drafted_s(worker, inputs, gaps)
     is_decoded = gaps > 0
-    if limit.metric_row.is_of_tasks:
-        return 0.0  # Which requests make a task is not among the lengths.
     if not limit.metric_row.is_of_gaps:
         values_s = limit.metric_row.values_s(_idle_times(inputs, lengths.output_tokens, ttft_s, decoding_s))
         is_counted = is_decoded if limit.metric_row.is_of_decodes else np.ones(len(inputs), bool)
@@ -110,10 +116,13 @@ def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats
     """
     assert worker.speculation is not None
     steps = SpeculativeSteps(worker.latency, worker.speculation)
-    count = np.ceil(gaps / worker.speculation.mean_tokens)
-    context = input_tokens + 1 + gaps / 2
-    step_s = [steps.step_s(0.0, 0.0, 1.0, kv_tokens, 0.0) for kv_tokens in context.tolist()]
-    return np.asarray(count * np.array(step_s))
+    step_count = np.ceil(gaps / worker.speculation.mean_tokens)
+    mean_context_tokens = input_tokens + 1 + gaps / 2
+    step_s = [
+        steps.step_s(prompt_tokens=0.0, pairs=0.0, decodes=1.0, kv_tokens=kv_tokens, prefills=0.0)
+        for kv_tokens in mean_context_tokens.tolist()
+    ]
+    return np.asarray(step_count * np.array(step_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,10 +133,11 @@ class Judged:
     If `is_cached`, the `shared_tokens` of a prompt are assumed to be cached; without prefix caches they are
     0.
 
-    A request that waits for others and nominally arrives in the warm-up is judged on some fleets only. There
-    are `judged_on_some` such requests, of which `decoded_on_some` have more than one output token; a floor
-    assumes that they take no time. `has_gaps` is True if at least one gap is judged on every fleet that
-    passes the backlog test and rejects nothing.
+    A request that waits for others arrives when those are done, so one that nominally arrives in the warm-up
+    may arrive after it, and is judged only on such fleets. There are `judged_on_some` of these requests, of
+    which `decoded_on_some` have more than one output token; a floor (`unreachable_limits`) assumes that they
+    take no time. `has_gaps` is True if at least one gap is judged on every fleet that passes the backlog test
+    and rejects nothing.
     """
 
     input_tokens: Floats
@@ -228,9 +238,10 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], judged_requests: 
     if judged_tasks is None:
         return 0.0
     inputs, gaps = judged_tasks.input_tokens, judged_tasks.output_tokens - 1
-    latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
+    step_times = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
     decoding_s = np.min(
-        [_decoding_s(*latency, inputs, gaps, judged_requests) for latency in latencies], axis=0
+        [_decoding_s(latency, drafts, inputs, gaps, judged_requests) for latency, drafts in step_times],
+        axis=0,
     )
     ttft_s = np.min([_least_ttft_s(worker, inputs, judged_tasks.shared_tokens) for worker in types], axis=0)
     e2e_s = ttft_s + decoding_s
@@ -251,19 +262,24 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
     inputs, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
-    latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
+    step_times = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
         first_gap = np.minimum(gaps, 1.0)
         first_s = np.min(
-            [_decoding_s(*latency, inputs, first_gap, judged_requests) for latency in latencies], axis=0
+            [
+                _decoding_s(latency, drafts, inputs, first_gap, judged_requests)
+                for latency, drafts in step_times
+            ],
+            axis=0,
         )
         return float(first_s[gaps > 0].min()) if judged_requests.has_gaps and (gaps > 0).any() else 0.0
     if limit.metric_row.is_of_tasks:
         return _least_of_tasks(limit, types, judged_requests)
     decoding_s = np.min(
-        [_decoding_s(*latency, inputs, gaps, judged_requests) for latency in latencies], axis=0
+        [_decoding_s(latency, drafts, inputs, gaps, judged_requests) for latency, drafts in step_times],
+        axis=0,
     )
     ttft_s = np.min(
         [_least_ttft_s(worker, inputs, judged_requests.shared_tokens) for worker in types], axis=0

@@ -50,30 +50,33 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     pools_by_kind: dict[WorkerKind, list[tuple[Option, int]]] = {}
     for option, count in counts:
         pools_by_kind.setdefault(_kind(option), []).append((option, count))
-    bought: dict[WorkerKind, list[tuple[Option, int]]] = {}
-    for kind in sorted(pools_by_kind, key=lambda kind: -pools_by_kind[kind][0][0].type.gpus):
+    gpus_by_kind = {kind: pools[0][0].type.gpus for kind, pools in pools_by_kind.items()}  # GPUs of a worker.
+    new_pools: dict[WorkerKind, list[tuple[Option, int]]] = {}
+    for kind in sorted(pools_by_kind, key=lambda kind: -gpus_by_kind[kind]):
         pools = pools_by_kind[kind]
         option, total = pools[0][0], sum(count for _, count in pools)
         row = row_of(option.type.gpu.name)
         # Spot workers, and those whose renting costs less than owning, stay as the search chose them.
         if row not in unused or kind.is_spot or _rents_for_less(row, gpus):
-            bought[kind] = pools
+            new_pools[kind] = pools
             continue
         owned = min(total, unused[row] // option.type.gpus)
         unused[row] -= owned * option.type.gpus
         if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
             return counts
         count_by_gpu = ((row + OWNED, owned), (row, total - owned))
-        bought[kind] = [
+        new_pools[kind] = [
             (_on_gpu(option, gpus[name], problem), count) for name, count in count_by_gpu if count
         ]
-    counts_owned = tuple(pool for kind in pools_by_kind for pool in bought[kind])
-    # Under "cost-by-gpu" idle GPUs of a node cost nothing, so no worker is cheaper on them.
+    counts_owned = tuple(pool for kind in pools_by_kind for pool in new_pools[kind])
+    # Only "cost" counts what idle GPUs of rented nodes cost, so that a worker may be cheaper on them.
     return _on_idle_gpus(problem, counts_owned, gpus) if problem.option_objective == "cost" else counts_owned
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest."""
+    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. Options take
+    turns, each with the fleet that those before it left.
+    """
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
         if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):
@@ -81,10 +84,11 @@ def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> 
         on_rented, before = _on_gpu(option, rented, problem), dict(counts)
         for moved in range(1, count + 1):
             after = before | {option: count - moved, on_rented: before.get(on_rented, 0) + moved}
-            fleet = tuple((each, n) for each, n in after.items() if n)
-            is_cheaper = objective_paid(problem, fleet) < objective_paid(problem, counts) * (1 - ROUNDING)
-            if is_cheaper and problem.allows(fleet):
-                counts = fleet
+            moved_counts = tuple((each, n) for each, n in after.items() if n)
+            least_paid = objective_paid(problem, counts)
+            is_cheaper = objective_paid(problem, moved_counts) < least_paid * (1 - ROUNDING)
+            if is_cheaper and problem.allows(moved_counts):
+                counts = moved_counts
     return counts
 
 
@@ -122,6 +126,7 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
         return float(sum(option.type.gpus * count for option, count in counts))
     if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
+    # Of the objectives left, only the cost without idle GPUs ("cost-by-gpu") has a tie-break.
     return objective_of(counts) - _tie_break_usd_per_h(problem, counts)
 
 

@@ -232,7 +232,7 @@ def _beside_first(
 
 def _kinds_used(shared: SharedPlan) -> list[str]:
     """The GPUs that are rented, in the order of their names."""
-    gpus = {pool.type.gpu.name for pool in shared.workers.running_pools}
+    gpus = {pool.type.gpu.name for pool in shared.as_one_fleet.running_pools}
     return sorted({_kind(gpu) for gpu in gpus if market_of(gpu) != OWNED})
 
 

@@ -19,7 +19,7 @@ from planner.solvers.placement import NodePlacement
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """A shared limit, and how much of it all fleets together use."""
+    """A shared limit: the `amount` that it allows, and how much all fleets together use."""
 
     limit: FleetLimit
     amount: float
@@ -46,12 +46,14 @@ class SharedPlan:
     `paper` is the objective of each LLM's fleet on paper, where it shares the limits with the others; `alone`
     is the objective of the fleet that it would have with all of the limits for itself. `answers` are the
     three answers for all LLMs, empty where not every LLM requires safety. `in_production` says how production
-    was chosen, and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
+    was chosen, and which LLM gives way to others. All that follows is about the fleets on paper.
 
-    No fleets with one worker type per pool have a value below `level0_bound`. If the search `is_exhausted`,
-    that follows from its rules; if it `is_exact`, from simulating all such fleets. `level0` is the least such
-    value found, None if it was not computed because fleets of several types have a lower value. No fleets at
-    all have a value below `bound`.
+    A value is the sum of the LLMs' objectives. `level0` is the least value found of fleets with one worker
+    type per pool; None if it was not computed, because fleets of several types have a lower value. No fleets
+    with one worker type per pool have a value below `level0_bound`. The search `is_exhausted` if it came to
+    its end, so that only its pruning rules are taken for granted, and `is_exact` if it also simulated all
+    cheaper fleets of each LLM. No fleets at all have a value below `bound`. `binding` are the limits that
+    make the fleets dearer. `rounds` counts how often the master problem chose a fleet for each LLM.
     """
 
     plans: Mapping[str, Plan]
@@ -87,7 +89,9 @@ class SharedPlan:
 
     @property
     def status(self) -> Status:
-        """The weakest status among the plans; "on paper" if no LLM requires safety."""
+        """The weakest status of a plan: "not for production", then "best found". Without these it is the one
+        status of all plans ("on paper" if no LLM requires safety), or "not certified" if they differ.
+        """
         statuses = {plan.status for plan in self.plans.values()}
         if "not for production" in statuses:
             return "not for production"
@@ -103,11 +107,11 @@ class SharedPlan:
     @property
     def bill(self) -> Bill:
         """What is paid for all fleets, on the nodes that they share."""
-        return bill_fleet(self.workers, self.placement)
+        return bill_fleet(self.as_one_fleet, self.placement)
 
     @property
-    def workers(self) -> Fleet:
-        """All workers as one fleet, for the bill; the LLM of that fleet has no meaning."""
+    def as_one_fleet(self) -> Fleet:
+        """The pools of all LLMs as one fleet, for what does not depend on its LLM (the first is taken)."""
         return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
 
     @property

@@ -18,7 +18,7 @@ import pandas as pd
 from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts, formats
-from planner.traffic.logs.log_columns_map import Columns, has_failed, other_kind, span_unit
+from planner.traffic.logs.log_columns_map import Columns, has_failed, no_text_reason, span_unit
 from planner.traffic.logs.span_waits import SERIAL
 from planner.traffic.logs.times import LogClock, UnsureError, as_numbers, is_missing, shown_value, spans_ns
 from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, join_arrays, no_ids, several_llms
@@ -117,14 +117,14 @@ class Gatherer:
         masks = []
         if self.columns.kind:
             codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
-            kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
-            masks = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
+            reasons = np.array([no_text_reason(value) for value in values], dtype=object)[codes]
+            masks = [(reasons == reason, str(reason)) for reason in sorted(set(reasons.tolist()) - {""})]
         if self.columns.cache_hit:
             # These are the values by which gateways mark a hit.
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
             masks.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
-            broken, unknown = has_failed(table[self.columns.status])
+            failed, unknown = has_failed(table[self.columns.status])
             if unknown:
                 column = table[self.columns.status].astype(str)
                 first = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
@@ -133,7 +133,7 @@ class Gatherer:
                     "neither that a request succeeded nor that it failed; expected a status of HTTP, success "
                     "or failure; or leave it out: --map without status"
                 )
-            masks.append((broken, FAILED))
+            masks.append((failed, FAILED))
         return masks
 
     def _count(
@@ -178,13 +178,11 @@ class Gatherer:
     def _name(self, role: str, column: pd.Series[Any]) -> None:
         """Add the names of a column as indices into `_names`; a missing name is ""."""
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
-        number_of = self._names[role]
-        index_of = np.array(
-            # An array of indices must not be empty, even if there are no rows.
-            [number_of.setdefault(str(value), len(number_of)) for value in values] or [0],
-            dtype=np.int32,
-        )
-        self._codes[role].append(index_of[codes])
+        index_of_name = self._names[role]
+        indices = [index_of_name.setdefault(str(value), len(index_of_name)) for value in values]
+        # Without rows there are no indices, and numpy cannot look up even no codes in an empty array.
+        index_of_code = np.array(indices or [0], dtype=np.int32)
+        self._codes[role].append(index_of_code[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
         """Hashes of request ids, 64 bits each. A row without an id gets a number that no other row has."""
@@ -200,8 +198,7 @@ class Gatherer:
     def trace(self, name: str) -> Trace:
         """The trace of all rows that were added, in order of arrival. The rows are freed on the way."""
         self._find_halves()
-        request_count = sum(map(len, self._at_ns))
-        warnings = (*self._warnings(name, request_count), *self.doubts)
+        warnings = (*self._warnings(name, self._requests), *self.doubts)
         at_ns = join_arrays(self._at_ns)
         inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}

@@ -20,7 +20,7 @@ from planner.traffic.logs.times import (
     LogClock,
     UnsureError,
     as_numbers,
-    guess_form,
+    guess_pattern,
     is_local_date,
     is_missing,
     is_month_first,
@@ -37,7 +37,8 @@ _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # Durations without a unit are taken to be in ms if their median is above this: in s it is almost 2 minutes.
 _LIKELY_MS = 100
-# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...).
+# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...). Long sets are made of
+# tuples, one a line.
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -52,8 +53,10 @@ _START = (
 )
 # Words of the time of an answer's last token. Most logs write their line then.
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
-_TIME = {"time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"}
-_TIME |= {"nano", "iso8601", "msec"}
+_TIME = {
+    *("time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"),
+    *("nano", "iso8601", "msec"),
+}
 # Small numbers may be durations, or a clock that counts from 0. With one of these words they are a clock.
 _ZERO_CLOCK = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
@@ -229,7 +232,7 @@ def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
         texts = sample[name].dropna().astype(str).tolist()
         if texts and all(is_local_date(text) for text in texts):
             month_first = is_month_first(texts)
-            return str(name), guess_form(texts[0], month_first=bool(month_first)), month_first is not None
+            return str(name), guess_pattern(texts[0], month_first=bool(month_first)), month_first is not None
     return None
 
 
@@ -242,15 +245,17 @@ def _grouped_error(grouped: list[str], where: str) -> UnsureError:
     )
 
 
-def _dated_roles(sample: pd.DataFrame, name: str, form: str) -> dict[str, str]:
-    """The roles of the column `name` of dates: the arrival; or the end, if its name says so and another
-    column says how long requests took, which then has the role duration.
+def _dated_roles(sample: pd.DataFrame, name: str, pattern: str) -> dict[str, str]:
+    """What a map says of the column `name`, which holds dates of this strptime pattern, by role.
+
+    The dates are arrivals. But if the name says end, and another column how long requests took, they are the
+    ends, and that column has the role duration.
     """
     span = next((str(each) for each in sample.columns if _is_span(sample, each)), "")
     if not span or not set(words_of(name)) & set(_END):
-        return {"arrival": f"{name}:{form}"}
+        return {"arrival": f"{name}:{pattern}"}
     unit = "" if unit_of_name(span) else f":{span_unit(span, sample.columns) or 's'}"
-    return {"end": f"{name}:{form}", "duration": f"{span}{unit}"}
+    return {"end": f"{name}:{pattern}", "duration": f"{span}{unit}"}
 
 
 def _unnamed_clock_column(sample: pd.DataFrame) -> str:
@@ -278,9 +283,12 @@ def _unsure_error(
     """The error for a map that is uncertain: one line with the log's columns and the --map to type, in which
     COLUMN stands for what is missing.
     """
+    # No map helps where numbers have thousands separators.
+    if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
+        return _grouped_error(grouped, where)
     names = ", ".join(map(show_value, list(sample.columns)[:_LISTED_COLUMNS])) or "no column"
     likely = {role: name for role, name in column_by_role.items() if name}
-    # Without an arrival the suggested map has the end of requests, which is later by their duration.
+    # The suggested map takes ends for arrivals if there is nothing better, and the message says so.
     if "arrival" in missing and likely.get("end"):
         doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
         likely["arrival"] = likely.pop("end")
@@ -288,9 +296,9 @@ def _unsure_error(
     columns = dict.fromkeys(missing, "COLUMN") | likely
     dated = _local_date_column(sample) if "arrival" in missing else None
     if dated:
-        name, form, is_certain = dated
-        columns |= _dated_roles(sample, name, form)
-        if "end" in columns:
+        name, pattern, is_certain = dated
+        columns |= _dated_roles(sample, name, pattern)
+        if "end" in columns:  # With a duration, so the map needs no arrival.
             del columns["arrival"]
             missing = [role for role in missing if role != "arrival"]
         swap = "" if is_certain else "; swap %d and %m if the month comes first"
@@ -304,9 +312,6 @@ def _unsure_error(
     # A doubt already names the column of dates, so that the arrival is not said to be unreadable.
     unread = [role for role in missing if role != "arrival" or not dated]
     why = [*doubts, *(f"no column could be read as {role}" for role in unread)]
-    # No map helps where numbers have thousands separators, so this message has none.
-    if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
-        return _grouped_error(grouped, where)
     if {"input", "output"} <= set(missing):
         why.append(
             "a log without token counts tells the rate alone: plan --rate 5 --task chat describes the rest"
@@ -471,7 +476,9 @@ def _time_columns(
 
 
 def _numeric_arrival(sample: pd.DataFrame) -> str:
-    """A column of numbers whose name says arrival, such as `arrived_at_ms`; empty if there is none."""
+    """A column of numbers whose name says arrival; empty if there is none. No unit makes times of its numbers
+    (`_clock_columns` left it out), so reading it asks the user for the unit (`LogClock.choose_unit`).
+    """
     named = [name for name in sample.columns if set(words_of(name)) & {"arrival", "arrived", "timestamp"}]
     return next((name for name in named if not np.isnan(as_numbers(sample[name])).all()), "")
 
@@ -577,7 +584,7 @@ _SPAN_KINDS = {"span", "event", "trace", "tool", "retriever", "evaluator", "guar
 _OPERATIONS = {"execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
-def other_kind(value: object) -> str:
+def no_text_reason(value: object) -> str:
     """Why a call of this kind or path generates no text, for `Trace.dropped`; empty for one that does."""
     text = str(value).strip().lower()
     if "embed" in text:

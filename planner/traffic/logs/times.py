@@ -181,10 +181,10 @@ class LogClock:
         elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
             return 1.0
         else:
-            strptime_form = "ISO8601" if self.unit == "date" else self.unit
+            date_format = "ISO8601" if self.unit == "date" else self.unit
             # Python's logging writes a comma before the fraction of a second.
             text = sample.astype(str).str.strip().str.replace(r",(\d{1,9})$", r".\1", regex=True)
-            fits = pd.to_datetime(text, errors="coerce", utc=True, format=strptime_form).notna().to_numpy()
+            fits = pd.to_datetime(text, errors="coerce", utc=True, format=date_format).notna().to_numpy()
         return float(np.mean(fits))
 
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
@@ -201,7 +201,7 @@ class LogClock:
             self._has_chosen_unit = True
         if self.unit not in NS_PER:
             return self._dates_ns(line, column, where)
-        per = NS_PER[self.unit]
+        unit_ns = NS_PER[self.unit]
         if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu":
             values = column.to_numpy(dtype=np.float64)
             whole_values: IntArray | None = column.to_numpy(dtype=np.int64)
@@ -209,7 +209,7 @@ class LogClock:
             values, whole_values = as_numbers(column), None
         earliest_s, latest_s = (0.0, LONGEST_COUNT_S) if self.since_zero else (YEAR_2000_S, YEAR_2100_S)
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and huge numbers are refused below.
-            is_bad = ~((values * per / 1e9 >= earliest_s) & (values * per / 1e9 < latest_s))
+            is_bad = ~((values * unit_ns / 1e9 >= earliest_s) & (values * unit_ns / 1e9 < latest_s))
         expected = (
             f"number of {self.unit} from 0 on" if self.since_zero else f"time in {self.unit} since 1970"
         )
@@ -217,9 +217,10 @@ class LogClock:
         # Nanoseconds since 1970 need more digits than a float64 has. So whole numbers stay integers, and
         # other numbers are split into a whole part and a fraction.
         if whole_values is not None:
-            return whole_values * per
+            return whole_values * unit_ns
         whole = np.floor(values)
-        time_ns: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
+        fraction_ns = np.rint((values - whole) * unit_ns).astype(np.int64)
+        time_ns: IntArray = whole.astype(np.int64) * unit_ns + fraction_ns
         return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
@@ -241,9 +242,9 @@ class LogClock:
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
-        form: dict[str, Any] = {"format": "ISO8601" if self.unit == "date" else self.unit}
+        date_format = "ISO8601" if self.unit == "date" else self.unit
         try:  # This is fast, and enough if nothing is wrong in the column.
-            return pd.to_datetime(text, errors="raise", cache=False, **form)
+            return pd.to_datetime(text, errors="raise", cache=False, format=date_format)
         except (ValueError, TypeError, OverflowError):
             pass
         plain = text.where(text.notna(), "").astype(str).str.strip()
@@ -252,11 +253,11 @@ class LogClock:
             plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)
         try:
             # Dates of one column may have different zones, so all are converted to UTC.
-            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)
+            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, format=date_format)
         except (ValueError, TypeError, OverflowError):
             self._refuse(where, line[0], self._expected(), column.iloc[0])
         self._refuse_rows(dates.isna().to_numpy(), where, line, self._expected(), column)
-        has_zone = np.array([says_zone(one) for one in plain])
+        has_zone = np.array([says_zone(date_text) for date_text in plain])
         if self.unit == _APACHE:  # `says_zone` does not know these dates, which always have a zone.
             has_zone[:] = True
         self._refuse_rows(has_zone != has_zone[0], where, line, _like_first_dates(bool(has_zone[0])), column)
@@ -281,7 +282,7 @@ class LogClock:
         late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
         first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
-        # Only ambiguous times differ.
+        # `first` and `second` differ where a time is ambiguous, and only there.
         for k in np.flatnonzero(first != second).tolist():
             if ns[k] - self._latest_ns > _NEXT_YEAR_NS:
                 self._is_put_back = False
@@ -332,7 +333,7 @@ def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
     raise UnsureError(
         f"{where}: column {name} holds {show_value(texts[0])}, which is no number and no date such as "
         "2026-11-16T18:17:03Z; write its form as strptime has it: --map "
-        f"'arrival={name}:{guess_form(texts[0], month_first=bool(is_month_first(texts)))}'"
+        f"'arrival={name}:{guess_pattern(texts[0], month_first=bool(is_month_first(texts)))}'"
     )
 
 
@@ -349,7 +350,7 @@ def is_month_first(texts: Iterable[str]) -> bool | None:
     return False if any(int(match[1]) > 12 for match in matches) else None
 
 
-def guess_form(text: str, *, month_first: bool = False) -> str:
+def guess_pattern(text: str, *, month_first: bool = False) -> str:
     """The pattern of strptime for 05.10.2026 09:00:00.036, or an example of one for any other text."""
     match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:

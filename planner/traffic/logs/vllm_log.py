@@ -38,7 +38,7 @@ COLUMNS = Columns(
 LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] )?)?"
     rb"(?:\([^)]{0,80}\) )?"
-    rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<part>\.\d+)? "
+    rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)? "
     rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<message>.*)"
 )
 JSON_LINE = re.compile(
@@ -68,16 +68,17 @@ CUT_PROMPTS = 3
 
 @dataclass(slots=True)
 class _ParsedRequest:
-    """A request, with the number and the time of the first line on it.
+    """A request, with the number and the time of the first line that names it.
 
-    `max_tokens` is set only if the answer has exactly as many tokens (ignore_eos).
+    `asked_tokens` are the max_tokens of its answers together, set only with ignore_eos: then the answers have
+    exactly as many tokens.
     """
 
     line: int
     time_ns: int
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    max_tokens: int | None = None
+    asked_tokens: int | None = None
     lora: str | None = None
     status: str = "ok"
 
@@ -98,8 +99,9 @@ class VllmLog:
         self.requests: dict[bytes, _ParsedRequest] = {}  # By vLLM's request id.
         self.notes: list[str] = []
         self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
-        # Days of all earlier years in the log, and the day of the last line, by its number in the year.
-        self._days, self._previous_day = 0, -1
+        # What `_time_ns` adds to the day's number in its year: the days of all earlier years in the log, less
+        # the 29ths of February that were none. Then the number of the last line's day.
+        self._added_days, self._previous_day = 0, -1
         # For each number n: how many prompts have n characters and n token ids.
         self._cut: Counter[int] = Counter()
 
@@ -148,10 +150,9 @@ class VllmLog:
                 "vLLM with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
                 "(--otlp-traces-endpoint)"
             )
-        # With ignore_eos an answer has all of its max_tokens.
-        assumed = [r for r in requests if r.output_tokens is None and r.max_tokens and r.status == "ok"]
+        assumed = [r for r in requests if r.output_tokens is None and r.asked_tokens and r.status == "ok"]
         for request in assumed:
-            request.output_tokens = request.max_tokens
+            request.output_tokens = request.asked_tokens
         if assumed:
             self.notes.append(
                 f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as "
@@ -177,7 +178,7 @@ class VllmLog:
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
             answers = _ANSWER_COUNT.search(tail)
-            request.max_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
+            request.asked_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
         if lora := _LORA.search(tail):
             request.lora = lora[1].decode(errors="replace")
 
@@ -229,14 +230,14 @@ class VllmLog:
             raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
         number_of_day = DAYS_BEFORE_MONTH[month - 1] + day - 1
         if self._previous_day - number_of_day > _YEAR_DAYS // 2:  # The year has changed.
-            self._days += _YEAR_DAYS
+            self._added_days += _YEAR_DAYS
         # If a log goes from 28 February or before to March, without the 29th, its year has no such day.
         if 0 <= self._previous_day <= _FEB_28 and number_of_day > _FEB_28 + 1:
-            self._days -= 1
+            self._added_days -= 1
         self._previous_day = number_of_day
-        part_ns = int(float(match["part"] or b"0") * 1e9)
-        since_ns = ((hours * 60 + minutes) * 60 + seconds) * 10**9 + part_ns
-        return _NEW_YEAR_NS + (number_of_day + self._days) * _DAY_NS + since_ns
+        fraction_ns = int(float(match["fraction"] or b"0") * 1e9)
+        since_midnight_ns = ((hours * 60 + minutes) * 60 + seconds) * 10**9 + fraction_ns
+        return _NEW_YEAR_NS + (number_of_day + self._added_days) * _DAY_NS + since_midnight_ns
 
 
 def _stamp_ns(stamp: bytes, where: str) -> int:
