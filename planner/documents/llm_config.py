@@ -88,10 +88,10 @@ def fetch_config(name: str) -> Path | None:
 
 def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     """The LLM of a config.json, after every key that no formula describes was refused."""
-    where, text = str(file), _language_part(config)
-    formats = read_formats(file, text)
-    refuse_unmodelled(text, where)
-    shape = Section.from_document(text, where, wording=WORDING)
+    where, language = str(file), _language_part(config)
+    formats = read_formats(file, language)
+    refuse_unmodelled(language, where)
+    shape = Section.from_document(language, where, wording=WORDING)
     hidden = hidden_size(shape)
     groups = _group_layers(shape, formats)
     name = str(file.parent if file.name == "config.json" else file)

@@ -42,7 +42,7 @@ def read_asset_prices(
     Raises InputError for another JSON file, for nodes of several providers, or if no known GPU has hours.
     """
     data = read_json(path).get("data")
-    by_label = {
+    gpu_by_label = {
         gpu.node_selector.rpartition("=")[2]: name
         for name, gpu in catalog.gpus.items()
         if gpu.node_selector and gpu.base == name  # A capped GPU has the label of its base.
@@ -60,11 +60,13 @@ def read_asset_prices(
         hours = _read_number(node, "GPUHours", where)
         if hours <= 0:  # A node without GPUs.
             continue
-        kind = str(node.get("nodeType", ""))[:80]
-        gpu = next((by_label[value] for value in labels.values() if value in by_label), None)
-        gpu = gpu or (find_instance(kind) or (None, 0))[0]
+        instance_type = str(node.get("nodeType", ""))[:80]
+        gpu = next((gpu_by_label[value] for value in labels.values() if value in gpu_by_label), None)
+        gpu = gpu or (find_instance(instance_type) or (None, 0))[0]
         if gpu is None or gpu not in catalog.gpus:
-            skipped[f"has GPUs that no label and no type of instance names ({kind or 'no type'})"] += 1
+            skipped[
+                f"has GPUs that no label and no type of instance names ({instance_type or 'no type'})"
+            ] += 1
             continue
         properties = node.get("properties")
         provider_name = properties.get("provider", "") if isinstance(properties, Mapping) else ""

@@ -134,11 +134,11 @@ def read_prices(
 
 def _catalog_name(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
     """The name of a GPU in catalogs/gpus.yaml and an empty reason, or None and the reason why it has none."""
-    ours = GPU_NAMES.get("".join(c for c in name.lower() if c.isalnum()))
-    if ours is not None and "pcie" in info.lower():
-        ours, name = PCIE_NAMES.get(ours, ours), f"{name} (PCIe)"
-    if ours and ours in catalog.gpus:
-        return ours, ""
+    catalog_name = GPU_NAMES.get("".join(c for c in name.lower() if c.isalnum()))
+    if catalog_name is not None and "pcie" in info.lower():
+        catalog_name, name = PCIE_NAMES.get(catalog_name, catalog_name), f"{name} (PCIe)"
+    if catalog_name and catalog_name in catalog.gpus:
+        return catalog_name, ""
     return None, f"{name}: no row of catalogs/gpus.yaml is known to be this GPU"
 
 

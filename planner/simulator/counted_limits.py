@@ -34,10 +34,10 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
         gaps = trace.output_tokens - 1
         if limit.selector is not None:
             gaps = gaps[select_requests(limit.selector, trace)]
-        values = int(gaps.sum())
+        value_count = int(gaps.sum())
     else:
-        values = int((inside & _has_value(limit, trace)).sum())
-    return allowed_above(limit.percentile_frac, values)
+        value_count = int((inside & _has_value(limit, trace)).sum())
+    return allowed_above(limit.percentile_frac, value_count)
 
 
 def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
@@ -78,11 +78,11 @@ def limits_in_windows(
             gaps = trace.output_tokens - 1
             if limit.selector is not None:
                 gaps = gaps * select_requests(limit.selector, trace)
-            values = np.cumsum(np.bincount(window_of, gaps, len(row)))
+            value_counts = np.cumsum(np.bincount(window_of, weights=gaps, minlength=len(row)))
         else:
             is_counted = inside & _has_value(limit, trace)
-            values = np.bincount(window_of[is_counted], minlength=len(row))
-        allowed = [allowed_above(limit.percentile_frac, int(count)) for count in values]
+            value_counts = np.bincount(window_of[is_counted], minlength=len(row))
+        allowed = [allowed_above(limit.percentile_frac, int(count)) for count in value_counts]
         row["allowed"] = np.minimum(row["allowed"], allowed)
     return rows
 

@@ -52,9 +52,9 @@ def type_rows(
         most_tokens = _most_tokens(worker_type, policies.batching, trace)
         # A step may hold a whole prompt budget and a token of each decode.
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
-        is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
-        make = _remembered_type_row if is_small else _type_row
-        types[i : i + 1], type_tables, tie_key = make(
+        is_remembered = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
+        make_row = _remembered_type_row if is_remembered else _type_row
+        types[i : i + 1], type_tables, tie_key = make_row(
             worker_type, policies, fleet.llm.name, longest_tokens, most_tokens
         )
         for j, table in enumerate(type_tables):
@@ -89,19 +89,19 @@ def _fill_type(
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
-    reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
+    reserved_blocks = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0  # Rounded up.
     if batching.simulator == OF_SPLITWISE:
-        reserved = 1  # Only a mark that KV is reserved: this engine counts how much itself.
-    watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
+        reserved_blocks = 1  # Only a mark that KV is reserved: this engine counts how much itself.
+    watermark_blocks = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
     if batching.simulator != STEPWISE and worker_type.kv_beside.is_any:
         raise InputError(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
         )
     # A request may have this many blocks; if all requests reserve more than there are, none fits.
-    longest_blocks = blocks - watermark
+    longest_blocks = blocks - watermark_blocks
     if reserves:
-        longest_blocks = reserved if reserved <= blocks else 0
+        longest_blocks = reserved_blocks if reserved_blocks <= blocks else 0
     for name, value in (
         ("batching", batching.code),
         ("queue_order", QUEUE[policies.queue].code),
@@ -119,9 +119,9 @@ def _fill_type(
         ("window_ratio", worker_type.kv_beside.window_ratio),
         ("window_blocks", worker_type.kv_beside.window_blocks),
         ("taken_blocks_per_token", worker_type.taken_blocks_per_token),
-        ("watermark_blocks", watermark),
+        ("watermark_blocks", watermark_blocks),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
-        ("reserved_blocks", reserved),
+        ("reserved_blocks", reserved_blocks),
         ("patience_steps", policies.patience_steps),
         ("vidur_restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp),

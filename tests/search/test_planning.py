@@ -405,7 +405,7 @@ def test_a_version_without_constants_is_warned_of(catalog: Catalog) -> None:
 
 def test_steps_that_may_take_longer_have_a_host_that_does(catalog: Catalog) -> None:
     asked = question(catalog, engine={"version": "0.15.1"}, robust={"step_times": "50 %"})
-    found = EngineChoices.of(asked).simulated
+    found = EngineChoices.of(asked).simulated_engine
     assert found is not None and asked.engine is not None
     assert found.host.step_s == pytest.approx(1.5 * asked.engine.host.step_s)
     assert found.rest.sequence_s == pytest.approx(1.5 * asked.engine.rest.sequence_s)

@@ -28,13 +28,14 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
         return None
     work = problem.slo_work
     whole_count = int(np.ceil(work.whole_frac * len(trace) - ROUNDING))
+    # Of each set of requests, how many must have handed over, and within how many seconds.
     needs = [(np.ones(len(trace), bool), whole_count, work.whole_s)]
     if tested := find_backlog_deadlines(problem.slo, trace):
         last = tested.arrives(trace)
         until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
         needs.append((last, int(np.ceil(last.sum() * STEADY_FRAC)), until_s))
-    for requests, least, seconds in needs:  # `least` of these requests must hand over within `seconds`.
-        bytes_per_s = _least_bytes(problem, requests, least) / seconds
+    for requests, least, within_s in needs:
+        bytes_per_s = _least_bytes(problem, requests, least) / within_s
         if bytes_per_s > bandwidth * (1 + ROUNDING):
             return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
     return None
@@ -60,7 +61,7 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
-        # This many of these must keep the limit, even if all later requests do.
+        # This many of the requests `before` must keep the limit, even if all later ones keep it.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, must_keep) / until_s
         if bytes_per_s > network.bandwidth_bytes_per_s:

@@ -122,6 +122,7 @@ class EngineChoices:
 
     @classmethod
     def of(cls, task: PlanQuestion) -> EngineChoices:
+        """The choices that a question leaves open."""
         return cls(
             budgets=task.max_num_batched_tokens,
             seats=task.max_num_seqs,
@@ -139,7 +140,7 @@ class EngineChoices:
         )
 
     @property
-    def simulated(self) -> Engine | None:
+    def simulated_engine(self) -> Engine | None:
         """The engine as it is simulated. With `longer_frac` its host time is longer too."""
         return None if self.engine is None else self.engine.with_longer_host(self.longer_frac)
 
@@ -167,8 +168,8 @@ def _at_spread(worker: WorkerType, name: str) -> WorkerType:
             f"({latency.basis}); leave this GPU out, or give step_times: 30 %"
         )
     basis = f"{latency.basis}; taken at the upper end of their spread (robust)"
-    late = slowed_by_spread(worker, INTERVAL_SIGMAS, INTERVAL_SIGMAS)
-    return replace(late, latency=replace(late.latency, basis=basis, spread=None))
+    slowed = slowed_by_spread(worker, INTERVAL_SIGMAS, INTERVAL_SIGMAS)
+    return replace(slowed, latency=replace(slowed.latency, basis=basis, spread=None))
 
 
 def worker_types(
@@ -181,7 +182,7 @@ def worker_types(
     """Every worker type that holds the weights and the longest request, and what was left out.
 
     A plan rejects no request, so it is made of these worker types alone. A lower bound over all fleets must
-    also count those that hold the weights but not the longest request (`LeftOut.workers`).
+    also count those that hold the weights but not the longest request (`OptionLeftOut.workers`).
     """
     types: list[WorkerType] = []
     left_out: list[OptionLeftOut] = []
@@ -222,16 +223,16 @@ def _splits(
     gpu, tp, pp = on
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
-            yield _Split(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+            yield _Split(name + (" ep" if ep else ""), gpu, tp, pp, ep=ep)
     measured_dp = catalog.rank_counts(llm, gpu, tp)  # None: there are step times for any number of ranks.
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
-            yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
+            yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, ep=True, dp=dp)
         # By dp, not by tp * dp (docs/tables/keys.md, `fleet: dp`): 4 ranks of TP 4 are not put on two nodes
         # of 8 GPUs, although a fleet.yaml may have such workers.
         elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
-            for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
-                yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, True, dp, kind)
+            for all2all in (LOW_LATENCY, HIGH_THROUGHPUT):
+                yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, ep=True, dp=dp, all2all=all2all)
 
 
 def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
@@ -278,7 +279,7 @@ class _Split:
         if self.all2all and budgets == TOKEN_BUDGETS:
             budgets = (MOST_LOW_LATENCY_TOKENS, *budgets)
         if self.all2all:
-            budgets = tuple(n for n in budgets if self.all2all == self._all2all_of(n))
+            budgets = tuple(budget for budget in budgets if self._all2all_of(budget) == self.all2all)
         return replace(engines, budgets=budgets).settings(self.pp, self.dp)
 
     def _all2all_of(self, budget_tokens: int) -> All2All:
@@ -310,7 +311,7 @@ def _types_of_split(
     catalog: Catalog,
     engines: EngineChoices,
 ) -> list[WorkerType]:
-    """The worker types of one split that hold the weights, one per engine setting."""
+    """The worker types of one split that hold the weights and some KV blocks, one per engine setting."""
     gpu, tp, pp = split.gpu, split.tp, split.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=split.ep)
     latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
@@ -318,7 +319,7 @@ def _types_of_split(
     for budget, most_seqs, drafts in split.settings(engines):
         # With drafts the sampler needs memory for more rows.
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
-        use = worker_memory(
+        memory = worker_memory(
             llm,
             gpu,
             tp,
@@ -328,8 +329,8 @@ def _types_of_split(
             dp=split.dp,
             settings=MemorySettings.of_engine(engines.engine),
         )
-        use = drafters[drafts].add_to_memory(use, llm, tp)
-        kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
+        memory = drafters[drafts].add_to_memory(memory, llm, tp)
+        kv_tokens = (memory if slots is None else slots.add_to_memory(memory)).kv_tokens
         if kv_tokens == 0:
             continue
         captured = captured_tokens(most_seqs, 1 if drafts is None else drafts.most_tokens)
@@ -343,7 +344,7 @@ def _types_of_split(
             budget,
             most_seqs,
             pp,
-            engine=engine_with_drafts(engines.simulated, drafts),
+            engine=engine_with_drafts(engines.simulated_engine, drafts),
             speculation=drafts,
             ep=split.ep,
             dp=split.dp,
@@ -364,7 +365,7 @@ def _left_out_of_split(
     types that have room for KV blocks.
     """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
-    no_room = [setting[0] for setting in settings if setting not in with_room]
+    no_room = [budget for budget, seats, drafts in settings if (budget, seats, drafts) not in with_room]
     if not types:
         yield OptionLeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:

@@ -40,7 +40,7 @@ _SUMS = {
 _TRACE_COLUMNS = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 # Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
-_MOST_PAGE_KEYS = 6  # The most keys of such an object.
+_MOST_PAGE_KEYS = 6  # The most keys of such an object: the list, and a few such as total and next page.
 _MOST_BYTES = 512 * 2**20  # The most bytes of a file that is one object, as it is read as a whole.
 
 
@@ -76,7 +76,7 @@ ANY = LogOptions()  # Without options everything is found from the file.
 
 @dataclass(slots=True)
 class LogSource:
-    """An open file: its first line that is not blank, the number of that line (`at`), and the lines after it.
+    """An open file: the `first` line that is not blank, its number (`at`), and the `stream` of further lines.
 
     A file of Parquet, which is no text, has only a path.
     """
@@ -142,7 +142,7 @@ def read_logs(
     log: _Log | None = None
     tree = SpanTree()
     for source in sources:
-        log = _parquet(source.path, options) if source.stream is None else _opened(source, options, tree)
+        log = _parquet_log(source.path, options) if source.stream is None else _log_of(source, options, tree)
         if gatherer is None:
             gatherer = Gatherer(log.columns, options.zone, options.salt, drop_invalid)
         elif gatherer.columns != log.columns:
@@ -182,28 +182,29 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
     )
 
 
-def _opened(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
-    """The log with its columns; its format is the one in `options`, or found from the content.
+def _log_of(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
+    """The log in an open text file; its format is the one in `options`, or found from the content.
 
     Spans are added to `tree`, which later finds the requests that wait for others.
     """
     text = source.first
     if options.format in _MAY_BE_JSON and text[:1] in (b"{", b"["):
         if options.format is None and vllm_log.is_log([text]):
-            return _vllm(source)
-        return _json(source, options, tree)
+            return _vllm_log(source)
+        return _json_log(source, options, tree)
     sample = source.sample_lines()
     if options.format == "vllm" or (
         options.format is None and options.columns is None and vllm_log.is_log(sample)
     ):
-        return _vllm(source)
+        return _vllm_log(source)
     kind = access.kind_of(sample)
     if options.format == "access-log" or (options.format is None and kind):
-        return _access(source, options, kind)
-    return _csv(source, options)
+        return _access_log(source, options, kind)
+    return _csv_log(source, options)
 
 
-def _vllm(source: LogSource) -> _Log:
+def _vllm_log(source: LogSource) -> _Log:
+    """A log of vLLM, whose rows are known once all lines were read."""
     log = vllm_log.VllmLog(source.path)
 
     def blocks() -> Iterator[log_tables.Block]:
@@ -213,7 +214,7 @@ def _vllm(source: LogSource) -> _Log:
     return _Log("vllm", vllm_log.COLUMNS, blocks(), notes=log.notes)
 
 
-def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
+def _access_log(source: LogSource, options: LogOptions, kind: str) -> _Log:
     """The access log of a proxy; `kind` is that of access.py, empty if the lines are of no kind."""
     if not kind:
         raise TraceError(
@@ -232,7 +233,7 @@ def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
     return _Log("access-log", columns, blocks, is_guess=options.columns is None)
 
 
-def _parquet(path: Path, options: LogOptions) -> _Log:
+def _parquet_log(path: Path, options: LogOptions) -> _Log:
     """A log in Parquet: the table of a known program, or columns that are mapped or guessed."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
@@ -241,7 +242,7 @@ def _parquet(path: Path, options: LogOptions) -> _Log:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
     table = _table(names, options)
-    # Programs whose tables need `prepare` write JSON or CSV, not Parquet.
+    # A program whose table needs `prepare` writes JSON or CSV, so this file is not its.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
         _refuse_format(options, where)
@@ -255,10 +256,11 @@ def _parquet(path: Path, options: LogOptions) -> _Log:
     )
     is_guess = options.columns is None and table is None
     name = table.name if table else COLUMN_MAP
-    return _Log(name, table_columns, blocks, "row", is_guess, _not_read(file.schema_arrow.names))
+    notes = _not_read(file.schema_arrow.names)  # Lists of ids too, which are not in `names`.
+    return _Log(name, table_columns, blocks, counted="row", is_guess=is_guess, notes=notes)
 
 
-def _csv(source: LogSource, options: LogOptions) -> _Log:
+def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
     names = log_tables.csv_names(source.path, source.first, source.at)
     doubts: list[str] = []
@@ -402,7 +404,7 @@ def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
             )
 
 
-def _json(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
+def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     """A log of JSON objects: one on each line, in a list, or within one document."""
     rows, sample, counted = _json_objects(source)
     if any(otlp.MARK in row for row in sample[:1]) or options.format == "otlp":
@@ -425,7 +427,8 @@ def _json(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     if options.columns is not None:  # A guess names columns that the sample has, so it needs no check.
         _check_there(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
-    return _Log(COLUMN_MAP, columns, blocks, counted, options.columns is None, _not_read(names))
+    is_guess = options.columns is None
+    return _Log(COLUMN_MAP, columns, blocks, counted, is_guess=is_guess, notes=_not_read(names))
 
 
 def _json_objects(

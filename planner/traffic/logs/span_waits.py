@@ -66,8 +66,7 @@ class SpanTree:
         if not edges:
             return trace
         start_ns, end_ns = np.array([self._calls[k][2:] for k in serials.tolist()]).T
-        after = np.array(edges, np.int64)
-        after = sort_waits(after)
+        after = sort_waits(np.array(edges, np.int64))
         # For each request the latest end of those that it waits for; 0 without any.
         ready_ns = np.zeros(len(trace), np.int64)
         np.maximum.at(ready_ns, after[:, 0], end_ns[after[:, 1]])
