@@ -195,7 +195,7 @@ def look_once(
     """
     progress("looking at the metrics")
     watched = watch_windows(plan, source.live(plan))
-    if slo is None or not (watched.missed or any(row.is_drift for row in watched.drifts)):
+    if slo is None or not (watched.missed_lines or any(row.is_drift for row in watched.drifts)):
         return WatchResult(plan, watched)
     if before is not None and before.replanned_for is not None and _as_before(watched, before.replanned_for):
         return WatchResult(plan, watched, before.replan, before.replanned_for)
@@ -212,7 +212,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
         return {row.what: row.now for row in watched.drifts if row.is_drift}
 
     values, values_before = drifted_values(now), drifted_values(before)
-    missed, missed_before = ([line.limit for line in watched.missed] for watched in (now, before))
+    missed, missed_before = ([line.limit for line in watched.missed_lines] for watched in (now, before))
     return (
         values.keys() == values_before.keys()
         and missed == missed_before

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
 MOST_COLUMNS = 110  # Longer lines are hard to read.
-# `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has BUSY times the requests
-# of the mean hour: with less than that a fleet for every hour saves little.
-LEAST_HOURS, BUSY = 3, 1.3
+# `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has more than BUSY_FACTOR
+# times the requests of the mean hour: with less than that a fleet for every hour saves little. Set by hand.
+LEAST_HOURS, BUSY_FACTOR = 3, 1.3
 
 
 def print_first_screen(plan: Plan) -> None:
@@ -55,7 +55,7 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, Adapters)
         ),
     ]
-    # The row "Routers" already says of each router what this warning says.
+    # The row "Routers", a key figure, already says of each router what this warning says.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
     losses = screen.losses_text(plan)
     _print_parts(
@@ -105,15 +105,11 @@ def _print_parts(
         console.print()
         for card in cards:
             # An answer without a fleet has the price "none", and `kept` says why.
-            parts = [
-                card.price if card.price != "none" else "",
-                card.difference,
-                # The verdict has what is bought; the workers of the plan's fleet stand in one card alone.
-                "" if card.has_plans_fleet and (not card.is_plan or card.fleet in verdict) else card.fleet,
-                card.kept,
-                card.holds,
-            ]
-            text = "; ".join(part for part in parts if part)
+            price = "" if card.price == "none" else card.price
+            # The plan's fleet stands once, in the verdict or else in the plan's card.
+            is_told_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
+            fleet = "" if is_told_elsewhere else card.fleet
+            text = "; ".join(part for part in (price, card.difference, fleet, card.kept, card.holds) if part)
             _print_labelled(console, card.name, text, columns, style="bold green" if card.is_plan else "")
     if losses:
         _print_labelled(console, "With a loss", losses, columns)
@@ -131,7 +127,7 @@ def has_busy_hours(trace: Trace) -> bool:
     if hours < LEAST_HOURS:
         return False
     requests = np.bincount((since_s // HOUR_S).astype(np.int64))[:hours]  # The last hour may be cut.
-    return bool(requests.max() > BUSY * requests.mean())
+    return bool(requests.max() > BUSY_FACTOR * requests.mean())
 
 
 def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:

@@ -62,7 +62,7 @@ def pareto(
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
-        # A study has the traffic alone; the question is what it changes and plans again.
+        # The study has the traffic but not the question, whose limit `find_frontier` changes.
         task = read_task(slo, catalog_rows).task()
         frontier = pareto_frontier.find_frontier(
             study, task, over, first=ends[0], last=ends[1], points=points

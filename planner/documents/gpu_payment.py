@@ -8,8 +8,9 @@
     fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu},                        # slo.yaml
             electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}
 
-Missing values are those of the catalog, which has no electricity. Owned GPUs cost nothing; more GPUs are
-rented at their price, as far as the stock goes. The stock of `fleet: gpus` counts owned and rented GPUs.
+Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing. Owned GPUs cost
+nothing; more GPUs are rented at their price, as far as the stock goes. The stock of `fleet: gpus` counts
+owned and rented GPUs.
 Without `gpus` any number may be rented beside the owned ones; a GPU that `gpus` does not name is not rented
 at all. Electricity is added to the hourly price of a GPU, as if it always drew its power limit, or its cap
 (provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet
@@ -178,5 +179,7 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """The GPUs of which the stock has more than are owned, so that some can be rented, with whole counts."""
+    """The stock of the GPUs of which some can be rented, as the stock has more than are owned. Counts include
+    the owned ones.
+    """
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -1,10 +1,10 @@
-"""Measured runs from a range of a deployment's metrics: an hour each (or all of a shorter range), of loads as
-different as possible.
+"""Measured runs from a range of a deployment's metrics: hours, from the quietest to the busiest. A range that
+is shorter than an hour is one run.
 
 Metrics count all engines together and a run is of one engine, so requests are divided by the number of
-engines. Metrics have no single requests. Their lengths are drawn from the histograms, in proportion to the
-buckets' counts and evenly within a bucket, and scaled to the mean that the sums give; prompts and outputs are
-drawn independently.
+engines. Metrics do not list requests. So the lengths of a run's requests are drawn from the histograms, in
+proportion to the buckets' counts and evenly within a bucket, and scaled to the mean that the sums give.
+Prompts and outputs are drawn independently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def runs_of_range(
     names = " and ".join(path.name for path in paths)
     live = live_traffic(series, every_s=_WINDOW_S)
     run_windows = min(int(RUN_S / _WINDOW_S), live.windows)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # The same metrics give the same runs.
     measured_runs = [
         run
         for first in range(0, live.windows - run_windows + 1, run_windows)
@@ -54,7 +54,7 @@ def runs_of_range(
             f"{_lacking_text(live)}"
         )
     measured_runs.sort(key=lambda run: run.rate_rps or 0.0)
-    # Evenly spaced from the quietest hour to the busiest.
+    # By rank of load, evenly spaced from the quietest hour to the busiest.
     chosen = sorted({round(k) for k in np.linspace(0, len(measured_runs) - 1, MOST_RUNS)})
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=live.model)
     return MeasuredRuns(
@@ -80,15 +80,17 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     """The run of the windows `part`; None with too few requests, or without their lengths or latencies."""
     has_counts = np.isfinite(live.finished[part]) & np.isfinite(live.input_tokens[part])
     requests = float(live.finished[part][has_counts].sum()) / live.instances
-    latency = {}
+    latency_s = {}
     for metric, histogram in live.latency.items():
         sum_s, observations = _known_totals(histogram, part)
         if observations > 0 and sum_s > 0:
-            latency[metric] = {"mean": sum_s / observations}
-    if requests < FEWEST_REQUESTS or not latency or not {"prompt", "output"} <= set(live.lengths):
+            latency_s[metric] = {"mean": sum_s / observations}
+    if requests < FEWEST_REQUESTS or not latency_s or not {"prompt", "output"} <= set(live.lengths):
         return None
-    drawn = min(int(requests), MOST_REQUESTS)
-    prompts, outputs = (_draw_lengths(live.lengths[side], part, drawn, rng) for side in ("prompt", "output"))
+    run_requests = min(int(requests), MOST_REQUESTS)
+    prompts, outputs = (
+        _draw_lengths(live.lengths[side], part, run_requests, rng) for side in ("prompt", "output")
+    )
     hits = float(np.nansum(live.hit_tokens[part]))
     notes = (
         [f"{hits:.3g} prompt tokens of all engines came from the prefix cache, which is not simulated"]
@@ -98,11 +100,11 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     if preempted := float(np.nansum(live.preempted[part])):
         notes.append(f"{preempted:g} preemption(s) on all engines: the KV cache was full at times")
     return MeasuredRun(
-        f"{names}, from {live.edges_s[part.start]:.0f} s",
-        drawn,
-        prompts,
-        outputs,
-        latency,
+        name=f"{names}, from {live.edges_s[part.start]:.0f} s",
+        requests=run_requests,
+        input_tokens=prompts,
+        output_tokens=outputs,
+        latency_s=latency_s,
         rate_rps=requests / (float(has_counts.sum()) * _WINDOW_S),
         notes=tuple(notes),
     )
@@ -116,13 +118,14 @@ def _known_totals(histogram: SampledHistogram, part: slice) -> tuple[float, floa
 
 
 def _draw_lengths(
-    histogram: SampledHistogram, part: slice, drawn: int, rng: np.random.Generator
+    histogram: SampledHistogram, part: slice, requests: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Draw `drawn` lengths [tokens] from a histogram's counts in `part`, in random order."""
+    """Lengths [tokens] of so many requests, by a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
     sum_tokens, observations = _known_totals(histogram, part)
-    mean = sum_tokens / max(observations, 1.0)  # Sums may be unknown where the buckets' counts are known.
-    lengths = bucket_quantiles(histogram.edges, counts, (np.arange(drawn) + 0.5) / drawn)
+    # The buckets' counts may be known where no sum is; the mean is then 0, and every length becomes 1.
+    mean = sum_tokens / max(observations, 1.0)
+    lengths = bucket_quantiles(histogram.edges, counts, (np.arange(requests) + 0.5) / requests)
     # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that in three rounds.
     for _ in range(3):
         lengths = np.maximum(lengths * mean / lengths.mean(), 1.0)
@@ -146,8 +149,8 @@ def bucket_quantiles(edges: Floats, counts: Floats, at_frac: Floats) -> Floats:
 def is_range(text: str) -> bool:
     """Whether a text is a range of samples with their times in seconds, and not one scrape of /metrics.
 
-    A scrape has no times; one of Prometheus' /federate has them in milliseconds. JSON is an answer of
-    Prometheus' HTTP API, which is a range.
+    A scrape of an engine has no times, and a scrape of Prometheus' /federate has them in milliseconds. JSON
+    is an answer of Prometheus' HTTP API, and counts as a range.
     """
     start = text.lstrip()
     if start.startswith(("{", "[")):

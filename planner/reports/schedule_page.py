@@ -106,20 +106,20 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
         "cost_before_repair_usd_per_h": values.cost_before_usd_per_h,
         "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
         "held_gpus": dict(zip(gpus, values.held_gpus.tolist(), strict=True)),
-        "added_worker_windows": values.added,
-        "spot_workers_taken": values.taken,
+        "added_worker_windows": values.added_worker_windows,
+        "spot_workers_taken": values.spot_workers_taken,
         "slo": [
             {
                 "llm": each.llm,
                 "windows": each.windows,
                 "missed_before_repair": each.missed_before,
-                "missed": len(each.missed),
-                "missed_at_s": list(each.missed),
+                "missed": len(each.missed_begin_s),
+                "missed_at_s": list(each.missed_begin_s),
                 "unfinished": each.unfinished,
             }
-            for each in values.kept
+            for each in values.slo_windows
         ],
-        "why_missed": values.why_left,
+        "why_missed": values.why_missed,
         "workers": [
             {"llm": worker_type.llm, "worker": worker_type.name, "firm": values.schedule.workers[c].tolist()}
             for c, worker_type in enumerate(market.worker_types)
@@ -260,19 +260,22 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     if values is None:
         why = f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."
         return [*lines, why]
-    for each in values.kept:
-        missed, windows = len(each.missed), each.windows
+    for each in values.slo_windows:
+        missed, windows = len(each.missed_begin_s), each.windows
         line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {count_text(windows, 'window')}"
         if each.missed_before > missed:
             line += f", {windows - each.missed_before} before the repair"
         lines.append(
             line + (f"; {count_text(each.unfinished, 'request')} never served" if each.unfinished else "")
         )
-    if values.added:
+    if values.added_worker_windows:
         before = usd_text(values.cost_before_usd_per_h)
-        lines.append(f"The repair adds {values.added} workers x windows; without it {before}/h are paid.")
-    if values.missed:
-        lines.append(f"Windows that are missed still: {values.why_left}.")
+        lines.append(
+            f"The repair adds {values.added_worker_windows} workers x windows; without it {before}/h are "
+            "paid."
+        )
+    if values.missed_windows:
+        lines.append(f"Windows that are missed still: {values.why_missed}.")
     parts = {
         "reserved": values.reserved_usd_per_h,
         "on demand": values.on_demand_usd_per_h,

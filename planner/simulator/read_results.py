@@ -19,28 +19,30 @@ from planner.traffic.trace import Trace
 
 
 def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
-    """The results in the records of these requests, columns (n,) by name; `last_finish_s` (1,) is the end of
-    the last request, NaN if none finished.
+    """The results of requests, as columns (n,) by name, from their records (layout.py) after a run.
+
+    `last_finish_s` (1,) is the end of the last request, NaN if none finished.
     """
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
         requests[name].copy()  # Each column is read once, as the records are far apart in memory.
         for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
     )
     status = requests["status"].copy()
-    finished = status == layout.FINISHED
-    with_gaps = finished & (output_tokens > 1)
+    is_finished = status == layout.FINISHED
+    has_gaps = is_finished & (output_tokens > 1)
     return {
         "arrival_s": arrival_s,
+        # `scheduled_s` is -1 for a request that was never admitted. Times of tokens are NaN where none came.
         "queue_s": np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
         "ttft_s": first_token_s - arrival_s,
-        "tpot_s": np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
-        "tbt_max_s": np.where(with_gaps, gap_max_s, np.nan),
+        "tpot_s": np.where(has_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
+        "tbt_max_s": np.where(has_gaps, gap_max_s, np.nan),
         "e2e_s": finish_s - arrival_s,
         "prefill_worker": requests["prefill_worker"].copy(),
         "decode_worker": requests["decode_worker"].copy(),
         "preemptions": requests["preemptions"].copy(),
         "status": status,
-        "last_finish_s": np.array([np.nanmax(finish_s) if finished.any() else np.nan]),
+        "last_finish_s": np.array([np.nanmax(finish_s) if is_finished.any() else np.nan]),
     }
 
 
@@ -56,15 +58,15 @@ def read_simulation(
     `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError where a
     step was larger than the tables of step times.
     """
-    # The time of such a step is NaN, so its lane runs and is never due.
+    # The time of such a step is NaN, so its lane (layout.py) is busy, but no end of a step is due on it.
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
     if ((state.lanes["run_steps"] > 0) & ~is_due).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
-    workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
+    workers, runs = state.workers, state.runs[: state.counters[layout.RUNS]]
     if columns is None:
-        columns = columns_of(state.requests, output)
+        columns = columns_of(state.requests, trace.output_tokens)
     arrival_s, status = columns["arrival_s"], columns["status"]
     prefilled_on, decoded_on = columns["prefill_worker"], columns["decode_worker"]  # NONE: on no worker.
     if state.dp_ranks is not None:
@@ -74,16 +76,19 @@ def read_simulation(
     finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
     selectors = selectors_of(limits)
+    # Arrivals in sessions depend on the simulation; those of the trace are nominal.
+    is_in_sessions = bool(trace.after.size)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
-        output_tokens=output,
+        output_tokens=trace.output_tokens,
         queue_s=columns["queue_s"],
         ttft_s=columns["ttft_s"],
         tpot_s=columns["tpot_s"],
         tbt_max_s=columns["tbt_max_s"],
         e2e_s=columns["e2e_s"],
         prefill_worker=prefilled_on,
+        # A request without a hand-off decodes where its prompt ran.
         decode_worker=np.where(decoded_on >= 0, decoded_on, prefilled_on),
         preemptions=columns["preemptions"],
         status=status,
@@ -99,6 +104,7 @@ def read_simulation(
         complete=bool(state.counters[layout.DONE] == len(status)),
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
+        # Below, NONE (-1) tokens of a request that was never admitted become 0.
         cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
         reloaded_tokens=None
         if state.offload is None
@@ -108,10 +114,10 @@ def read_simulation(
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
-        nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
+        nominal_end_s=float(trace.arrival_s[-1]) if is_in_sessions else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
         image_tokens=trace.image_tokens,
-        nominal_s=trace.arrival_s if trace.after.size else arrival_s,
+        nominal_s=trace.arrival_s if is_in_sessions else arrival_s,
         edges_s=state.edges_s,
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],

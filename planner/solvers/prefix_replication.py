@@ -26,11 +26,11 @@ Vars   x_vr in {0, 1}  v lives on r;   y_ur >= 0  rate of u sent to r;   h_vr >=
 
 Loads are seconds of work per second: a replica keeps up below 1, and its queues stay short well below.
 
-`hot_bound` is the linear relaxation in closed form. There a node may be spread evenly over the replicas and
-takes its tokens once, so the R M tokens are filled with the nodes whose tokens save the most seconds. If
-memory is scarce this bound is far too low. The better bound and the placements come from prices for requests
-(planner/solvers/prefix_prices.py). A small problem then goes to a solver as a whole, with that placement as
-its start.
+`hot_bound` is the linear relaxation in closed form. It may spread the tokens of a node evenly over the
+replicas, so that each is stored once in all. Then the R M tokens are best filled with the nodes that save the
+most seconds per token. If memory is scarce this bound is far too low. The better bound and the placements
+come from prices for requests (planner/solvers/prefix_prices.py). A small problem then goes to a solver as a
+whole, with that placement as its start.
 
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
@@ -51,9 +51,8 @@ from planner.solvers.prefix_prices import PrefixPrices, RoutedPlacement, Routing
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-# Up to this many nodes x replicas (cells) the whole program goes to the solver. Its branch-and-bound nodes
-# times cells are at most WHOLE_WORK, which takes 5 CPU seconds for 300 cells.
-WHOLE_CELLS = 300
+WHOLE_CELLS = 300  # Up to this many cells (nodes x replicas) the whole program goes to the solver.
+# The solver's work is cells times subproblems of branch and bound, at most this: 5 CPU seconds for 300 cells.
 WHOLE_WORK = 30_000
 # A routing sends every class of requests to replicas. The search computes this many at most.
 ROUTINGS = 1400
@@ -179,6 +178,7 @@ def polish_replication(
     known_bound = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
+        # Rounding may leave it above the load, and `load_bound` takes no such bound.
         known_bound = max(known_bound, min(proven, best.largest_load))
     bound = prices.load_bound(known_bound, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
@@ -191,8 +191,8 @@ def polish_replication(
 
 
 def _replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -> Replication:
-    """The placement as a Replication. Rounding may leave the bound above the largest load, which then takes
-    its place.
+    """The placement as a Replication. If rounding has left the bound above the largest load, that load is the
+    bound.
     """
     return Replication(
         best.placed,
@@ -213,9 +213,9 @@ def _solve_whole_program(
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
     largest = problem.add_variable("L")
-    nodes = np.flatnonzero(demand.subtree_sum(demand.rate_rps)).tolist()
+    subtree_rps = demand.subtree_sum(demand.rate_rps)  # lambda (V,)
+    nodes = np.flatnonzero(subtree_rps).tolist()  # Those that some request passes.
     classes = np.flatnonzero(demand.rate_rps).tolist()
-    through_rps = demand.subtree_sum(demand.rate_rps)
     below: dict[int, list[int]] = {v: [] for v in nodes}
     for u in classes:
         for v in demand.path(u):
@@ -234,7 +234,7 @@ def _solve_whole_program(
             h = problem.add_variable(f"h_{v}_{r}", 0)
             saved.append(float(demand.prefill_s[v]) * h)
             problem += h <= pulp.lpSum(y[u, r] for u in below[v]), f"hits_{v}_{r}"
-            problem += h <= float(through_rps[v]) * x[v, r], f"cached_{v}_{r}"
+            problem += h <= float(subtree_rps[v]) * x[v, r], f"cached_{v}_{r}"
             if demand.parent[v] >= 0:
                 problem += x[v, r] <= x[int(demand.parent[v]), r], f"parent_{v}_{r}"
         tokens = pulp.lpSum(int(demand.tokens[v]) * x[v, r] for v in nodes)
@@ -246,8 +246,8 @@ def _solve_whole_program(
     for u in classes:
         problem += pulp.lpSum(y[u, r] for r in replicas) == float(demand.rate_rps[u]), f"served_{u}"
     problem.setObjective(largest + 0)  # PuLP takes an expression, not a variable.
-    most_nodes = max(WHOLE_WORK // best.placed.size, 1)
-    outcome = run_highs(problem, time_limit_s=time_limit_s, start=True, most_nodes=most_nodes)
+    most_subproblems = max(WHOLE_WORK // best.placed.size, 1)
+    outcome = run_highs(problem, time_limit_s=time_limit_s, start=True, most_nodes=most_subproblems)
     if outcome.status not in ("optimal", "feasible"):
         return best, 0.0
     placed = np.zeros_like(best.placed)

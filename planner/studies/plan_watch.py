@@ -52,15 +52,15 @@ TOLERANCE_FRAC = 0.03  # A mean that lies no further outside the plan's levels i
 # because an operator who is called for nothing stops listening.
 FALSE_ALARM_FRAC = 0.01
 PER_WINDOWS = 1000
-STANDARD_ERRORS = 2  # Half of a 95 % interval; a larger deviation is more than scatter.
+STANDARD_ERRORS = 2  # A deviation by more standard errors is taken to be more than scatter (about 95 %).
 RECENT_S = 3600.0  # Live figures of what has not drifted are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
 _NOT_ZERO = 1e-12  # Replaces a divisor of 0 in blocks without requests, whose quotient is not used.
 _SURE_FRAC = 0.99  # Levels differ if chance alone would make such differences in fewer than 1 % of cases.
-_SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
+_SIGMAS_95 = 1.96  # Half of the 95 % interval that is shown of a live mean, in standard deviations.
 # With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
 _LEAST_FREEDOM = 8
-_TESTS_EACH = 2  # The tests of each quantity: for a rise and for a fall.
+_TESTS_EACH = 2  # Each quantity is tested twice: for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 NO_CLASSES = "engines count the requests of all classes together"
 NO_HISTOGRAM = "the engines' metrics have no histogram of it"
@@ -75,7 +75,7 @@ class Reference:
     can be told apart from chance; 1 if their differences are chance.
     """
 
-    what: str  # "rate", "prompt", "output" or "missed".
+    what: str  # "rate", "prompt", "output" or "missed" (the share of prompt tokens found in no prefix cache).
     mean: float
     low: float
     high: float
@@ -188,7 +188,8 @@ class WatchedPlan:
     hit_frac: tuple[float | None, float | None]  # The planned and the live share of cached prompt tokens.
 
     @property
-    def missed(self) -> tuple[LatencyLine, ...]:
+    def missed_lines(self) -> tuple[LatencyLine, ...]:
+        """The limits of the SLO that are missed now."""
         return tuple(line for line in self.latencies if line.is_kept is False)
 
     @property
@@ -198,7 +199,7 @@ class WatchedPlan:
         The first that applies, in this order: a limit of the SLO is missed now; the traffic has drifted so
         far that the plan would surely miss one; it has drifted to more work; none of these.
         """
-        if self.missed:
+        if self.missed_lines:
             return "missed"
         harder = any(drift.is_harder for drift in self.drifts)
         if harder and self.headroom.is_surely_exceeded:
@@ -244,7 +245,8 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
             for size in _BATCHES
         ]
     )
-    noise = dispersion * c2 / total[has_level]  # The variance of each level that chance alone explains.
+    # The relative variance that each level would have by chance, if all blocks had the same true mean.
+    noise = dispersion * c2 / total[has_level]
     deviation = level[has_level] / mean - 1
     chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
     if freedom < 1 or chi_square <= _chi_square(_SURE_FRAC, freedom):
@@ -252,7 +254,7 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
         half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
     # Chance makes the measured levels scatter more than the true ones, whose variance is `between`. So each
-    # is moved towards the mean (shrinkage).
+    # is moved towards the mean (shrinkage), by the root of the ratio, which leaves them that variance.
     between = (chi_square / freedom - 1) * float(noise.mean())
     shrunk = mean * (1 + deviation * np.sqrt(between / (between + noise)))
     return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
@@ -353,8 +355,9 @@ def drift_of(
         reference.dispersion,
         _largest_dispersion([_live_dispersion(amounts, exposure, reference, size) for size in _BATCHES]),
     )
+    # c = n / alpha of solvers/drift.py, where each of the tests gets an equal part of alpha.
     threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
-    by_side: dict[bool, tuple[Alarm, ...]] = {}
+    by_side: dict[bool, tuple[Alarm, ...]] = {}  # The alarms of rises (True) and of falls.
     for is_up in (True, False):
         edge = reference.edge(is_up)
         if edge <= 0:  # No mean is below 0, so nothing can leave this side.
@@ -524,14 +527,11 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
         )
         return simulation is not None and judge_slo(simulation, slo, with_percentiles=False).holds
 
-    good, bad = 0.0, 1 + HEADROOM_MOST_FRAC
-    if holds(bad):
-        return bad
-    if holds(1.0):
-        good = 1.0
-    else:
-        bad = 1.0
-    return bisect_share(holds, good, bad)[0]
+    most_factor = 1 + HEADROOM_MOST_FRAC
+    if holds(most_factor):
+        return most_factor
+    kept_factor, failed_factor = (1.0, most_factor) if holds(1.0) else (0.0, 1.0)
+    return bisect_share(holds, kept_factor, failed_factor)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -566,8 +566,8 @@ def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
     """The requests of a trace as a simulated fleet gets them, while the traffic lasts; the trace itself if no
     request waits for another.
 
-    The warm-up is left out, and so is the end, when the traffic dies away: the time after both the last
-    session has begun and a first session has ended, such as that of an agent without a task left.
+    The warm-up is left out, and so is the end, when the traffic dies away. The end begins when all sessions
+    have begun and at least one has ended (an agent has no task left).
     """
     if not trace.after.size:
         return trace
@@ -636,7 +636,7 @@ def _live_headroom(plan: PlanExpectations, drifts: Mapping[str, LiveDrift]) -> L
     if factors not in plan.carried:
         plan.carried[factors] = _carried_rate(plan, stretch_lengths(plan.written.trace, *factors))
     factor, until_rps = plan.carried[factors]
-    rate = drifts["rate"]
+    rate = drifts["rate"]  # Always there: `live_traffic` refuses metrics that do not count requests.
     return LiveHeadroom(
         until_rps=until_rps,
         now_rps=rate.now,

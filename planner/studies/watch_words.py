@@ -58,7 +58,7 @@ def _headline(watched: WatchedPlan) -> str:
     until = f"the plan holds until {at_least}{headroom.until_rps:.3g} req/s (now {headroom.now_rps:.3g})"
     if headroom.input_frac or headroom.output_frac:
         until += " at these lengths"
-    if watched.is_exceeded is None and not watched.missed:
+    if watched.is_exceeded is None and not watched.missed_lines:
         until += ": more than it carries, but not for certain"
     elif headroom.headroom_frac < 0:
         until = (
@@ -67,8 +67,8 @@ def _headline(watched: WatchedPlan) -> str:
         )
     harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
-    if watched.missed:
-        missed = ", ".join(line.limit.name for line in watched.missed)
+    if watched.missed_lines:
+        missed = ", ".join(line.limit.name for line in watched.missed_lines)
         if headroom.headroom_frac >= 0:
             until = f"by the simulation {until}, so engines are slower than planned, or some are down"
         return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"

@@ -60,13 +60,18 @@ def test_busy_windows_get_workers_until_they_hold(tmp_path: Path) -> None:
     found = asked(market(tmp_path), chat=traffic())
     told = found.simulated
     assert told is not None and found.to_dict()["workers"][0]["firm"] == [1] * 6
-    (kept,) = told.kept
-    assert kept.windows == 5 and kept.missed_before >= 3 and not kept.missed and told.added >= 3
+    (of_slo,) = told.slo_windows
+    assert (
+        of_slo.windows == 5
+        and of_slo.missed_before >= 3
+        and not of_slo.missed_begin_s
+        and told.added_worker_windows >= 3
+    )
     assert min(told.schedule.workers[0]) == 1 < told.schedule.workers[0][0]
     assert told.cost_usd_per_h > told.cost_before_usd_per_h
     assert "window,llm,worker,firm,spot\n0,chat,tp1," in told_csv(found, tmp_path)
     assert any("keeps its SLO in 5 of 5" in line for line in found.sentences())
-    assert found.to_dict()["simulated"]["added_worker_windows"] == told.added
+    assert found.to_dict()["simulated"]["added_worker_windows"] == told.added_worker_windows
 
 
 def told_csv(found: ScheduleResult, folder: Path) -> str:
@@ -85,7 +90,7 @@ def test_what_is_paid_is_what_is_held(tmp_path: Path) -> None:
     frame = pd.concat([frame, more]).sort_values("arrival_s", ignore_index=True)
     found = asked(sold, chat=frame)
     told = found.simulated
-    assert told is not None and told.added == 0
+    assert told is not None and told.added_worker_windows == 0
     assert told.schedule.workers[0].tolist() == [1, 1, 1, 2] and told.reserved_gpus.tolist() == [1]
     assert told.reserved_usd_per_h == pytest.approx(1.0)
     assert told.on_demand_usd_per_h == pytest.approx(2 * 70 / 240)
@@ -105,7 +110,7 @@ def test_an_llm_whose_traffic_ends_is_paid_no_longer_and_frees_its_gpus(tmp_path
     sold = market(tmp_path, rate="2.1 req/s", stock=2, llms=("chat", "code"))
     sold["gpus"]["a100-80g"].pop("reserved")
     told = asked(sold, chat=traffic(2, busy=120), code=frame).simulated
-    assert told is not None and told.added == 0
+    assert told is not None and told.added_worker_windows == 0
     assert told.schedule.workers.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 2, 2]]
     assert told.held_gpus[0] == pytest.approx([2, 2, 2, 1 + 10 / 60, 2, 2])
     assert told.on_demand_usd_per_h == pytest.approx(2 * (180 + 360 + 130) / 360)
@@ -116,16 +121,16 @@ def test_llms_share_the_stock(tmp_path: Path) -> None:
     sold = market(tmp_path, stock=3, llms=("chat", "code"))
     found = asked(sold, chat=traffic(), code=traffic(seed=1))
     told = found.simulated
-    assert told is not None and told.missed > 0
+    assert told is not None and told.missed_windows > 0
     assert (told.held_gpus.sum(axis=0) <= 3 + 1e-9).all()
-    assert told.why_left == "no limit leaves room for more workers" or "do not help" in told.why_left
+    assert told.why_missed == "no limit leaves room for more workers" or "do not help" in told.why_missed
     assert any(line.startswith("Windows that are missed still") for line in found.sentences())
 
 
 def test_spot_workers_are_taken_and_asked_for_again(tmp_path: Path) -> None:
     sold = market(tmp_path, rate="3 req/s", spot="0.5 usd/h", interruptions=60) | {"spot": 0.5}
     told = asked(sold, chat=traffic()).simulated
-    assert told is not None and told.taken > 0 and told.spot_usd_per_h > 0
+    assert told is not None and told.spot_workers_taken > 0 and told.spot_usd_per_h > 0
 
 
 @pytest.mark.parametrize(

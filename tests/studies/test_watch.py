@@ -405,6 +405,6 @@ def test_traffic_that_has_stopped_is_replanned_once(now_rps: float, is_as_before
 
     def at(rate_rps: float) -> Any:
         drift = SimpleNamespace(what="rate", now=rate_rps, is_drift=True)
-        return SimpleNamespace(drifts=(drift,), missed=())
+        return SimpleNamespace(drifts=(drift,), missed_lines=())
 
     assert watch_api._as_before(at(now_rps), at(0.0)) == is_as_before

@@ -27,14 +27,17 @@ LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load a
 def planner_component(
     targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int
 ) -> Document:
-    """The planner of one graph. Raises InputError for several pools of a role, which it cannot tell apart."""
+    """The planner component of one graph, whose pools are `targets`.
+
+    Raises InputError for several pools of a role, which Dynamo's planner cannot tell apart.
+    """
     roles = sorted(target.pool.role for target in targets)
     if roles not in (["mixed"], ["decode", "prefill"]):
         raise InputError(
             f"{autoscaler.controller}: Dynamo's planner scales one prefill and one decode pool, or one mixed "
             f"pool, found {', '.join(roles)}"
         )
-    # The component's name must differ from that of a pool, which may be called `planner`.
+    # The component's name must differ from those of the pools, and a pool may be called `planner`.
     name = NAME if all(not target.object_name.endswith(f"-{NAME}") for target in targets) else f"{NAME}-0"
     main = {
         "name": "main",
@@ -53,6 +56,7 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
         "backend": "vllm",
         "mode": "disagg" if is_pair else "agg",
         "pre_deployment_sweeping_mode": "none",
+        # The GPUs of all pools at their largest sizes.
         "max_gpu_budget": sum(target.scaled.most * target.pool.type.gpus for target in targets),
         **_least_workers(targets),
     }
@@ -78,8 +82,9 @@ def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
 
 
 def _sla_config(autoscaler: Autoscaler) -> Document:
-    """What Dynamo's planner reads to size pools by its predictions of TTFT and ITL. Raises InputError for an
-    unknown predictor, and for a missing target.
+    """The keys of scaling by Dynamo's predictions of TTFT and ITL (its word for TPOT).
+
+    Raises InputError for an unknown predictor, and if the SLO's value of either metric is missing.
     """
     predictor = autoscaler.read_text("predictor", "constant")
     if predictor not in PREDICTORS:
@@ -87,16 +92,16 @@ def _sla_config(autoscaler: Autoscaler) -> Document:
             f"{autoscaler.controller}: predictor: must be one of {', '.join(PREDICTORS)}, found "
             f"{predictor[:100]!r}"
         )
-    targets = {name: autoscaler.read_number(name, 0.0) for name in ("ttft_s", "tpot_s")}
-    if missing := [name for name, value_s in targets.items() if value_s <= 0]:
+    slo_values_s = {name: autoscaler.read_number(name, 0.0) for name in ("ttft_s", "tpot_s")}
+    if missing := [name for name, value_s in slo_values_s.items() if value_s <= 0]:
         raise InputError(
             f"{autoscaler.controller}: {missing[0]}: expected the SLO's target in seconds, above 0, found "
-            f"{targets[missing[0]]:g}"
+            f"{slo_values_s[missing[0]]:g}"
         )
     return {
         "optimization_target": "sla",
-        "ttft_ms": 1000 * targets["ttft_s"],
-        "itl_ms": 1000 * targets["tpot_s"],
+        "ttft_ms": 1000 * slo_values_s["ttft_s"],
+        "itl_ms": 1000 * slo_values_s["tpot_s"],
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
         "throughput_adjustment_interval_seconds": autoscaler.read_seconds(
@@ -107,7 +112,9 @@ def _sla_config(autoscaler: Autoscaler) -> Document:
 
 
 def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
-    """The keys of scaling by load: one of Dynamo's targets, or thresholds where the controller has any."""
+    """The keys of scaling by load: Dynamo's `optimization_target` of that name (`optimize`), or "load" with
+    thresholds if the controller states any. A threshold that it does not state is that of `optimize`.
+    """
     optimize = autoscaler.read_text("optimize", "throughput")
     if optimize not in THRESHOLDS:
         raise InputError(
@@ -124,27 +131,32 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
     }
     if all(autoscaler.parameters.get(name) is None for name in ScalingThresholds._fields):
         return load_config
-    queue_up, queue_down, kv_up, kv_down = (
-        autoscaler.read_number(name, usual) for name, usual in THRESHOLDS[optimize]._asdict().items()
+    prefill_up_frac, prefill_down_frac, kv_up_frac, kv_down_frac = (
+        autoscaler.read_number(name, default) for name, default in THRESHOLDS[optimize]._asdict().items()
     )
-    if not 0 <= kv_down < kv_up <= 1:
+    if not 0 <= kv_down_frac < kv_up_frac <= 1:
         raise InputError(
             f"{autoscaler.controller}: kv_up and kv_down: Dynamo takes 0 <= down < up <= 100 %, found "
-            f"{100 * kv_down:g} % and {100 * kv_up:g} %"
+            f"{100 * kv_down_frac:g} % and {100 * kv_up_frac:g} %"
         )
     load_config |= {
         "optimization_target": "load",
-        "decode_scale_up_kv_rate": 100 * kv_up,
-        "decode_scale_down_kv_rate": 100 * kv_down,
+        "decode_scale_up_kv_rate": 100 * kv_up_frac,
+        "decode_scale_down_kv_rate": 100 * kv_down_frac,
     }
     if is_pair:
-        up, down = round(queue_up * longest_tokens), round(queue_down * longest_tokens)
-        if not 0 <= down < up:
+        # Ours are shares of the longest request, Dynamo's are queued prompt tokens.
+        up_tokens = round(prefill_up_frac * longest_tokens)
+        down_tokens = round(prefill_down_frac * longest_tokens)
+        if not 0 <= down_tokens < up_tokens:
             raise InputError(
                 f"{autoscaler.controller}: prefill_up and prefill_down: expected 0 <= down < up, found "
-                f"{100 * queue_down:g} % and {100 * queue_up:g} %"
+                f"{100 * prefill_down_frac:g} % and {100 * prefill_up_frac:g} %"
             )
-        load_config |= {"prefill_scale_up_queue_tokens": up, "prefill_scale_down_queue_tokens": down}
+        load_config |= {
+            "prefill_scale_up_queue_tokens": up_tokens,
+            "prefill_scale_down_queue_tokens": down_tokens,
+        }
     return load_config
 
 

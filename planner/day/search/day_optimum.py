@@ -10,7 +10,8 @@ There are three sources of cuts:
     explained  a window fails with sizes x, and also with the most workers until a few steps before it, and x
                from there on. These few steps explain the failure. Each size in them is raised as far as the
                window still fails: at least one must be larger still
-    excluded   a sequence that was simulated, or one with which the same workers are ready
+    excluded   a sequence that was simulated, or one with the same workers ready, since a worker is kept in
+               gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
 early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption,
@@ -63,8 +64,8 @@ MOST_REPAIRS = 8
 # Where whole hours are paid, gaps between two lives of a worker are filled. Whether that is cheaper depends
 # on how long a worker takes to drain, which only the simulation shows, so both of these times are tried.
 FILL_DRAINS_S = (30.0, 120.0)
-# The bound and the best bill count as equal if they differ by less than this share: twice the share to which
-# the master's solver keeps its rows (`pool_sizes.TOLERANCE`).
+# The bound and the best bill count as equal if they differ by less than this share. The master's solver keeps
+# constraints to within a share (`pool_sizes.TOLERANCE`), and this is twice as much.
 SAME_FRAC = 2e-6
 # Two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most these shares through
 # rounding.
@@ -252,7 +253,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
 
 def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
     """Raise the error that no sequence that holds was found."""
-    if search.bound_usd == math.inf:
+    if search.bound_usd == math.inf:  # The master has no solution: no sequence keeps all cuts.
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
         raise InfeasibleError(
             f"no sequence of pool sizes keeps the SLO within the stock ({stock}); allow more GPUs, or relax "
@@ -319,7 +320,11 @@ def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, si
 
 
 def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail; `high` is taken to hold, and `guess` is tried first."""
+    """The least of low ... high that does not fail; `high` is taken to hold.
+
+    The search begins just below `guess`, as two tries confirm it if it is right, and moves away with doubling
+    strides until the least is enclosed.
+    """
     low -= 1  # Sizes up to `low` are taken to fail.
     size, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
@@ -349,8 +354,8 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
     """
     terms = runs.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
-    # The latest step from which on these workers, after the most until then, still miss the window.
     starts = sorted({max(own.start - lag, 0) for lag in LAG_STEPS}, reverse=True)
+    # The latest start from which on these workers, after the most until then, still miss the window.
     first = next((start for start in starts if runs.misses_window(workers, window, start)), None)
     # Pools of other LLMs have no part in this window, so they keep their most workers.
     raised = terms.most
@@ -365,7 +370,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
         size, most = int(raised[t, c]), terms.pools[c].most
 
         def still_fails(more: int, t: int = t, c: int = c) -> bool:
-            raised[t, c] = more
+            raised[t, c] = more  # Stays so after the last call, as is meant where the most still fails.
             return runs.misses_window(raised, window, first)
 
         if time.monotonic() > deadline:
@@ -439,7 +444,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
         t, c, size = row
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
-    # The only size of a cut must be raised in any case, without a try.
+    # If a cut has one size only, this one must be raised, without a try.
     in_turn = sorted(nearby, key=usd) if len(cut) > 1 else []
     for t, c, size in in_turn:
         more = workers.copy()

@@ -1,10 +1,10 @@
-"""A cheaper timetable than the optimum's: its changes moved from the edges of the grid to any moment.
+"""A cheaper timetable than that of the optimum on a grid (day_optimum.py): sizes change at any moment.
 
 A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready.
 The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
-    repair    While a window fails, a life begins earlier, ends later or is added. Of these changes the one
-              is made that saves the most late requests per USD.
+    repair    While a window fails, a life begins earlier, ends later or is added: whichever change saves the
+              most late requests per USD.
     shorten   Every life is dropped, shortened or parted by a pause, as far as all windows that this touches
               still hold. Workers with the highest k come first, as they are needed the least.
 
@@ -50,7 +50,7 @@ MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
-SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair gains nothing by making it smaller.
+SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair that makes it smaller gains no more.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
 # Excesses and costs [USD] that differ by less differ by rounding.
@@ -129,10 +129,10 @@ class LifeSearch:
         """
         joined = Lives()
         for (c, k), own in lives.items():
-            start_s, merged = self.runs.terms.pools[c].start_s, list[Life]()
+            startup_s, merged = self.runs.terms.pools[c].start_s, list[Life]()
             for begin_s, end_s in sorted(own):
-                first_s, last_s = (0.0 if begin_s < start_s else begin_s), min(end_s, self.last_s)
-                if merged and first_s - merged[-1][1] <= start_s:
+                first_s, last_s = (0.0 if begin_s < startup_s else begin_s), min(end_s, self.last_s)
+                if merged and first_s - merged[-1][1] <= startup_s:
                     merged[-1] = merged[-1][0], max(merged[-1][1], last_s)
                 elif last_s > first_s:
                     merged.append((first_s, last_s))
@@ -140,19 +140,19 @@ class LifeSearch:
         return joined
 
     def usd(self, lives: Lives) -> float:
-        """The cost of the lives, without the time of draining and idle GPUs of nodes."""
+        """The cost of the lives [USD]. Not counted are draining workers, and idle GPUs of nodes."""
         prices, total_usd = self.runs.terms.prices().tolist(), 0.0
         for (c, _), own in lives.items():
-            start_s = self.runs.terms.pools[c].start_s
-            paid_s = sum(end_s - max(begin_s - start_s, 0.0) for begin_s, end_s in own)
+            startup_s = self.runs.terms.pools[c].start_s
+            paid_s = sum(end_s - max(begin_s - startup_s, 0.0) for begin_s, end_s in own)
             total_usd += prices[c] * paid_s / HOUR_S
         return total_usd
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
         """Times (N,), the first 0, and the sizes (N, P) from each on.
 
-        Times are whole microseconds, because moments that differ by a rounding error are one on the clock of
-        a slice.
+        Times are whole microseconds: a slice has a clock of its own, on which moments that differ by a
+        rounding error fall together, and a timetable refuses equal times.
         """
         lives = {
             key: [(round(begin_s, 6), round(end_s, 6)) for begin_s, end_s in own]
@@ -160,6 +160,7 @@ class LifeSearch:
         }
         ends_of_lives = (t for own in lives.values() for life in own for t in life)
         times_s = np.array(sorted({0.0, *(t for t in ends_of_lives if t < self.last_s)}))
+        # The least and the most of a pool are the same in all steps of the grid: row 0 stands for all.
         workers = np.tile(self.runs.terms.least[0], (len(times_s), 1))
         for (c, _), own in lives.items():
             for begin_s, end_s in own:
@@ -203,9 +204,11 @@ class LifeSearch:
         """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
+        # The sizes in force at `from_s`, and all later ones until the window can no longer be affected.
         first = int(np.searchsorted(times_s, from_s, "right")) - 1
         end = int(np.searchsorted(times_s, self.windows_s[window + 1] + runs.reach_s))
-        part = runs.simulate_slice(window, np.append(from_s, times_s[first + 1 : end]), workers[first:end])
+        slice_times_s = np.append(from_s, times_s[first + 1 : end])
+        part = runs.simulate_slice(window, slice_times_s, workers[first:end])
         if part is None:  # No request arrives, so none is late.
             return -1.0
         self.work_left -= part.requests + SLICE_WORK
@@ -243,7 +246,7 @@ class LifeSearch:
     def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
         """The lives with one change near a window: one begins earlier, one ends later, or one is new.
 
-        A life is near if it begins or ends from two new lives before the window to one after it.
+        Near is from twice the length of a new life before the window to once that length after it.
         """
         start_s, end_s = self.windows_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
@@ -261,7 +264,8 @@ class LifeSearch:
                 for at_s in np.arange(start_s, end_s, new_s).tolist():
                     if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
                         yield self.joined(lives | {(c, k): [*own, (at_s, at_s + new_s)]})
-                if not own:  # A new life of worker k + 1 would give the same timetable.
+                # While worker k has no life, one of worker k + 1 would give the same timetable.
+                if not own:
                     break
 
     def _one_worker_more(self, lives: Lives, window: int) -> Lives:

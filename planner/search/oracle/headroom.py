@@ -1,10 +1,11 @@
 """The headroom of a fleet: the most traffic, and the longest steps, with which it holds, by bisection.
 
-More traffic is the same requests in less time, so bursts grow too, and nothing is drawn at random. More
-traffic of agents that begin together is more of these agents (`scaling.with_times_the_traffic`).
+More traffic is the same requests in less time, so bursts grow too, and nothing is drawn at random. Where
+agents begin together, more traffic is more agents instead (`scaling.with_times_the_traffic`).
 
-Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less. In a short
-trace a few requests decide, and that may be wrong: there shares below the result are simulated too.
+Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less. With a short
+trace a few requests decide, and the assumption may be wrong. So for a short trace smaller shares than the
+result are simulated too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
 from planner.traffic.scaling import with_times_the_traffic
 
-# For a trace with at most SHORT_TRACE_REQUESTS, PROBES shares below the result are simulated too. A question
-# on 40 requests said +36 % where its fleet missed the SLO at +18 %.
-SHORT_TRACE_REQUESTS, PROBES = 1_000, 8
+# A trace with at most this many requests is short. On one of 40 requests bisection once found +36 %, though
+# the fleet missed the SLO at +18 %.
+SHORT_TRACE_REQUESTS = 1_000
+PROBES = 8  # For a short trace so many shares below the result are simulated too.
 
 
 def find_headroom(
@@ -47,15 +49,18 @@ def find_headroom(
         before_each()
         return as_written, _with_steps(counts, frac)
 
-    (traffic, by_traffic), (steps, by_steps) = run_each(
+    (traffic_frac, missed_by_traffic), (steps_frac, missed_by_steps) = run_each(
         lambda at_share: most_that_holds(at_share, least_frac), (more_traffic, longer_steps)
     )
-    known_headrooms[query] = MeasuredHeadroom(Headroom(steps, traffic), by_traffic, by_steps)
+    headroom = Headroom(steps_frac=steps_frac, traffic_frac=traffic_frac)
+    known_headrooms[query] = MeasuredHeadroom(headroom, missed_by_traffic, missed_by_steps)
     return known_headrooms[query]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
-    """Whether a fleet holds with this share more traffic, and also with steps longer by this share."""
+    """Whether a fleet holds with this share more traffic, and, with the traffic as written, also with steps
+    longer by this share.
+    """
     as_written = oracle.as_written()
     return with_traffic(as_written, more_frac).holds(counts) and as_written.holds(
         _with_steps(counts, more_frac)
@@ -77,9 +82,11 @@ def most_that_holds(
         oracle, counts = at_share(frac)
         return oracle.holds(counts)
 
-    kept_frac = failed_frac = HEADROOM_MOST_FRAC
-    if not holds(failed_frac):
-        kept_frac, failed_frac = bisect_share(holds, 0.0, failed_frac)
+    if holds(HEADROOM_MOST_FRAC):
+        kept_frac = failed_frac = HEADROOM_MOST_FRAC  # Equal: no share that fails is known.
+    else:
+        # From 0 and not from `least_frac`, so that the result does not depend on what the caller knows.
+        kept_frac, failed_frac = bisect_share(holds, 0.0, HEADROOM_MOST_FRAC)
     if len(at_share(0.0)[0].trace) <= SHORT_TRACE_REQUESTS:
         while (missed_frac := _first_missed(holds, kept_frac)) is not None:
             kept_frac, failed_frac = bisect_share(holds, 0.0, missed_frac)
@@ -87,15 +94,15 @@ def most_that_holds(
         return kept_frac, ()
     oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
-    if failing is None:  # No loss makes it fail; it fails in scenarios, for which no limit is named.
+    if failing is None:  # Only with scenarios: the fleet fails in these, and no limit is named.
         return kept_frac, ()
     failing_oracle, remaining = failing
     return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)
 
 
 def bisect_share(holds: Callable[[float], bool], kept_frac: float, failed_frac: float) -> tuple[float, float]:
-    """A share that holds and one that does not, at most HEADROOM_STEP_FRAC apart, between one that is taken
-    to hold and one that does not.
+    """A share that holds and a larger one that does not, at most HEADROOM_STEP_FRAC apart. They lie between
+    `kept_frac`, which is taken to hold, and `failed_frac`, which is taken not to; neither is tried.
     """
     while failed_frac - kept_frac > HEADROOM_STEP_FRAC:
         middle = (kept_frac + failed_frac) / 2
@@ -104,7 +111,7 @@ def bisect_share(holds: Callable[[float], bool], kept_frac: float, failed_frac: 
 
 
 def _first_missed(holds: Callable[[float], bool], kept_frac: float) -> float | None:
-    """The smallest of PROBES shares below this one that does not hold; None if all do."""
+    """The smallest of PROBES evenly spaced shares below `kept_frac` that does not hold; None if all do."""
     shares = (kept_frac * k / (PROBES + 1) for k in range(1, PROBES + 1))
     return next((frac for frac in shares if not holds(frac)), None)
 
@@ -114,11 +121,12 @@ def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
 
     Calls with the same share have their answers in common.
     """
-    busier_traces, trace = oracle.answers.busier, oracle.queried_trace
-    if (trace, more_frac) not in busier_traces:
-        busier_traces[trace, more_frac] = with_times_the_traffic(trace, 1 + more_frac), Answers()
-    trace, answers = busier_traces[trace, more_frac]
-    return replace(oracle, trace=trace, scenario=None, answers=answers)
+    trace, known_busier = oracle.queried_trace, oracle.answers.busier
+    key = (trace, more_frac)
+    if key not in known_busier:
+        known_busier[key] = (with_times_the_traffic(trace, 1 + more_frac), Answers())
+    busier_trace, answers = known_busier[key]
+    return replace(oracle, trace=busier_trace, scenario=None, answers=answers)
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:

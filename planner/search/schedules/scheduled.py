@@ -1,14 +1,15 @@
 """A schedule of workers, simulated on its traffic and repaired where windows miss the SLO.
 
-A schedule counts workers by the rate that one worker sustains. Here each LLM's requests run through its
-workers, which start before their window begins and drain after it, on the GPUs that all LLMs share. Where a
-window misses the SLO, firm workers are added, of the type that is cheapest for its rate: in the window of the
-schedule in which it lies and, if it misses it again, in the one before too. (Firm workers are those that are
-not on spot GPUs.) In the end each added worker that no window needs is removed. The bill is for the GPUs that
-workers had in the simulation: the cheapest number of reserved GPUs, on-demand GPUs above it, and spot GPUs.
+The solver (solvers/reserved_schedule.py) chose the workers of each window by the rate that one worker
+sustains. Here each LLM's requests are simulated on its workers, which start before their window begins and
+drain after it, on the GPUs that all LLMs share. Where a window of the SLO is missed, firm workers (those that
+are not on spot GPUs) are added in the windows of the schedule that it overlaps, and in the one before as well
+if it is missed again. They are of the type that costs least for the rate that it sustains. In the end each
+added worker that no window needs is removed. The bill is for the GPUs that workers had in the simulation: the
+cheapest number of reserved GPUs, on-demand GPUs above it, and spot GPUs.
 
-Numbers: c of a worker type of the market (C of them), g of a GPU (G), t of a window of the schedule (T), m of
-an LLM, v of a window of its SLO.
+Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a window of the schedule (T), m an
+LLM, v a window of its SLO.
 """
 
 from __future__ import annotations
@@ -41,15 +42,13 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-# The numbers of repairs and their size are our choice: the first repairs mend most windows, and the time
-# limit ends the others. A schedule is repaired at most MOST_REPAIRS times.
-MOST_REPAIRS = 12
-# A repair adds this share of the workers of a window, at least one.
-MORE_FRAC = 0.1
+# The numbers of repairs and their size are our choice: the first few repairs mend most windows.
+MOST_REPAIRS = 12  # A schedule is repaired at most this often.
+MORE_FRAC = 0.1  # A repair adds this share of the workers of a window, at least one.
 # A spot worker is warned this long before it is taken away, as AWS does.
 NOTICE_S = 120.0
-# A spot worker that was taken away is replaced within this time.
-REPLACE_WITHIN_S = 60.0  # Set by hand.
+# A spot worker that was taken away is replaced within this time, which was set by hand.
+REPLACE_WITHIN_S = 60.0
 # A window that is still missed after this many repairs is left as it is.
 MOST_WINDOW_REPAIRS = 3
 # A window ends this long before the next one begins, so that it lies in one window of the schedule.
@@ -58,8 +57,10 @@ EDGE_S = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledLlm:
-    """How one LLM of a schedule is simulated: its requests, its SLO, and `units`, which has for each worker
-    type of the market, by its number, a fleet whose pools are one such worker.
+    """How one LLM of a schedule is simulated: its requests, its SLO, and the engines of its workers.
+
+    `units` has a fleet for each worker type c that serves the LLM. The pools of this fleet together make one
+    worker, for example a prefill and a decode engine.
     """
 
     llm: str
@@ -75,7 +76,7 @@ class ScheduleWindows:
     llm: str
     windows: int
     missed_before: int
-    missed: tuple[float, ...]  # The beginnings [s] of the windows that are still missed.
+    missed_begin_s: tuple[float, ...]  # When the windows that are still missed begin [s].
     unfinished: int  # The number of unfinished requests.
 
 
@@ -88,24 +89,24 @@ class SimulatedSchedule:
     """
 
     schedule: Schedule
-    kept: tuple[ScheduleWindows, ...]
-    added: int  # The added workers times the windows in which they were added.
+    slo_windows: tuple[ScheduleWindows, ...]
+    added_worker_windows: int  # A worker that was added in three windows counts three times.
     cost_before_usd_per_h: float
     reserved_usd_per_h: float
     on_demand_usd_per_h: float
     spot_usd_per_h: float
     reserved_gpus: Counts
     held_gpus: Floats
-    taken: int  # The number of spot workers that the market took away.
-    why_left: str  # The reason why some windows still miss the SLO; empty if none does.
+    spot_workers_taken: int  # The number of spot workers that the market took away.
+    why_missed: str  # Why some windows still miss the SLO; empty if none does.
 
     @property
     def cost_usd_per_h(self) -> float:
         return self.reserved_usd_per_h + self.on_demand_usd_per_h + self.spot_usd_per_h
 
     @property
-    def missed(self) -> int:
-        return sum(len(each.missed) for each in self.kept)
+    def missed_windows(self) -> int:
+        return sum(len(each.missed_begin_s) for each in self.slo_windows)
 
 
 def simulate_schedule(
@@ -126,31 +127,32 @@ def simulate_schedule(
     first_runs = _simulate(market, demand, firm, schedule.spot_workers, served)
     runs = first_runs
     miss_counts: dict[tuple[int, int], int] = {}
-    why_left = ""
+    why_missed = ""
     for repair in range(MOST_REPAIRS + 1):
         missed = _missed_windows(served, runs)
         repairable = [window for window in missed if miss_counts.get(window, 0) < MOST_WINDOW_REPAIRS]
         if not repairable:
-            why_left = "more workers do not help" if missed else ""
+            why_missed = "more workers do not help" if missed else ""
             break
         if repair == MOST_REPAIRS or time.monotonic() > deadline:
-            why_left = f"the time was up after {repair} repairs"
+            why_missed = f"the time was up after {repair} repairs"
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
         repaired = _add_workers(market, demand, firm, schedule, served, runs, repairable, miss_counts)
         if (repaired == firm).all():
-            why_left = "no limit leaves room for more workers"
+            why_missed = "no limit leaves room for more workers"
             break
         firm = repaired
         runs = _simulate(market, demand, firm, schedule.spot_workers, served)
-    if not why_left:
+    if not why_missed:
         firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
     reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
-        schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
-        kept=tuple(_windows_by_llm(served, first_runs, runs)),
-        added=int((firm - schedule.workers).sum()),
+        # Its `bound_usd_per_h` is 0: the solver's bound is on schedules by rates, not on repaired ones.
+        schedule=buy_gpus(market, demand, firm, schedule.spot_workers),
+        slo_windows=tuple(_windows_by_llm(served, first_runs, runs)),
+        added_worker_windows=int((firm - schedule.workers).sum()),
         # The sum over reserved, on-demand and spot GPUs.
         cost_before_usd_per_h=sum(_cheapest_bill(market, first_runs, end_s)[1]),
         reserved_usd_per_h=bill[0],
@@ -158,8 +160,8 @@ def simulate_schedule(
         spot_usd_per_h=bill[2],
         reserved_gpus=reserved,
         held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
-        taken=sum(span.was_taken for each in runs for span in each.run.spans),
-        why_left=why_left,
+        spot_workers_taken=sum(span.was_taken for each in runs for span in each.run.spans),
+        why_missed=why_missed,
     )
 
 
@@ -176,10 +178,11 @@ def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]
             market_gpus = sum(worker_type.gpu_counts.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
-            # The fleet of a worker with one kind of GPU may name another GPU, which stands for it.
-            for gpu in {pool.type.gpu.name for pool in unit.pools} if worker_type.beside else ():
-                if row_of(gpu) not in worker_type.gpu_counts:
-                    raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
+            if worker_type.beside:  # The worker has several kinds of GPUs.
+                for gpu in {pool.type.gpu.name for pool in unit.pools}:
+                    if row_of(gpu) not in worker_type.gpu_counts:
+                        raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
+            # With one kind of GPU the fleet may name another, for which `_pools_of` puts the market's.
             if (unit.llm, unit.policies) != (first.llm, first.policies):
                 raise InputError(
                     f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
@@ -230,7 +233,9 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
             worker_type = market.worker_types[c]
             offers = {offer.gpu: offer for offer, _ in market.offers_of(worker_type)}
             for pool in unit.pools:
-                offer = offers[row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu]
+                # A worker with one kind of GPU has the market's, whatever its fleet names.
+                gpu = row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu
+                offer = offers[gpu]
                 sizes = counts[c] * pool.count
                 worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
                 name = f"{worker_type.name} {pool.name}{' spot' if is_spot else ''}"
@@ -241,6 +246,7 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
                     interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
                     notice_s=NOTICE_S if is_spot else 0.0,
                 )
+                # `sizes` say how many workers there are, not the pool's count.
                 yield _ScheduledPool(replace(pool, name=name, count=1, type=worker), is_spot, elastic, sizes)
 
 
@@ -257,6 +263,7 @@ def _simulate(
         timetable = timetable_type(times_s, sizes, [pool.elastic.start_s for pool in pools])
         first_sizes = timetable.sizes_at(0.0)
         elastic = [replace(pool.elastic, first=size) for pool, size in zip(pools, first_sizes, strict=True)]
+        # All units serve the LLM alike (`_check_fleets`), so any of them gives what is not in the pools.
         fleet = replace(next(iter(llm.units.values())), pools=tuple(pool.pool for pool in pools))
         every_s = llm.slo.every_s or demand.window_s
         end_s = firm.shape[1] * demand.window_s
@@ -283,10 +290,10 @@ def _windows_by_llm(
     before, after = _missed_windows(served, first), _missed_windows(served, runs)
     for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
         edges_s, status = llm_run.run.simulation.edges_s, llm_run.run.simulation.status
-        missed = tuple(float(edges_s[v]) for number, v in after if number == m)
+        missed_begin_s = tuple(float(edges_s[v]) for number, v in after if number == m)
         missed_before = sum(number == m for number, _ in before)
         unfinished = int((status == UNFINISHED).sum())
-        yield ScheduleWindows(llm.llm, len(edges_s) - 1, missed_before, missed, unfinished)
+        yield ScheduleWindows(llm.llm, len(edges_s) - 1, missed_before, missed_begin_s, unfinished)
 
 
 def _add_workers(
@@ -302,18 +309,19 @@ def _add_workers(
     """The firm workers with more of them in the windows that are missed, as far as the limits allow.
     `miss_counts` has how often each window was missed so far; the misses of this time are added to it.
     """
-    short_windows: set[tuple[int, int]] = set()  # LLMs and windows of the schedule, by number.
+    to_enlarge: set[tuple[int, int]] = set()  # Pairs (m, t): where an LLM gets more workers.
     for m, v in missed:
         miss_counts[m, v] = miss_counts.get((m, v), 0) + 1
         edges_s = runs[m].run.simulation.edges_s
         first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - EDGE_S))
         if miss_counts[m, v] > 1:
             first -= 1  # Requests of the window before may still queue in this one.
-        short_windows |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
+        to_enlarge |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
     # The budget limits the schedule, not its repair: what that costs is an answer, not an error.
     without_budget = replace(market, cost_usd_per_h=None)
-    for m, t in sorted(short_windows):
+    for m, t in sorted(to_enlarge):
+        # The cheapest type for which the limits leave room gets more workers.
         for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
             more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
@@ -387,7 +395,9 @@ def _cheapest_bill(
     for g, offer in enumerate(market.offers):
         times_s, gpus = firm[g]
         time_shares = np.diff(times_s) / end_s
-        levels = reserved_levels(offer, gpus[:-1], int(spot[g][1].max()))
+        spot_times_s, spot_gpus = spot[g]
+        # Spot GPUs take stock from reserved ones.
+        levels = reserved_levels(offer, gpus[:-1], most_spot_gpus=int(spot_gpus.max()))
         bills = [
             (
                 (offer.reserved_usd_per_h or 0.0) * level,
@@ -397,8 +407,7 @@ def _cheapest_bill(
         ]
         best = min(range(len(levels)), key=lambda k: sum(bills[k]))
         reserved[g] = levels[best]
-        spot_s, spot_gpus = spot[g]
-        spot_mean = float(spot_gpus[:-1] @ np.diff(spot_s)) / end_s
+        spot_mean = float(spot_gpus[:-1] @ np.diff(spot_times_s)) / end_s
         totals += (*bills[best], (offer.spot_usd_per_h or 0.0) * spot_mean)
     return reserved, (float(totals[0]), float(totals[1]), float(totals[2]))
 
