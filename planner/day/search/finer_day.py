@@ -1,4 +1,4 @@
-"""A cheaper timetable than that of the optimum on a grid (day_optimum.py): sizes change at any moment.
+"""A cheaper timetable than the optimum on a grid (day/search/day_optimum.py): sizes change at any moment.
 
 A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready.
 The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
