@@ -134,7 +134,7 @@ def read_prices(
 
 def _catalog_name(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
     """The name of a GPU in catalogs/gpus.yaml and an empty reason, or None and the reason why it has none."""
-    catalog_name = GPU_NAMES.get("".join(c for c in name.lower() if c.isalnum()))
+    catalog_name = GPU_NAMES.get("".join(letter for letter in name.lower() if letter.isalnum()))
     if catalog_name is not None and "pcie" in info.lower():
         catalog_name, name = PCIE_NAMES.get(catalog_name, catalog_name), f"{name} (PCIe)"
     if catalog_name and catalog_name in catalog.gpus:

@@ -78,12 +78,12 @@ class Autoscaler:
 
     def of_role(self, role: Role) -> Autoscaler:
         """The autoscaler of a role's pools; parameters under the role's name override the others."""
-        own = self.parameters.get(role)
-        if own is None:
+        of_role = self.parameters.get(role)
+        if of_role is None:
             return self
-        if not isinstance(own, Mapping):
-            raise InputError(f"{self.controller}: {role}: expected parameters, found {own!r}")
-        return Autoscaler(self.controller, {**self.parameters, **own}, self.pools)
+        if not isinstance(of_role, Mapping):
+            raise InputError(f"{self.controller}: {role}: expected parameters, found {of_role!r}")
+        return Autoscaler(self.controller, {**self.parameters, **of_role}, self.pools)
 
     def read_number(self, name: str, default: float) -> float:
         """The parameter `name`, finite; InputError where it is no number."""
@@ -135,7 +135,9 @@ def timetable_of(
 
 
 def format_quantity(value: float, what: str) -> str:
-    """A Kubernetes quantity, whole or in thousandths (1500m); InputError, with `what` it is, below 0.001."""
+    """A Kubernetes quantity, whole or in thousandths (1500m). Raises InputError, which begins with `what`, for
+    less than one thousandth.
+    """
     if value < 0.001:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")
     thousandths = round(value * 1000)

@@ -339,8 +339,8 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     return length_columns
 
 
-# Numbers that may have thousands separators. In a file whose columns are separated by ";" a comma was read as
-# a decimal point, so 1,096 is 1.096 here.
+# Numbers that may be grouped in thousands. In a file whose columns are separated by ";" a comma was read as a
+# decimal point, so 1,096 is 1.096 here.
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,' ]\d{3})+")
 
 
@@ -359,7 +359,7 @@ def _grouped_length_columns(sample: pd.DataFrame, role: str) -> list[str]:
 def names_length(name: str, role: str) -> bool:
     """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
     own_words, other_words = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
-    # Prefixes of OpenTelemetry and the like say nothing of the role.
+    # Prefixes of OpenTelemetry and the like say nothing of the role, and filling words nothing at all.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
     if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:

@@ -35,13 +35,13 @@ COLUMNS = Columns(
 )
 # The log of a container has a date, the stream (stdout or stderr), and F or P for a full or a partial line,
 # before the line itself. vLLM's own line may begin with the name of its process in parentheses.
-LINE = re.compile(
+_LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] )?)?"
     rb"(?:\([^)]{0,80}\) )?"
     rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)? "
     rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<message>.*)"
 )
-JSON_LINE = re.compile(
+_JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
 _VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not another program's.
@@ -57,13 +57,13 @@ _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
 # vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_time_ns` takes
 # that day out again if the log has none.
-DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
+_DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 _DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
 _FEB_28 = 58  # The number of that day in its year, from 0.
 _NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
 # --max-log-len cuts prompts and lists of token ids at the same length. If this many prompts have as many
 # characters as token ids, and all have the same number, the log was cut there.
-CUT_PROMPTS = 3
+_CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _ParsedRequest:
 
 def is_log(lines: Iterable[bytes]) -> bool:
     """Whether some line of a sample is one of vLLM's own."""
-    return any(LINE.match(line) or (_VLLM_LOGGER in line and JSON_LINE.match(line)) for line in lines)
+    return any(_LINE.match(line) or (_VLLM_LOGGER in line and _JSON_LINE.match(line)) for line in lines)
 
 
 class VllmLog:
@@ -112,7 +112,7 @@ class VllmLog:
             # patterns.
             if b"equest" not in raw and b"Generated" not in raw:
                 continue
-            match = LINE.match(raw) or JSON_LINE.match(raw)
+            match = _LINE.match(raw) or _JSON_LINE.match(raw)
             if match is None:
                 continue
             message = match["message"]
@@ -138,7 +138,7 @@ class VllmLog:
                 "VLLM_LOGGING_LEVEL=DEBUG, or export its spans (--otlp-traces-endpoint)"
             )
         length, prompts = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
-        if prompts >= CUT_PROMPTS:
+        if prompts >= _CUT_PROMPTS:
             raise TraceError(
                 f"{self.path}: {prompts} prompts are cut at {length} characters and token ids "
                 "(--max-log-len), so lengths are lost; leave that option out, or export spans "
@@ -228,7 +228,7 @@ class VllmLog:
         hours, minutes, seconds = (int(part) for part in match["time"].split(b":"))
         if not (1 <= month <= 12 and 1 <= day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
             raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
-        number_of_day = DAYS_BEFORE_MONTH[month - 1] + day - 1
+        number_of_day = _DAYS_BEFORE_MONTH[month - 1] + day - 1
         if self._previous_day - number_of_day > _YEAR_DAYS // 2:  # The year has changed.
             self._added_days += _YEAR_DAYS
         # If a log goes from 28 February or before to March, without the 29th, its year has no such day.
