@@ -135,7 +135,7 @@ def timetable_of(
 
 
 def format_quantity(value: float, what: str) -> str:
-    """A Kubernetes quantity, whole or in thousandths (1500m). Raises InputError, which begins with `what`, for
+    """A Kubernetes quantity, whole or in thousandths (1500m). Raises InputError, beginning with `what`, for
     less than one thousandth.
     """
     if value < 0.001:
