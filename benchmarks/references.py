@@ -1,9 +1,11 @@
 """Compares the simulator with plain simulators that share no code with it, on random fleets, by seed.
 
-    python benchmarks/references.py --cases 1000 --fleets 20000 --tiers 100
+    python benchmarks/references.py --cases 1000 --prefixes 2000 --fleets 20000 --tiers 100
 
 --cases: so many random cases (tests/support/engine_cases.py: engines, orders of prompts, routings, mixed or
 prefill and decode workers, small KV caches), in which every result must equal the plain simulator's to 1e-9.
+--prefixes: so many random cases with prefix caches (tests/support/prefix_cases.py: engines, orders, routings,
+late notices of evictions, mixed or prefill and decode workers), likewise.
 --fleets: so many random fleets of prefill and decode workers, in which every request must end and the
 conditions of tests/support/conservation.py must hold at the end.
 --tiers: so many random cases (tests/support/offload_cases.py), in which the hits on the GPU, in CPU memory or
@@ -28,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 from conservation import check_conservation
 from engine_cases import compare_engine_case, random_policies, with_engines
 from offload_cases import compare_tiers
+from prefix_cases import compare_prefix_case
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.fleet import Fleet, Network, Policies, Role
@@ -112,6 +115,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=int, default=1000, help="against the plain simulators (1000)")
+    parser.add_argument("--prefixes", type=int, default=2000, help="with prefix caches (2000)")
     parser.add_argument("--fleets", type=int, default=20_000, help="of prefill and decode workers (20000)")
     parser.add_argument("--tiers", type=int, default=120, help="of KV tiers (120)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
@@ -124,6 +128,8 @@ def main() -> int:
 
     vars(replay)["read_simulation"] = checked_simulation
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
+    prefixes = range(asked.first, asked.first + asked.prefixes)
+    failures += check_all("prefixes", prefixes, compare_prefix_case)
     failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
     failures += check_tiers(range(asked.first, asked.first + asked.tiers))
     return int(failures > 0)

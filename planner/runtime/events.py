@@ -252,7 +252,7 @@ def _leave_worker(state, r, tokens, time_s):
             blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
             state.workers[w].used_blocks -= blocks
         if request.status == ADMITTED or request.status == COMPUTED:
-            release_prefix(state, w, r, _cached_tokens(request, tokens))
+            release_prefix(state, w, r, _cached_tokens(request, tokens), False)
     request.status, request.length_tokens, request.computed_tokens = SEATED, request.input_tokens, 0
 
 

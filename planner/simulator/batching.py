@@ -67,6 +67,7 @@ from planner.simulator.caches import (
     evict_idle,
     keep_prefix,
     note_taken_blocks,
+    release_late,
     shared_blocks,
     take_prefix,
 )
@@ -145,6 +146,7 @@ def start_step(state, l, time_s):
         # also tries again where a request was preempted, as that may have a place in the next attempt.
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
+        release_late(state, w)
         depart_late(state, w)
         preemptions = worker.preemptions
         is_idle = _form_step(state, l, time_s)
@@ -185,6 +187,7 @@ def _form_step(state, l, time_s):
         goes_on = False
     _launch_step(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
+    release_late(state, lane.worker)
     return False
 
 
@@ -449,6 +452,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         budget = _seat_handed_over(state, l, budget)
         put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
+        evict_idle(state, w, step_blocks, time_s)  # Now, as requests that have ended give back blocks later.
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)

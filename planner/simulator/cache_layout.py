@@ -30,14 +30,17 @@ ENTRY = np.dtype(
         ("node", "i4"),  # -2 - r: blocks that request r left behind and that belong to no node.
         ("worker", "i4"),
         ("refs", "i4"),  # Running requests that use it; with 0 it is in the worker's list of idle entries.
+        # Whether it is in the worker's list of late entries, which counts as one of `refs`.
+        ("is_late", "i4"),
         ("blocks", "i4"),  # KV blocks that it takes.
         ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
         ("window_at", "f4"),  # `taken_blocks` of its worker when an attention window was last at its end.
-        ("older", "i4"),  # The idle entry that was used last before it.
-        # The idle entry that was used next after it. Of a free entry: how many places behind the one that
-        # follows it in memory the next free entry is; so zeros are a list of free entries in their order.
+        ("older", "i4"),  # The idle, or late, entry that was used last before it.
+        # The idle, or late, entry that was used next after it. Of a free entry: how many places behind the
+        # one that follows it in memory the next free entry is; so zeros are a list of free entries in their
+        # order.
         ("newer", "i4"),
         ("window_uses", "i4"),  # Requests of e2's window on this worker whose prompt has the node.
     ]
@@ -72,6 +75,11 @@ CACHE = np.dtype(
         ("oldest", "i8"),  # The list of idle entries, which no running request uses.
         ("newest", "i8"),
         ("idle_blocks", "i8"),  # The KV blocks of idle entries.
+        # The list of late entries: the last request left them when an asynchronous engine had formed the next
+        # step already, in which they count as used. They are idle once it has begun.
+        ("first_late", "i8"),
+        ("last_late", "i8"),
+        ("late_blocks", "i8"),  # Their KV blocks.
         # KV blocks that tokens and their attention windows have taken since the start.
         ("taken_blocks", "f8"),
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
@@ -232,7 +240,7 @@ def make_caches(
     uses = block_uses(trace)
     prompts = _prompt_table(trace, uses)
     caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
-    for name in ("oldest", "newest", "last_waiting", "served_tenant"):
+    for name in ("oldest", "newest", "first_late", "last_late", "last_waiting", "served_tenant"):
         caches[name] = NONE
     caches["token_s"][:workers] = np.array([prefill_token_s(worker) for worker in worker_types])[type_indices]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
@@ -241,10 +249,11 @@ def make_caches(
 
     # One entry for each copy of a node that KV memory could hold.
     most_entries = int(sum(worker_types[index].kv_tokens // block for index in type_indices))
-    most_notices = most_entries if policies.eviction_notice_s > 0 else 0  # A copy that is evicted has one.
-    # Blocks of no node: one entry at most per request, each of one block or more.
+    # Each copy that a request makes may be evicted, and has a notice then.
+    most_notices = most_entries + len(uses.node) if policies.eviction_notice_s > 0 else 0
+    # Blocks of no node: entries of a block or more, one at most per request on each of its two workers.
     nodeless = int(sum(worker_types[index].kv_tokens // KV_BLOCK_TOKENS for index in type_indices))
-    nodeless = min(len(trace), nodeless)
+    nodeless = min(2 * len(trace), nodeless)
     # Each use of a node can put at most one copy into a worker's CPU memory.
     most_entries += nodeless + min(memory_nodes, len(uses.node))
     if has_window:

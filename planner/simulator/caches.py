@@ -16,7 +16,8 @@ it. Two requests that compute the same node in one step both keep their copy; se
 
 A request leaves blocks behind that belong to no node, above all those of its output. They are cached too, in
 an entry whose node is -2 - r for request r (-1 is NONE). Only the request itself finds them again, after a
-preemption; otherwise they take room until they are the least recently used.
+preemption; otherwise they take room until they are the least recently used. Decode workers have no nodes: no
+block of a request there belongs to one.
 
 Where layers have sliding-window attention (`taken_blocks_per_token` of the worker's type), a prefix is found
 only up to a node whose attention window is still there. The blocks of a window go back to the pool when the
@@ -49,7 +50,7 @@ from planner.simulator.cache_layout import (
     NOTICES,
     WINDOW_S,
 )
-from planner.simulator.layout import BLOCK, FRONT, NONE, ONE, ROUTING, ZERO
+from planner.simulator.layout import BLOCK, DECODE, FRONT, NONE, ONE, ROUTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 
 
@@ -85,7 +86,7 @@ def _take_free_entry(state, w, node, blocks):
     entry = caches.entries[e]
     caches.numbers[FREE] = e + 1 + entry.newer  # Free entries are linked by `newer`.
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
-    entry.refs, entry.is_cached, entry.is_on_disk, entry.window_uses = 0, 0, 0, 0
+    entry.refs, entry.is_cached, entry.is_on_disk, entry.window_uses, entry.is_late = 0, 0, 0, 0, 0
     return e
 
 
@@ -205,6 +206,12 @@ def cacheable_nodes(state, r):
     )
 
 
+@small_jit
+def _depth_on(state, w, r):
+    """How many nodes of request r worker w may have."""
+    return ZERO if state.workers[w].role == DECODE else np.int64(state.caches.prompts[r].depth)
+
+
 @kernel_jit
 def cached_nodes(state, w, r):
     """How many nodes of request r, from the first one on, worker w has cached and can use.
@@ -212,7 +219,7 @@ def cached_nodes(state, w, r):
     No node is cached without those before it, so bisection finds the number.
     """
     caches = state.caches
-    low, high = ZERO, cacheable_nodes(state, r)
+    low, high = ZERO, min(_depth_on(state, w, r), cacheable_nodes(state, r))
     while low < high:
         middle = (low + high + 1) // 2
         e = find_entry(state, w, node_at(state, r, middle - 1))
@@ -322,7 +329,7 @@ def take_prefix(state, w, r, time_s):
         if not prompt.own_blocks:
             state.workers[w].used_blocks -= 1
         hit = request.length_tokens - BLOCK
-    elif request.preemptions > 0 and nodes == prompt.depth and _has_left_blocks(state, w, r):
+    elif request.preemptions > 0 and nodes == _depth_on(state, w, r) and _has_left_blocks(state, w, r):
         hit += _reuse_left_blocks(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
     request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
@@ -365,7 +372,7 @@ def keep_prefix(state, w, r):
     """Cache the nodes of request r that the step being formed fills: others can use them from now on."""
     caches = state.caches
     prompt = caches.prompts[r]
-    full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    full = min(_depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     for i in range(prompt.used_nodes, full):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)
@@ -389,32 +396,92 @@ def show_prefix(state, w, r):
     prompt.shown_nodes = prompt.used_nodes
 
 
-@where_has("caches", lambda state, w, r, cached_tokens: None)
-def release_prefix(state, w, r, cached_tokens):
+@kernel_jit
+def _release_entry(state, w, e, is_late):
+    """A request uses entry e of worker w no more: it is idle if no other does.
+
+    If it is released too late for the next step (`is_late`), which is formed already, it is used until then.
+    The caller has taken its blocks off `used_blocks`.
+    """
+    cache, entry = state.caches.workers[w], state.caches.entries[e]
+    if is_late and entry.refs == entry.is_late:  # The list of late entries counts among `refs`.
+        if entry.is_late:
+            _unlist_late(state, w, e)
+        cache.late_blocks += entry.blocks
+        entry.refs, entry.is_late, entry.older, entry.newer = 1, 1, cache.last_late, NONE
+        if cache.last_late == NONE:
+            cache.first_late = e
+        else:
+            state.caches.entries[cache.last_late].newer = e
+        cache.last_late = e
+    if entry.refs == 0:
+        list_idle(state, w, e)
+    else:
+        state.workers[w].used_blocks += entry.blocks
+
+
+@kernel_jit
+def _unlist_late(state, w, e):
+    """Take entry e out of its worker's list of late entries."""
+    cache, entries = state.caches.workers[w], state.caches.entries
+    older, newer = entries[e].older, entries[e].newer
+    if older == NONE:
+        cache.first_late = newer
+    else:
+        entries[older].newer = newer
+    if newer == NONE:
+        cache.last_late = older
+    else:
+        entries[newer].older = older
+    cache.late_blocks -= entries[e].blocks
+
+
+@where_has("caches", lambda state, w: ZERO)
+def late_entry_blocks(state, w):
+    """KV blocks that count as used on worker w only because its engine has formed the next step already."""
+    return np.int64(state.caches.workers[w].late_blocks)
+
+
+@where_has("caches", lambda state, w: None)
+def release_late(state, w):
+    """Release the entries of worker w that were released too late for the step that it has formed now."""
+    cache, entries = state.caches.workers[w], state.caches.entries
+    e = np.int64(cache.first_late)
+    cache.first_late, cache.last_late, cache.late_blocks = NONE, NONE, 0
+    while e != NONE:
+        following = np.int64(entries[e].newer)
+        entries[e].is_late = 0
+        entries[e].refs -= 1
+        state.workers[w].used_blocks -= entries[e].blocks
+        _release_entry(state, w, e, False)
+        e = following
+
+
+@where_has("caches", lambda state, w, r, cached_tokens, is_late: None)
+def release_prefix(state, w, r, cached_tokens, is_late):
     """Turn what request r, which has left worker w, has there into idle entries.
 
-    The caller has taken all its blocks off `used_blocks`; nodes that others use are counted again here.
-    Blocks that belong to no node, up to its first `cached_tokens`, become one entry.
+    The caller has taken all its blocks off `used_blocks`; nodes that others use are counted again here, and
+    all that is released too late for the next step (`is_late`). Blocks that belong to no node, up to its
+    first `cached_tokens`, become one entry.
     """
     caches, worker = state.caches, state.workers[w]
     prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
     blocks = cached_tokens // BLOCK - prompt.used_nodes * node_blocks + prompt.own_blocks
-    if prompt.left != NONE:  # It did not reuse what it left before, on another worker or behind lost nodes.
-        _free_left_blocks(state, np.int64(caches.entries[prompt.left].worker), r)
+    if _has_left_blocks(state, w, r):  # It did not reuse what it left before, behind lost nodes.
+        _free_left_blocks(state, w, r)
+    prompt.left = NONE  # What it left on another worker stays there until it is the least recently used.
     # Where no entry is free for them, the blocks are free at once.
     if blocks > 0 and caches.numbers[NODELESS] > 0 and caches.numbers[FREE] != NONE:
         caches.numbers[NODELESS] -= 1
         e = _take_free_entry(state, w, -2 - r, blocks)
         prompt.left = e
-        list_idle(state, w, e)
+        _release_entry(state, w, e, is_late)
     worker.used_blocks -= prompt.own_blocks  # A copy of its own is a block more than its tokens fill.
     for i in range(prompt.used_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
-        if caches.entries[e].refs == 0:
-            list_idle(state, w, e)
-        else:
-            worker.used_blocks += node_blocks
+        _release_entry(state, w, e, is_late)
     prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
@@ -474,7 +541,7 @@ def _evict_entry(state, w, e, time_s):
             owner.left = NONE
         _free_entry(state, e)
         return
-    entry.is_cached, entry.refs = 0, 0
+    entry.is_cached, entry.refs, entry.is_late = 0, 0, 0
     node = np.int64(entry.node)
     if _free_if_copied(state, w, e):
         return
@@ -488,10 +555,24 @@ def _evict_entry(state, w, e, time_s):
     if caches.numbers[NOTICES] == len(caches.notices):
         # The ring is full: the first notice arrives early.
         read_notices(state, np.inf, caches.numbers[NOTICES] - 1)
-    last = (caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]) % len(caches.notices)
-    notice = caches.notices[last]
-    notice.time_s, notice.worker, notice.node = time_s + caches.settings[NOTICE_S], w, node
+    _add_notice(state, w, node, time_s + caches.settings[NOTICE_S])
+
+
+@kernel_jit
+def _add_notice(state, w, node, time_s):
+    """Tell the router at `time_s` that worker w has evicted a node: put a notice among those under way.
+
+    Notices are in order of time. Most come in it, but evictions in a run of decode steps are found later.
+    """
+    caches = state.caches
+    notices, size = caches.notices, len(caches.notices)
+    at = caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]
     caches.numbers[NOTICES] += 1
+    while at > caches.numbers[FIRST_NOTICE] and notices[(at - 1) % size].time_s > time_s:
+        notices[at % size] = notices[(at - 1) % size]
+        at -= 1
+    notice = notices[at % size]
+    notice.time_s, notice.worker, notice.node = time_s, w, node
 
 
 @kernel_jit
@@ -571,6 +652,7 @@ def empty_cache(state, w, time_s):
         caches.pinned[node, w // 64] &= ~worker_bit(w)
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
+    cache.first_late, cache.last_late, cache.late_blocks = NONE, NONE, 0
 
 
 @kernel_jit

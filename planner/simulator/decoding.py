@@ -25,12 +25,13 @@ from planner.simulator.counting import (
     record_classes,
     record_gap,
     record_steps,
+    run_s,
     single_gap,
 )
 from planner.simulator.layout import BLOCK, DECODE, ONE, ZERO
-from planner.simulator.numba_compile import kernel_jit, where_rare
+from planner.simulator.numba_compile import kernel_jit, where_has, where_rare
 from planner.simulator.queue_orders import charge_token, charge_tokens
-from planner.simulator.slots import blocks_for, blocks_for_next_step
+from planner.simulator.slots import blocks_for, blocks_for_next_step, steps_with_blocks
 
 
 @kernel_jit
@@ -92,6 +93,29 @@ def accept_drafts(state, l, time_s):
         count_zero_gaps(state, lane.worker, zero_gaps, time_s)
 
 
+@where_has("caches", lambda state, l, steps, taken_blocks, time_s: None)
+def evict_for_run(state, l, steps, taken_blocks, time_s):
+    """Evict idle entries for the `taken_blocks` that the first `steps` steps of the run of lane l take.
+
+    Where routers hear of evictions later (NOTICE_S), each one is as of the beginning of the step that takes
+    its block. `used_blocks` does not hold those of the run yet.
+    """
+    lane = state.lanes[l]
+    w = lane.worker
+    worker, cache = state.workers[w], state.caches.workers[w]
+    is_timed = len(state.caches.notices) > 0 and steps > 1
+    while is_timed and cache.idle_blocks > 0:
+        idle_blocks = cache.idle_blocks
+        free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - idle_blocks
+        done = steps_with_blocks(lane, max(free, ZERO))
+        if done >= steps:
+            break
+        step_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, done)
+        evict_idle(state, w, blocks_for(lane, done + 1), step_s)
+        is_timed = cache.idle_blocks < idle_blocks
+    evict_idle(state, w, taken_blocks, time_s)
+
+
 @kernel_jit
 def advance_decodes(state, l, steps, time_s):
     """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`.
@@ -120,8 +144,9 @@ def advance_decodes(state, l, steps, time_s):
                 record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
     # Reserved blocks were counted at the admission, those of a pipeline when the step was started.
     if kind.lanes == 1 and kind.reserved_blocks == 0:
-        worker.used_blocks += blocks_for(lane, steps)
-        evict_idle(state, w, ZERO, time_s)
+        taken_blocks = blocks_for(lane, steps)
+        evict_for_run(state, l, steps, taken_blocks, time_s)
+        worker.used_blocks += taken_blocks
     charge_tokens(state, l, steps)
     note_taken_blocks(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.

@@ -250,9 +250,10 @@ def _release_kv(state, w, r):
     worker = state.workers[w]
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
     is_formed = is_formed or worker.formed_s < np.inf
+    is_late = state.types[worker.type].is_async > 0 and is_formed
     used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
-    release_blocks(state, w, r, tokens, tokens)
-    if state.types[worker.type].is_async and is_formed:
+    release_blocks(state, w, r, tokens, tokens, is_late)
+    if is_late:
         worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
 
 

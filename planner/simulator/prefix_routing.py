@@ -52,7 +52,6 @@ from planner.simulator.cache_layout import (
 )
 from planner.simulator.caches import (
     cacheable_nodes,
-    evict_idle,
     move_e2_window,
     node_at,
     promise_prompt,
@@ -60,10 +59,11 @@ from planner.simulator.caches import (
     remember_routed,
     worker_bit,
 )
+from planner.simulator.decoding import evict_for_run
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.routing import choose_worker, fits_worker
-from planner.simulator.slots import blocks_of, blocks_of_run
+from planner.simulator.slots import blocks_of, blocks_of_run, steps_done
 from planner.simulator.step_times import UNBOUNDED
 
 
@@ -88,6 +88,7 @@ def route_by_prefix(state, r, time_s):
     _match_nodes(state, r)
     hears_evictions = policy >= AFFINITY and policy != CACHE_AWARE and policy != TENANT_TURNS
     if hears_evictions and _evict_for_runs(state, time_s):
+        read_notices(state, time_s, ZERO)
         _match_nodes(state, r)
     if policy < AFFINITY:  # The policies before it do not look at caches.
         w = choose_worker(state, FRONT, r, time_s)
@@ -122,9 +123,16 @@ def _evict_for_runs(state, time_s):
     for w in range(len(state.workers)):
         if state.caches.match[w] > 0 and state.lanes[state.workers[w].first_lane].run_steps > 1:
             idle_blocks = state.caches.workers[w].idle_blocks
-            evict_idle(state, w, _taken_blocks(state, w, time_s), time_s)
+            _evict_for_run(state, w, _taken_blocks(state, w, time_s), time_s)
             is_any |= state.caches.workers[w].idle_blocks < idle_blocks
     return is_any
+
+
+@kernel_jit
+def _evict_for_run(state, w, taken_blocks, time_s):
+    """Evict idle entries of worker w for the blocks that its run has taken by `time_s`."""
+    l = state.workers[w].first_lane
+    evict_for_run(state, l, steps_done(state.lanes[l], time_s) + 1, taken_blocks, time_s)
 
 
 @small_jit
@@ -471,7 +479,8 @@ def _eviction_s(state, w, r, most_s, time_s):
     if cache.routed == 0:
         return 0.0
     taken = _taken_blocks(state, w, time_s)
-    evict_idle(state, w, taken, time_s)
+    _evict_for_run(state, w, taken, time_s)
+    taken += worker.late_blocks
     free = state.types[worker.type].kv_blocks - worker.used_blocks - taken - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * node_blocks - free
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed

@@ -22,6 +22,7 @@ from planner.policies import (
     SCORE,
     TWO_BY_REQUESTS,
 )
+from planner.simulator.caches import late_entry_blocks
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -383,6 +384,7 @@ def _has_room_now(state, w, need, blocks, is_strict, time_s):
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
     free = kind.kv_blocks - worker.used_blocks - new_blocks - extra_blocks(kind, need, need)
+    free += late_entry_blocks(state, w)
     # Blocks of the run under way are not yet in `used_blocks`. A decode takes at most one in every BLOCK
     # steps, and one more. Only if that many blocks could matter they are counted, which takes longer.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:

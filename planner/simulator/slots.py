@@ -345,20 +345,21 @@ def blocks_to_begin(state, w, r):
 
 
 @kernel_jit
-def release_blocks(state, w, r, tokens, cached_tokens):
+def release_blocks(state, w, r, tokens, cached_tokens, is_late):
     """Free the blocks of `tokens` tokens of request r, which is in no slot, on worker w.
 
-    With a prefix cache the first `cached_tokens` of them stay there for other requests.
+    With a prefix cache the first `cached_tokens` of them stay there for other requests. `is_late`: the next
+    step is formed already.
     """
     state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
-    release_prefix(state, w, r, cached_tokens)
+    release_prefix(state, w, r, cached_tokens, is_late)
 
 
 @kernel_jit
 def depart_now(state, w, r):
     """Free the seat and the blocks of request r, which is in no slot, on worker w."""
     length = state.requests[r].length_tokens
-    release_blocks(state, w, r, length, length)
+    release_blocks(state, w, r, length, length, False)
     leave_memory(state, w, r)  # Its copies in the host's memory (offload.py).
     state.workers[w].running -= 1
 
@@ -546,7 +547,7 @@ def _preempt_request(state, w, r, tokens, cached, recomputed):
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
     see_token(state, r)  # The router sees all that was computed.
-    release_blocks(state, w, r, tokens, cached)
+    release_blocks(state, w, r, tokens, cached, False)
     worker.running -= 1
     request.computed_tokens = 0
     if len(state.parts) > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from async_prefix_reference import AsyncPrefixReference
 from engine_cases import with_engines
+from prefix_cases import compare_prefix_case, looking
 from prefix_reference import PrefixReference
 from shares import some
 from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace, random_prompts
@@ -18,8 +18,9 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
-from planner.fleet import Disturbance, Fleet, PinnedPrefix, Policies
-from planner.policies import QUEUE, ROUTING, Policy
+from planner.fleet import Disturbance, Fleet, Network, PinnedPrefix, Policies
+from planner.models.engine import Engine, HostTime
+from planner.policies import QUEUE, ROUTING
 from planner.simulator import Simulation, simulate
 from planner.simulator.slo_verdict import jain_index, tenant_service
 from planner.traffic.trace import Trace
@@ -33,11 +34,6 @@ def cached_fleet(
 ) -> Fleet:
     pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget)
     return Fleet(LLM, (pool,), Policies(**{"prefix_cache": True, "routing": "round-robin", **policies}))  # type: ignore[arg-type]
-
-
-def looking(rows: Mapping[str, Policy]) -> tuple[str, ...]:
-    """Those that look at caches or tenants."""
-    return tuple(name for name, row in rows.items() if row.needs_caches)
 
 
 def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
@@ -124,6 +120,16 @@ def test_kernel_and_plain_simulator_agree_on_engines(kind: str, is_async: bool) 
         for what in ("arrival_s", "ttft_s", "e2e_s"):
             theirs = [getattr(request, what) for request in plain.requests]
             np.testing.assert_allclose(getattr(found, what), theirs, rtol=1e-9, atol=1e-9, err_msg=said)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_kernel_and_plain_simulator_agree_on_prefill_and_decode_workers(part: int) -> None:
+    """16 random cases each without engine, on a synchronous one and twice on an asynchronous one: every order
+    and routing, also those that look at no cache, tight caches, notices of evictions that come late. One case
+    in four has mixed workers alone. benchmarks/references.py has as many as one likes.
+    """
+    for seed in range(part, 64, 4):
+        compare_prefix_case(seed)
 
 
 def pinned_case(seed: int) -> tuple[Fleet, Trace]:
@@ -297,6 +303,39 @@ def test_prefill_workers_keep_prefixes_when_decode_workers_go_on() -> None:
     assert hits(fleet, prefix_trace([0, 30], [[1, 2, 3], [1, 2, 4]], outputs=[3, 3])) == [0, 32]
 
 
+def test_a_request_preempted_on_its_decode_worker_finds_its_own_blocks() -> None:
+    """As on a mixed worker: 6 blocks there, of which the first request has 3 at 48 tokens. The second, whose
+    KV came a step later, is preempted at 47, and computes the 16 tokens that follow its first two blocks.
+    """
+    pools = (
+        make_pool(PER_TOKEN, role="prefill", name="prefill"),
+        make_pool(PER_TOKEN, role="decode", kv_tokens=96, name="decode"),
+    )
+    fleet = Fleet(LLM, pools, Policies(prefix_cache=True))
+    found = simulate(fleet, prefix_trace([0, 0], [[1, 2], [3, 4]], outputs=[20, 20]), record_parts=True)
+    assert found.preemptions.tolist() == [0, 1]
+    again = found.parts[found.parts["cached_tokens"] > 0]
+    assert again[["request", "tokens", "cached_tokens"]].tolist() == [(1, 16, 32)]
+
+
+def test_blocks_of_a_hand_off_that_come_too_late_for_a_step_evict_nothing() -> None:
+    """6 blocks of a prefill worker that schedules asynchronously, 16 tokens per step of 1/64 s. `x` leaves
+    one. `a` takes three; its KV has crossed the link at 1.41 s, in the first of two steps of `b` from 1.4 s
+    on. The second was formed at 1.4 s, when `x`, `a` and `b` had 6 blocks: nothing is evicted, and `x` hits
+    again. Its new block takes the place of the last one of `a`, which would be computed again anyway.
+    """
+    no_time = HostTime(0.0, 0.0, 0.0)
+    engine = Engine("vllm", "0", True, no_time, no_time, front_end_s=0.0)
+    prefill = make_pool(PER_TOKEN, role="prefill", kv_tokens=96, budget=16, name="prefill")
+    decode = make_pool(PER_TOKEN, role="decode", name="decode")
+    pools = tuple(replace(pool, type=replace(pool.type, engine=engine)) for pool in (prefill, decode))
+    latency_s = 1.41 - (1 + 3 / 64)
+    fleet = Fleet(LLM, pools, Policies(prefix_cache=True), Network(1e12, latency_s, "serialised"))
+    x, a, b = [7], [1, 2, 3], [4, 5]
+    trace = prefix_trace([0, 1, 1.4, 3, 4], [x, a, b, [*x, 8], a], outputs=[1, 2, 1, 1, 1])
+    assert hits(fleet, trace) == [0, 0, 0, 16, 32]
+
+
 def test_the_router_hears_of_evictions_late() -> None:
     """Two workers with room for one prompt: `b` drives `a` out of worker 0. While the router does not know it
     sends `a` there again, though worker 0 is at work; when it knows, `a` goes to worker 1.
@@ -325,6 +364,17 @@ def test_the_router_hears_of_evictions_in_the_middle_of_a_run(routing: str) -> N
         found = simulate(cached_fleet(2, kv_tokens=16 * 12, routing=routing), trace)
         went.append(found.prefill_worker.tolist())
     assert went == [[0, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize(("notice_s", "worker"), [(0.005, 1), (0.02, 0)])
+def test_notices_of_evictions_in_a_run_are_as_of_the_step_that_evicts(notice_s: float, worker: int) -> None:
+    """The two workers of the test above: at 10.17 s nothing is left of `a` on worker 0. A router that hears
+    of it 5 ms later knows at 10.18 s; one that hears of it 20 ms later does not.
+    """
+    a, b = [1, 2, 3, 4], [5, 6]
+    trace = prefix_trace([0, 10, 10.18], [a, b, [*a, 9]], outputs=[1, 160, 1])
+    fleet = cached_fleet(2, kv_tokens=16 * 12, routing="prefix-affinity", eviction_notice_s=notice_s)
+    assert simulate(fleet, trace).prefill_worker.tolist() == [0, 0, worker]
 
 
 @pytest.mark.parametrize(

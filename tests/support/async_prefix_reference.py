@@ -79,7 +79,7 @@ class AsyncPrefixReference(AsyncReference, PrefixReference):
     def advance(self, worker: Worker, request: Request, n: int) -> bool:
         is_first = super().advance(worker, request, n)
         self.filled[request.index] = {copy.node for copy in self.shared[request.index]}
-        if request.is_prefilled:
+        if request.is_prefilled and self.is_seen(worker, request):
             self.charge(worker, request, self.policies.output_weight)
         return is_first
 

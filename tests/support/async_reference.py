@@ -131,7 +131,7 @@ class AsyncReference(Reference):
             blocks += blocks_of(tokens) + worker.beside(request)
         for request in self.link:
             if request.decode_worker == worker.index:
-                blocks += request.blocks + worker.beside(request)
+                blocks += self.moved_blocks(request) + worker.beside(request)
         return blocks <= worker.type.kv_tokens // BLOCK
 
     def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:

@@ -16,10 +16,12 @@ from itertools import count, groupby, takewhile
 from simulator_reference import BLOCK, Reference, Request, Worker, blocks_of
 
 from planner.fleet import Fleet
+from planner.policies import ROUTING
 from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traffic.trace import Trace
 
 Node = tuple[int, ...]
+PLAIN_QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that look at neither caches nor tenants
 TELLS = ("prefix-affinity", "cache-aware", "e2", "e2-dynamic", "d2lpm")  # take for cached what they have sent
 
 
@@ -40,6 +42,7 @@ class Cache:
     def __init__(self) -> None:
         self.copies: dict[Node, list[Copy]] = {}
         self.idle: list[Copy] = []
+        self.there: set[Node] = set()  # has a copy, as far as whoever asks now can know
         self.known: set[Node] = set()
         self.heard: set[Node] = set()
 
@@ -58,7 +61,9 @@ class Routed:
 
 
 class PrefixReference(Reference):
-    """Workers that prefill and decode, in batches of vllm-v1."""
+    """Batches of vllm-v1. Workers that decode alone have no nodes: all full blocks of a request there are of
+    no node, so that it finds them again after a preemption, and nobody else does.
+    """
 
     def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
         super().__init__(fleet, trace, closed_loop=closed_loop)
@@ -77,7 +82,6 @@ class PrefixReference(Reference):
         self.caches = [Cache() for _ in self.workers]
         self.shared: list[list[Copy]] = [[] for _ in self.requests]
         self.left: list[Copy | None] = [None for _ in self.requests]  # of preempted requests
-        self.expected = [0 for _ in self.requests]
         self.first_hit = [-1 for _ in self.requests]
         self.was_preempted: set[int] = set()
         self.served = [[0.0 for _ in tenants] for _ in self.workers]
@@ -96,6 +100,7 @@ class PrefixReference(Reference):
         self.context = float((trace.input_tokens + trace.output_tokens / 2).mean())
         self.events_of_service: list[tuple[float, int, float]] = []  # time, tenant, service
         self.now = 0.0
+        self.notices: list[tuple[float, Cache, Node]] = []  # of evictions, under way to the router
         self.pinned: list[set[Node]] = [set() for _ in self.workers]
         present = {ids[: k + 1] for ids in self.ids for k in range(len(ids))}
         for pin in fleet.pinned:
@@ -105,6 +110,7 @@ class PrefixReference(Reference):
                     self.pinned[w].add(node)
                     self.caches[w].copies[node] = [Copy(self.blocks, node, users=1)]
                     self.caches[w].heard.add(node)
+                    self.caches[w].there.add(node)
                     self.workers[w].free -= self.blocks
 
     # caches
@@ -118,6 +124,10 @@ class PrefixReference(Reference):
     def matched(self, worker: Worker, request: Request) -> list[Node]:
         copies = self.caches[worker.index].copies
         return [node for node in self.nodes(request) if node in copies]
+
+    def path(self, worker: Worker, request: Request) -> Node:
+        """The deepest node that the worker may keep of a request."""
+        return () if worker.role == "decode" else self.ids[request.index]
 
     def hit(self, worker: Worker, request: Request) -> tuple[list[Copy], int]:
         """What a request may use, and how many of its tokens that spares: never the last block of 16."""
@@ -153,7 +163,7 @@ class PrefixReference(Reference):
                 worker.free -= copy.blocks
             copy.users += 1
         left = self.left[i]
-        if left in cache.idle and len(self.shared[i]) == len(self.ids[i]) == len(matched):
+        if left in cache.idle and len(self.shared[i]) == len(self.path(worker, request)) == len(matched):
             assert left is not None
             cache.idle.remove(left)
             blocks = min(left.blocks, (request.input + request.generated - 1 - request.cached) // BLOCK)
@@ -174,7 +184,7 @@ class PrefixReference(Reference):
     def see_admitted(self, worker: Worker, request: Request, *, is_first: bool) -> None:
         """The router sees what the request hits, its turn, and how long it has waited."""
         i = request.index
-        self.expected[i] = 0
+        request.expected = 0
         if i in self.place:
             self.turn_of[worker.index] = max(self.turn_of[worker.index], self.place[i][0])
         for row in self.window:
@@ -190,11 +200,12 @@ class PrefixReference(Reference):
         super().add(worker, request, n, blocks)
         self.evict(worker)
         cache, shared = self.caches[worker.index], self.shared[request.index]
-        ids = self.ids[request.index]
+        ids = self.path(worker, request)
         for k in range(len(shared), min(len(ids), (request.cached + n) // self.block)):
             copy = Copy(self.blocks, ids[: k + 1], users=1)
             request.blocks -= self.blocks
             cache.copies.setdefault(copy.node, []).append(copy)
+            self.tell_router(partial(cache.there.add, copy.node))
             shared.append(copy)
 
     def computed(self, worker: Worker, request: Request) -> None:
@@ -205,7 +216,8 @@ class PrefixReference(Reference):
     def give_back(self, worker: Worker, request: Request) -> None:
         self.evict(worker)
         cache, i = self.caches[worker.index], request.index
-        own = request.blocks - blocks_of(request.cached) + self.found_again(worker, request) // BLOCK
+        full = self.found_again(worker, request) // BLOCK
+        own = min(request.blocks - blocks_of(request.cached) + full, full)
         if own > 0:
             left = self.left[i] = Copy(own)
             cache.idle.append(left)
@@ -216,6 +228,14 @@ class PrefixReference(Reference):
                 worker.free += self.blocks
                 cache.idle.append(copy)
         self.shared[i] = []
+
+    def moved_blocks(self, request: Request) -> int:
+        return blocks_of(request.cached)
+
+    def leave_prefill_worker(self, worker: Worker, request: Request) -> None:
+        blocks = self.moved_blocks(request)
+        self.give_back(worker, request)
+        request.blocks = blocks
 
     def found_again(self, worker: Worker, request: Request) -> int:
         """Tokens whose full blocks stay in the cache when the request leaves."""
@@ -236,6 +256,21 @@ class PrefixReference(Reference):
                     self.tell_router(partial(self.see_evicted, cache, oldest.node))
 
     def see_evicted(self, cache: Cache, node: Node) -> None:
+        cache.there.discard(node)
+        if self.policies.eviction_notice_s:
+            self.notices.append((self.now + self.policies.eviction_notice_s, cache, node))
+        else:
+            self.forget(cache, node)
+
+    def read_notices(self) -> None:
+        """The router hears of a node that was evicted some time ago, unless it is there again."""
+        come = [notice for notice in self.notices if notice[0] <= self.now]
+        self.notices = [notice for notice in self.notices if notice[0] > self.now]
+        for _, cache, node in come:
+            if node not in cache.there:
+                self.forget(cache, node)
+
+    def forget(self, cache: Cache, node: Node) -> None:
         cache.heard.discard(node)
         if self.policies.routing != "cache-aware":
             cache.known.discard(node)
@@ -245,35 +280,45 @@ class PrefixReference(Reference):
         cache = self.caches[worker.index]
         copies = [copy for node in cache.copies.values() for copy in node]
         in_use = sum(copy.users > 0 for copy in copies) * self.blocks
-        private = sum(request.blocks + request.beside for request in worker.running)
+        private = sum(request.blocks + request.beside for request in [*worker.running, *worker.ready])
+        handed_over = [*self.link, *(request for target in self.back for request in target.inbound)]
+        for request in handed_over:
+            if request.prefill_worker == worker.index:
+                private += request.blocks + request.beside
+        for request in self.link:
+            if request.decode_worker == worker.index:
+                private += self.moved_blocks(request) + worker.beside(request)
         assert worker.free + in_use + private == worker.type.kv_tokens // BLOCK
         assert all(node[:-1] in cache.copies for node in cache.copies if len(node) > 1)
 
     # who is next
 
+    def happen(self, kind: int, index: int, now: float) -> None:
+        self.now = now
+        super().happen(kind, index, now)
+
     def arrive(self, request: Request, now: float) -> None:
         self.now = now
-        before = [len(worker.waiting) for worker in self.workers]
-        believed = [self.believed(worker, request) for worker in self.workers]
         super().arrive(request, now)
-        for worker in self.workers:
-            if len(worker.waiting) > before[worker.index]:
-                self.expected[request.index] = believed[worker.index]
-                ids = self.ids[request.index]
-                self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
-                self.join(worker, request)
-                if self.policies.queue == "dlpm-turns":
-                    self.give_number(worker, request)
+
+    def send(self, worker: Worker, request: Request, now: float) -> None:
+        request.expected = self.believed(worker, request)
+        super().send(worker, request, now)
+        ids = self.ids[request.index]
+        self.caches[worker.index].known |= {ids[: k + 1] for k in range(len(ids))}
+        self.join(worker, request)
+        if self.policies.queue == "dlpm-turns":
+            self.give_number(worker, request)
 
     def give_number(self, worker: Worker, request: Request) -> None:
-        w, u, expected = worker.index, self.tenant[request.index], self.expected[request.index]
+        w, u, expected = worker.index, self.tenant[request.index], request.expected
         quantum = self.policies.quantum_tokens * self.weights[u]
         before = max(self.sent[w][u], self.turn_of[w] * quantum)
         self.place[request.index] = before // quantum, -expected
         self.sent[w][u] = before + self.policies.extend_weight * (request.input - expected)
 
     def line_up(self, worker: Worker, request: Request) -> None:
-        if self.policies.queue == "fcfs":
+        if self.policies.queue in PLAIN_QUEUES:
             super().line_up(worker, request)
         else:  # as they came
             worker.waiting.append(request)
@@ -336,7 +381,7 @@ class PrefixReference(Reference):
     def next_waiting(self, worker: Worker) -> Request:
         self.evict(worker)
         waiting, w, queue = worker.waiting, worker.index, self.policies.queue
-        if queue == "fcfs" or waiting[0].index in self.was_preempted:
+        if queue in PLAIN_QUEUES or waiting[0].index in self.was_preempted:
             return waiting[0]
         if queue == "lpm":
             return max(waiting, key=lambda request: len(self.matched(worker, request)))
@@ -364,24 +409,30 @@ class PrefixReference(Reference):
     # routing
 
     def choose(self, side: str, request: Request) -> Worker | None:
+        if side == "front":
+            self.read_notices()
         able = [worker for worker in self.front if worker.fits(request)]
         name = self.policies.routing
-        if name in ("round-robin", "least-outstanding") or not able:
+        if side == "back" or not ROUTING[name].needs_caches or not able:
             return super().choose(side, request)
         if name == "tenant-round-robin":
             return self.in_turn(self.tenant[request.index], request)
         match = {worker.index: self.believed(worker, request) for worker in able}
-        token_s = prefill_token_s(able[0].type)
-        queue_s = {worker.index: token_s * self.pending(worker) for worker in able}
+        token_s = {worker.index: prefill_token_s(worker.type) for worker in able}
+        queue_s = {worker.index: token_s[worker.index] * self.pending(worker) for worker in able}
+
+        def waits_s(worker: Worker) -> float:
+            return queue_s[worker.index] + token_s[worker.index] * (request.input - match[worker.index])
+
         if name == "prefix-affinity":
             return min(able, key=lambda worker: (-match[worker.index], queue_s[worker.index]))
         if name == "min-ttft":
-            return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
+            return min(able, key=waits_s)
         if name == "pinned-prefix":
             depths = [node for node in self.nodes(request) if any(node in held for held in self.pinned)]
             near = [worker for worker in able if depths and depths[-1] in self.pinned[worker.index]]
             able = near or able
-            return min(able, key=lambda worker: queue_s[worker.index] - token_s * match[worker.index])
+            return min(able, key=waits_s)
         if name == "cache-aware":
             return self.cache_aware(able, match, request)
         return self.d2lpm(able, match, request) if name == "d2lpm" else self.e2(able, match, request)
@@ -394,8 +445,7 @@ class PrefixReference(Reference):
                 return worker
 
     def pending(self, worker: Worker) -> int:
-        tokens = sum(request.pending_tokens - self.expected[request.index] for request in worker.assigned)
-        return tokens + len(worker.assigned)
+        return sum(request.pending_tokens for request in worker.assigned) + len(worker.assigned)
 
     def cache_aware(self, able: list[Worker], match: dict[int, int], request: Request) -> Worker:
         policies, loads = self.policies, [len(worker.assigned) for worker in self.front]
@@ -412,11 +462,8 @@ class PrefixReference(Reference):
         policies, tokens = self.policies, request.input
         self.window = [row for row in self.window if row.time_s >= self.now - policies.share_window_s]
         longest = max(match.values())
-        token_s, output_s = (
-            prefill_token_s(able[0].type),
-            output_token_s(able[0].type, self.context, policies.decode_batch),
-        )
-        decodes_s = self.decodes_s(output_s)
+        token_s = [prefill_token_s(worker.type) for worker in self.workers]
+        decodes_s = self.decodes_s()
         past_s = {
             worker.index: sum(row.prefill_s for row in self.window if row.worker == worker.index)
             + decodes_s[worker.index]
@@ -430,13 +477,13 @@ class PrefixReference(Reference):
             free, idle = self.memory(worker)
             missing = blocks_of(tokens) - match[w] // BLOCK
             missing -= free - sum(blocks for _, blocks in idle)
-            node_s = self.block * token_s / many if many else 0.0
+            node_s = self.block * token_s[w] / many if many else 0.0
             lost_s = 0.0
             for node, blocks in idle:
                 if missing > 0:
                     lost_s += shares[node] * node_s
                     missing -= blocks
-            return past_s[w] + (tokens - match[w]) * token_s + lost_s
+            return past_s[w] + (tokens - match[w]) * token_s[w] + lost_s
 
         heaviest, lightest = max(past_s, key=past_s.__getitem__), min(past_s, key=past_s.__getitem__)
         least_frac = 0.5
@@ -468,7 +515,7 @@ class PrefixReference(Reference):
                 chosen = next(worker for worker in able if decode_frac[worker.index] == most)
             else:
                 chosen = min(able, key=load_s)
-        prefill_s = (tokens - match[chosen.index]) * token_s
+        prefill_s = (tokens - match[chosen.index]) * token_s[chosen.index]
         self.window.append(Routed(self.now, chosen.index, request.index, prefill_s))
         self.window[-1].prefix = self.key_portion(chosen.index, request)
         return chosen
@@ -520,13 +567,14 @@ class PrefixReference(Reference):
             return False
         return sum(now) * len(before) >= self.policies.replicate_ratio * sum(before) * len(now)
 
-    def decodes_s(self, output_s: float) -> list[float]:
+    def decodes_s(self) -> list[float]:
         """Of every worker: its requests of the window, as long as those that have finished, on average."""
         everywhere = [row.output for row in self.window if row.output is not None]
         seconds = []
         for worker in self.workers:
             rows = [row for row in self.window if row.worker == worker.index]
             done = [row.output for row in rows if row.output is not None] or everywhere
+            output_s = output_token_s(worker.type, self.context, self.policies.decode_batch)
             seconds.append(len(rows) * (sum(done) / max(len(done), 1)) * output_s)
         return seconds
 

@@ -45,6 +45,7 @@ class Request:
     under_way: int = 0  # prompt tokens of a step that has not ended, if they count as cached already
     unseen: int = 0  # computed prompt tokens that the router still takes for pending
     shown: int | None = None  # what routers take for `to_prefill`, where they do not know it yet
+    expected: int = 0  # prompt tokens that its router took for cached, until it sees how many are
     queue_key: float = 0.0
     queue_batch: int = 0
     scheduled_s: float = math.nan
@@ -63,7 +64,8 @@ class Request:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens that routers take for not computed."""
-        return (self.to_prefill if self.shown is None else self.shown) + self.under_way + self.unseen
+        waiting = self.to_prefill if self.shown is None else self.shown
+        return waiting - self.expected + self.under_way + self.unseen
 
     @property
     def ttft_s(self) -> float:
@@ -562,12 +564,16 @@ class Reference:
 
     def emit_of_prompt(self, worker: Worker, request: Request, now: float) -> None:
         """The token that a prompt's last chunk makes; nobody sees the first one of some prefill workers."""
-        engine = worker.type.engine
-        is_seen = worker.role != "prefill" or engine is None or engine.first_token == "prefill"
-        if is_seen or request.generated:
+        if self.is_seen(worker, request):
             self.emit(worker, request, now)
         else:
             request.last_token_s, request.unseen = now, 0
+
+    def is_seen(self, worker: Worker, request: Request) -> bool:
+        """Whether anybody sees the next token of a request, which this worker makes."""
+        engine = worker.type.engine
+        is_first_seen = worker.role != "prefill" or engine is None or engine.first_token == "prefill"
+        return is_first_seen or request.generated > 0
 
     def emit(self, worker: Worker, request: Request, now: float) -> None:
         """A token of the request leaves, perhaps its last."""
@@ -596,7 +602,7 @@ class Reference:
         worker.assigned.remove(request)
         target = self.choose("back", request)
         if target is None:
-            worker.free += request.blocks + request.beside
+            self.leave_prefill_worker(worker, request)
             self.reject(request)
             return
         request.decode_worker = target.index
@@ -611,7 +617,7 @@ class Reference:
         """
         while worker.inbound:
             request = worker.inbound[0]
-            blocks = request.blocks + worker.beside(request)  # as many of its tokens as on its prefill worker
+            blocks = self.moved_blocks(request) + worker.beside(request)
             if not self.has_room(worker, blocks):
                 break
             worker.inbound.popleft()
@@ -619,6 +625,14 @@ class Reference:
             heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
             self.transfers += 1
             self.link.append(request)
+
+    def moved_blocks(self, request: Request) -> int:
+        """KV blocks that are handed over with a request: as many as its tokens take on its prefill worker."""
+        return request.blocks
+
+    def leave_prefill_worker(self, worker: Worker, request: Request) -> None:
+        """Its blocks there are free; from now on it holds those on its decode worker, as many."""
+        worker.free += request.blocks + request.beside
 
     def has_room(self, worker: Worker, blocks: int) -> bool:
         """Whether a hand-off may take so many."""
@@ -636,7 +650,9 @@ class Reference:
         """One transfer after the other. Layerwise: all layers but one may cross during the last prefill
         step."""
         network, llm = self.fleet.network, self.fleet.llm
-        seconds = request.blocks * (BLOCK * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s)
+        seconds = self.moved_blocks(request) * (
+            BLOCK * llm.kv_bytes_per_token / network.bandwidth_bytes_per_s
+        )
         early_s = after_s = 0.0
         if network.transfer == "layerwise":
             after_s = seconds / llm.layers
@@ -651,7 +667,7 @@ class Reference:
     def end_transfer(self, now: float) -> None:
         request = self.link.popleft()
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
-        source.free += request.blocks + request.beside
+        self.leave_prefill_worker(source, request)
         request.beside = target.beside(request)
         target.ready.append(request)
         request.cached -= not request.generated  # The prompt's last token is computed again.
