@@ -223,8 +223,7 @@ def make_caches(
     is_pinned: bool,
     memory_nodes: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, whose types are the `type_indices` (W,) of `worker_types`; the trace must
-    have prefixes.
+    """Empty caches of the workers, of types `type_indices` (W,) of `worker_types`; the trace has prefixes.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
     the workers' CPU memory has room for nodes (`memory_nodes` in all), each worker has a second CACHE for its
@@ -244,16 +243,16 @@ def make_caches(
         caches[name] = NONE
     caches["token_s"][:workers] = np.array([prefill_token_s(worker) for worker in worker_types])[type_indices]
     context = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    output_s = [output_token_s(worker, context, policies.decode_batch) for worker in worker_types]
-    caches["output_s"][:workers] = np.array(output_s)[type_indices]
+    output_s = np.array([output_token_s(worker, context, policies.decode_batch) for worker in worker_types])
+    caches["output_s"][:workers] = output_s[type_indices]
 
     # One entry for each copy of a node that KV memory could hold.
     most_entries = int(sum(worker_types[index].kv_tokens // block for index in type_indices))
     # Each copy that a request makes may be evicted, and has a notice then.
     most_notices = most_entries + len(uses.node) if policies.eviction_notice_s > 0 else 0
     # Blocks of no node: entries of a block or more, one at most per request on each of its two workers.
-    nodeless = int(sum(worker_types[index].kv_tokens // KV_BLOCK_TOKENS for index in type_indices))
-    nodeless = min(2 * len(trace), nodeless)
+    kv_blocks = sum(worker_types[index].kv_tokens // KV_BLOCK_TOKENS for index in type_indices)
+    nodeless = min(2 * len(trace), int(kv_blocks))
     # Each use of a node can put at most one copy into a worker's CPU memory.
     most_entries += nodeless + min(memory_nodes, len(uses.node))
     if has_window:
