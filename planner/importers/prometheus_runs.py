@@ -85,7 +85,11 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
         sum_s, observations = _known_totals(histogram, part)
         if observations > 0 and sum_s > 0:
             latency_s[metric] = {"mean": sum_s / observations}
-    if requests < FEWEST_REQUESTS or not latency_s or not {"prompt", "output"} <= set(live.lengths):
+    has_lengths = all(
+        side in live.lengths and np.nansum(live.lengths[side].counts[part]) > 0
+        for side in ("prompt", "output")
+    )
+    if requests < FEWEST_REQUESTS or not latency_s or not has_lengths:
         return None
     run_requests = min(int(requests), MOST_REQUESTS)
     prompts, outputs = (
@@ -123,9 +127,9 @@ def _draw_lengths(
     """Lengths [tokens] of so many requests, by a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
     sum_tokens, observations = _known_totals(histogram, part)
-    # The buckets' counts may be known where no sum is; the mean is then 0, and every length becomes 1.
-    mean = sum_tokens / max(observations, 1.0)
     lengths = bucket_quantiles(histogram.edges, counts, (np.arange(requests) + 0.5) / requests)
+    # Where the range has buckets and no sums, the mean is that of values spread evenly within buckets.
+    mean = sum_tokens / observations if sum_tokens > 0 else max(float(lengths.mean()), 1.0)
     # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that in three rounds.
     for _ in range(3):
         lengths = np.maximum(lengths * mean / lengths.mean(), 1.0)

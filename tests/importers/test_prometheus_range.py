@@ -15,6 +15,7 @@ import pytest
 from planner.errors import InputError
 from planner.importers.prometheus_range import (
     PrometheusSeries,
+    SampledHistogram,
     counter_increase,
     find_series,
     interval_edges,
@@ -23,6 +24,7 @@ from planner.importers.prometheus_range import (
     parse_series,
     read_series,
 )
+from planner.importers.prometheus_runs import _draw_lengths
 
 NAN = math.nan
 OK = "vllm:request_success_total"
@@ -205,3 +207,18 @@ def test_what_promtool_dumps_is_read(tmp_path: Path) -> None:
     (found,) = read_series([tmp_path / "dump.txt"])
     assert found.t_s.tolist() == [t0 + 15 * k for k in range(41)]
     assert counter_increase([found], found.t_s[::20]).tolist() == [60, 60]
+
+
+@pytest.mark.parametrize(("sum_tokens", "mean"), [(300_000.0, 300.0), (math.nan, 200.0)])
+def test_lengths_without_a_sum_have_the_mean_of_their_buckets(sum_tokens: float, mean: float) -> None:
+    """Half of 1,000 lengths lie between 100 and 200 tokens, half between 200 and 300: evenly spread their
+    mean is 200. A known sum counts instead. Without a sum every length was 1 token.
+    """
+    histogram = SampledHistogram(
+        np.array([100.0, 200.0, 300.0, np.inf]),
+        np.array([[0.0, 500.0, 500.0, 0.0]]),
+        np.array([1_000.0]),
+        np.array([sum_tokens]),
+    )
+    lengths = _draw_lengths(histogram, slice(None), 1_000, np.random.default_rng(0))
+    assert np.mean(lengths) == pytest.approx(mean, rel=0.01)

@@ -135,7 +135,11 @@ def simulate_schedule(
             why_missed = "more workers do not help" if missed else ""
             break
         if repair == MOST_REPAIRS or time.monotonic() > deadline:
-            why_missed = f"the time was up after {repair} repairs"
+            why_missed = (
+                f"the schedule was repaired {repair} times, which is the most"
+                if repair == MOST_REPAIRS
+                else f"the time was up after {repair} repairs"
+            )
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
         repaired = _add_workers(market, demand, firm, schedule, served, runs, repairable, miss_counts)
