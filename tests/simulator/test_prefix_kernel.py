@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from async_prefix_reference import AsyncPrefixReference
 from engine_cases import with_engines
-from prefix_cases import compare_prefix_case, looking
+from prefix_cases import compare_prefix_case, looking, random_parameters
 from prefix_reference import PrefixReference
 from shares import some
 from simulations import LLM, beside, make_latency, make_pool, make_trace, prefix_trace, random_prompts
@@ -65,16 +65,7 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
         seats=int(rng.choice([2, 8, 32])),
         routing=str(rng.choice(routing)),
         queue=str(rng.choice(queue)),
-        tenant_weights=(("t1", 2.0),),
-        quantum_tokens=int(rng.choice([16, 256])),
-        worker_quantum_tokens=int(rng.choice([16, 256])),
-        priority_groups=int(rng.choice([2, 10])),
-        share_window_s=float(rng.choice([0.25, 2.0, 180.0])),
-        balance_requests=int(rng.choice([1, 4])),
-        balance_ratio=float(rng.choice([1.5, np.inf])),
-        replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
-        explore_decode_frac=float(rng.choice([0.5, 1.0])),
-        decode_batch=int(rng.choice([0, 1])),
+        **random_parameters(rng),
     ), trace
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from async_prefix_reference import AsyncPrefixReference
@@ -83,6 +83,22 @@ def with_vllm(fleet: Fleet, version: str) -> Fleet:
     return replace(fleet, pools=tuple(replace(pool, type=change(pool.type)) for pool in fleet.pools))
 
 
+def random_parameters(rng: np.random.Generator) -> dict[str, Any]:
+    """Parameters of the queues and routings that look at caches, each small or large."""
+    return {
+        "tenant_weights": (("t1", 2.0),),
+        "quantum_tokens": int(rng.choice([16, 256])),
+        "worker_quantum_tokens": int(rng.choice([16, 256])),
+        "priority_groups": int(rng.choice([2, 10])),
+        "share_window_s": float(rng.choice([0.25, 2.0, 180.0])),
+        "balance_requests": int(rng.choice([1, 4])),
+        "balance_ratio": float(rng.choice([1.5, np.inf])),
+        "replicate_ratio": float(rng.choice([0.5, 2.0, np.inf])),
+        "explore_decode_frac": float(rng.choice([0.5, 1.0])),
+        "decode_batch": int(rng.choice([0, 1])),
+    }
+
+
 def random_prefix_case(seed: int) -> tuple[Fleet, Trace, type[PrefixReference]]:
     """A fleet, a trace, and the plain simulator of its engines."""
     rng = np.random.default_rng([seed, 44])
@@ -95,16 +111,7 @@ def random_prefix_case(seed: int) -> tuple[Fleet, Trace, type[PrefixReference]]:
         decode_routing=str(rng.choice(ROUTINGS)),
         queue=queue,
         long_prefill_token_threshold=int(rng.choice([0, 0, 0, 16])),
-        tenant_weights=(("t1", 2.0),),
-        quantum_tokens=int(rng.choice([16, 256])),
-        worker_quantum_tokens=int(rng.choice([16, 256])),
-        priority_groups=int(rng.choice([2, 10])),
-        share_window_s=float(rng.choice([0.25, 2.0, 180.0])),
-        balance_requests=int(rng.choice([1, 4])),
-        balance_ratio=float(rng.choice([1.5, np.inf])),
-        replicate_ratio=float(rng.choice([0.5, 2.0, np.inf])),
-        explore_decode_frac=float(rng.choice([0.5, 1.0])),
-        decode_batch=int(rng.choice([0, 1])),
+        **random_parameters(rng),
         seed=int(rng.integers(9)),
         eviction_notice_s=float(rng.choice([0.0, 0.0, 0.02, 1.0])),
     )
