@@ -36,7 +36,19 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from planner.policies import AFFINITY, CACHE_AWARE, D2LPM, E2, E2_DYNAMIC, MIN_TTFT, PINNED, TENANT_TURNS
+from planner.policies import (
+    AFFINITY,
+    BEST_FIT,
+    CACHE_AWARE,
+    D2LPM,
+    DEFERRED,
+    E2,
+    E2_DYNAMIC,
+    MIN_TTFT,
+    PINNED,
+    REBALANCED,
+    TENANT_TURNS,
+)
 from planner.simulator.cache_layout import (
     BALANCE_RATIO,
     BALANCE_REQUESTS,
@@ -86,8 +98,7 @@ def route_by_prefix(state, r, time_s):
     caches, policy = state.caches, state.counters[ROUTING + FRONT]
     read_notices(state, time_s, ZERO)
     _match_nodes(state, r)
-    hears_evictions = policy >= AFFINITY and policy != CACHE_AWARE and policy != TENANT_TURNS
-    if hears_evictions and _evict_for_runs(state, time_s):
+    if _hears_evictions(state, policy) and _evict_for_runs(state, time_s):
         read_notices(state, time_s, ZERO)
         _match_nodes(state, r)
     if policy < AFFINITY:  # The policies before it do not look at caches.
@@ -110,6 +121,17 @@ def route_by_prefix(state, r, time_s):
         if policy == AFFINITY or CACHE_AWARE <= policy <= D2LPM or policy == E2_DYNAMIC:
             promise_prompt(state, w, r)
     return w
+
+
+@small_jit
+def _hears_evictions(state, policy):
+    """Whether a routing depends on what is evicted during runs of decode steps: it looks at caches, or at
+    pending prompt tokens, among which those that it took to be cached do not count.
+    """
+    if policy >= AFFINITY:
+        return policy != CACHE_AWARE and policy != TENANT_TURNS
+    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Its first weight is that of pending tokens.
+    return by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
 @kernel_jit

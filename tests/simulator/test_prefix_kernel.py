@@ -123,6 +123,12 @@ def test_kernel_and_plain_simulator_agree_on_prefill_and_decode_workers(part: in
         compare_prefix_case(seed)
 
 
+@pytest.mark.parametrize("seed", [517, 663, 2112])
+def test_pending_tokens_are_those_of_prompts_whose_caches_runs_have_evicted(seed: int) -> None:
+    """token-jsq counted a prompt as cached whose blocks a run of decode steps had taken by then."""
+    compare_prefix_case(seed)
+
+
 def pinned_case(seed: int) -> tuple[Fleet, Trace]:
     """A random case with memory for everything, six beginnings of its prompts pinned on some workers."""
     fleet, trace = random_case(seed, "roomy")
