@@ -208,9 +208,8 @@ def stage_memory(
         layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
     else:
         layers_peak = _layers_peak_bytes(llm, gpu, tp, dp, max_num_batched_tokens)
-        rows = min(
-            max_num_seqs, max_num_batched_tokens
-        )  # A sequence has a row of logits, and a token at least.
+        # Each sequence of a step has a row of logits, and at least one of the step's tokens.
+        rows = min(max_num_seqs, max_num_batched_tokens)
         sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
         # The release that keeps graphs free is also the first whose sampler does not sort.
         sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
