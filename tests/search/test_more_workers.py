@@ -1,4 +1,4 @@
-"""In scenarios, searches take for granted that more workers keep what fewer keep (more_workers.py)."""
+"""In scenarios, more workers are taken to keep what fewer keep (more_workers.py)."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ def test_a_test_simulates_every_fleet() -> None:
     assert problem.oracle.in_scenario(scenario).holds(best) and not oracle.infers_kept
     oracle.holds(larger)
     assert oracle.simulations == 1 and oracle.effort() > 0
+
+
+def test_production_with_one_more_worker_of_each_kind_is_not_simulated_for_a_loss() -> None:
+    """Any loss leaves all workers of production, so nothing is simulated where production holds."""
+    test = untimed_test(searched(1_500)[0])
+    _, best, _ = kept_and_larger(1_500)
+    larger = tuple((option, count + 1) for option, count in best)
+    assert test is not None
+    number = next(k for k in range(32) if test.oracle.in_scenario(test.scenarios[k]).holds(best))
+    after_a_loss = test.after_a_loss().oracle.in_scenario(test.scenarios[number])
+    assert after_a_loss.holds(larger) and not after_a_loss.effort()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -571,16 +571,17 @@ class Oracle:
         """Whether exactly these workers keep the SLO on this oracle's traffic."""
         if not can_serve(option for option, count in counts if count > 0):
             return False
-        if not self.infers_kept or self.scenario is None:
-            return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
+        key, scenario = self._key(counts), self.scenario
+        if scenario is None:
+            return self._answer(key, lambda: self.fleet(counts), self.slo)
         pools = _fleet_key(counts)
         design = self.question_key(), self.slo, tuple(pool[:-1] for pool in pools)
-        workers, kept_fleets = tuple(pool[-1] for pool in pools), self.scenario.kept_fleets
-        if kept_fleets.has_smaller(design, workers):
+        workers = tuple(pool[-1] for pool in pools)
+        if self.infers_kept and scenario.kept_fleets.has_smaller(design, workers):
             return True
-        is_kept = self._answer(pools, lambda: self.fleet(counts), self.slo)
+        is_kept = self._answer(key, lambda: self.fleet(counts), self.slo)
         if is_kept:
-            kept_fleets.add(design, workers)
+            scenario.kept_fleets.add(design, workers)
         return is_kept
 
     def _key(self, counts: Counts) -> tuple[object, ...]:

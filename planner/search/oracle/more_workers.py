@@ -1,12 +1,14 @@
-"""In scenarios, searches take for granted that what keeps the SLO keeps it with more workers, too.
+"""In scenarios, what keeps the SLO is taken to keep it with more workers, too.
 
 A search for production simulates the same designs with one worker more, and one fewer, in dozens of
 scenarios. Of all requests simulated there a fifth to a quarter were of fleets of which a smaller one was
 known to hold in the same scenario; none of them missed the SLO (2026-11-28, the sample and both Azure traces
 at 20 requests/s).
 
-Only searches do this. That cheaper fleets fail is simulated, and so is every scenario of a test, so neither
-"exact" nor "certified" rests on it. It is not done where a worker more may hurt (`may_take_for_granted`).
+Searches do this, and the tests of fleets that must survive a loss: what a loss leaves of such a fleet is
+often production, or production with more workers. That cheaper fleets fail is simulated, and so is every
+scenario of production's own test, so neither "exact" nor "certified" rests on it. It is not done where a
+worker more may hurt (`may_take_for_granted`).
 """
 
 from __future__ import annotations

@@ -125,8 +125,13 @@ class ScenarioTest:
         return second, second.decide(counts)
 
     def after_a_loss(self) -> ScenarioTest:
-        """The same test, in which a fleet must keep the SLO after the loss of any one worker."""
-        return replace(self, oracle=replace(self.oracle, spare_workers=1), is_after_loss=True, refused={})
+        """The same test, in which a fleet must keep the SLO after the loss of any one worker.
+
+        A fleet with no fewer workers than one that is known to hold in the same scenario, for instance
+        production, is not simulated there (more_workers.py).
+        """
+        oracle = replace(self.oracle, spare_workers=1, infers_kept=True)
+        return replace(self, oracle=oracle, is_after_loss=True, refused={})
 
     def with_policies(self, policies: Policies) -> ScenarioTest:
         """The same test of fleets with these policies."""
