@@ -20,8 +20,8 @@ UNNAMED = Path("slo.yaml")  # Error messages give this name to a question that i
 
 
 class KeysWithoutLimits(TypedDict, total=False):
-    """The keys of slo.yaml apart from `slo` and `limits`, for functions that have `limits` of another
-    meaning.
+    """The keys of slo.yaml apart from `slo` and `limits`, for `studying.pareto`: its `limits` are something
+    else.
     """
 
     llm: str
@@ -39,7 +39,7 @@ class KeysWithoutLimits(TypedDict, total=False):
 
 
 class TaskKeys(KeysWithoutLimits, total=False):
-    """The keys of slo.yaml apart from `slo`; docs/tables/keys.md says what each may hold."""
+    """The keys of slo.yaml apart from `slo`. docs/tables/keys.md says what each may hold."""
 
     limits: Mapping[str, Any]
 
@@ -67,7 +67,7 @@ class TaskDocument:
         return parse_task(self.document, self.catalog, where=str(self.path))
 
     def of_each_llm(self) -> dict[str, TaskDocument]:
-        """The question of each LLM of several by itself, by its name: its own keys and what all share."""
+        """A question for each LLM, under the LLM's name: its own keys and those that all LLMs share."""
         document = _without_traces_in_memory(self.document)
         shared = {key: document[key] for key in SHARED if key in document}
         return {
@@ -85,7 +85,7 @@ class TaskDocument:
         document = dict(self.document)
         for path, value in {**(changes or {}), **more}.items():
             where = f"replace {path!r}"
-            if not all(keys_of(path)):
+            if not all(keys_of(path)):  # Some key is empty, as in "slo..p90".
                 raise InputError(f"{where}: expected a path such as slo.ttft.p90")
             if value is None:
                 _check_key_exists(document, path, where)
@@ -101,8 +101,7 @@ def read_task(
     catalog: CatalogLike = None,
     **keys: Unpack[TaskKeys],
 ) -> TaskDocument:
-    """The question in a file slo.yaml or in a mapping of its keys. `keys` replace the question's own keys of
-    these names.
+    """The question in a file slo.yaml or in a mapping of its keys, after `keys` took the place of its own.
 
     A mapping without `llm` is the section `slo` alone: read_task({"ttft": {"p90": "2 s"}}, llm="...").
     Raises InputError for what slo.yaml does not know or refuses.
@@ -127,10 +126,10 @@ def read_task(
 def replace(task: Any, changes: Mapping[str, Any] | str, value: Any = None) -> TaskDocument:
     """A question with one value changed, for sweeps: replace(task, "slo.ttft.p90", "3 s").
 
-    `task` is what `read_task` takes, or a plan that `plan` found, whose question it changes. Several values
-    at once: replace(task, {"slo.ttft.p90": "3 s", "objective": "power"}).
+    `task` is what `read_task` takes, or a plan that `plan` found: the result is then that plan's question,
+    changed. Several values at once: replace(task, {"slo.ttft.p90": "3 s", "objective": "power"}).
     """
-    # A plan has a question, which its own `replace` changes.
+    # A plan (results.PlanResult) has an attribute `question`, and its `replace` returns a TaskDocument too.
     question = task if hasattr(task, "question") else read_task(task)
     replaced: TaskDocument = question.replace({changes: value} if isinstance(changes, str) else changes)
     return replaced
@@ -158,8 +157,9 @@ def _checked(question: TaskDocument) -> TaskDocument:
 
 
 def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without traces of `llms` that are DataFrames: the parser knows files alone, and `plan`
-    takes such traces out itself.
+    """The document without those traces of its `llms` that are DataFrames.
+
+    The parser knows only names of files. planning.py takes the DataFrames out by itself before it plans.
     """
     entries = document["llms"]
     if not isinstance(entries, Mapping):

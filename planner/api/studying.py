@@ -299,7 +299,7 @@ def pareto(
     `keys` are those of slo.yaml but for its `limits`: here these are the loosest and the tightest, with
     units. `points` is how many steps at most. Each plan may take two minutes.
     """
-    given: object = limits  # Those of slo.yaml would be a mapping.
+    given: object = limits  # A mapping is a mistake: the section `limits` of slo.yaml.
     if isinstance(given, Mapping):
         expected = "expected the loosest and the tightest, ('2 s', '0.5 s'); those of slo.yaml go into slo"
         raise refused_value("limits", expected, given)

@@ -71,6 +71,7 @@ class MetricsSource:
     def series(self) -> tuple[PrometheusSeries, ...]:
         """The samples of the last `look_back_s`: until now from a server, until the last sample of files."""
         if self.is_server:
+            # Both ends are whole windows, so that a later look has the same windows.
             end_s = time.time() // self.window_s * self.window_s
             start_s = end_s - self.look_back_s // self.window_s * self.window_s
             return query_range(
@@ -189,9 +190,9 @@ def look_once(
 ) -> WatchResult:
     """Compare a deployment once with its plan.
 
-    With `slo` a drift, or a missed SLO, starts `plan replan` on the traffic since then, as DistServe (section
-    4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands until
-    what drifted moves on by more than REPLAN_AGAIN_FRAC.
+    With `slo`, a drift or a missed SLO starts `plan replan` on the traffic as it is now, as DistServe (section
+    4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands until a
+    drifted quantity moves on by more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watch_windows(plan, source.live(plan))

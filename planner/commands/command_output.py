@@ -249,7 +249,7 @@ def stopped_after(seconds: float, so_far: Callable[[], str] = lambda: "") -> Ite
         yield
         return
     before = signal.signal(signal.SIGALRM, raise_out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # It repeats, because a callback may drop the signal.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # Repeats, because a callback may drop the signal.
     try:
         yield
     finally:

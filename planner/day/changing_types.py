@@ -114,7 +114,7 @@ def _add_pools(
 
 
 def _other_roles(question: DayQuestion) -> Iterator[dict[PoolKey, tuple[Pool, ElasticPool]]]:
-    """For each worker type of a fleet of mixed workers prefill and decode pools, and else mixed ones."""
+    """For each worker type, pools of the roles that the fleet lacks: prefill and decode, or mixed."""
     for pool, bounds in zip(question.fleet.pools, question.pools, strict=True):
         roles: tuple[Role, ...] = SPLIT_ROLES if pool.role == "mixed" else ("mixed",)
         try:

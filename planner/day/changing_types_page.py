@@ -85,7 +85,7 @@ def ready_by_pool(types: ChangingTypes, edges_s: Any) -> dict[str, Any]:
     """The mean number of ready workers of each pool in each window, for pools that are used."""
     assert types.optimum is not None and types.question is not None
     pools, run = types.question.fleet.pools, types.optimum.day.run
-    if run.requested_sizes.shape[1] != len(pools):  # It is the day of a single fleet.
+    if run.requested_sizes.shape[1] != len(pools):  # The optimum is then a day of a single fleet.
         return {}
     ready = workers_over_time(run, len(pools), edges_s)[1]
     return {pool.name: row for pool, row in zip(pools, ready, strict=True) if row.any()}

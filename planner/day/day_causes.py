@@ -133,7 +133,7 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
-        # Of the workers beyond the best run's, those that it had needed within RECENT_S: they were kept.
+        # Workers beyond those of the best run that the best run needed within RECENT_S: they were kept.
         recently_needed = np.minimum(more, most_recent - needed)
         worker_usd = price_usd_per_h * np.diff(times_s) / HOUR_S
         total_usd += [

@@ -72,7 +72,7 @@ def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Flee
     (label, fleet), others = next(iter(fleets.items())), {}
     for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
-        # It is None for a queue that does not go together with the fleet's other policies.
+        # `policies` is None for a queue that does not go together with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
             others[f"{label}, {queue}"] = replace(fleet, policies=policies)
     return others

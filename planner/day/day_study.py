@@ -162,7 +162,7 @@ class ControllerDay:
     windows: tuple[WindowVerdict, ...]
     effects: tuple[ChangeEffect, ...]
     oscillations: tuple[Oscillation, ...] = ()
-    chosen: ChosenController | None = None  # It is None for a fixed sequence of sizes.
+    chosen: ChosenController | None = None  # None for a fixed sequence of sizes.
     knowledge: Knowledge | None = None
     settings_count: int = 1  # The number of settings simulated on the training part.
 

@@ -41,7 +41,7 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
 
 
 def _split_known(rows: Mapping[str, object], name: str) -> tuple[str, float]:
-    """As `split_cap`; KeyError unless the name is `<row>@<watts>W`."""
+    """The row's name and the cap [W] of a GPU; KeyError unless the name is `<row>@<watts>W`."""
     if (parts := split_cap(name)) is None or parts[0] not in rows:
         raise KeyError(name)
     return parts

@@ -173,7 +173,7 @@ class Catalog:
         return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
 
     def gpu_of_question(self, name: str, where: str) -> Gpu:
-        """As `gpu`, for a name in slo.yaml, where the market is no part of it. Raises InputError."""
+        """The GPU of a name in slo.yaml, which must not end in a market such as @spot. Raises InputError."""
         market = market_of(name.lower())
         if market:
             row = name[: -len(market)]

@@ -320,7 +320,7 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
     accepted = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-    # For isinstance a bool is an int, but true is no number in a file.
+    # isinstance(True, int) is True, but `true` in a file is no number.
     if isinstance(value, accepted.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{where} is {value!r:.80}")

@@ -121,7 +121,7 @@ def parse_row(row: Section) -> EngineRow:
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
     if number_of(last) < number_of(first):
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
-    row.plain_text("error")  # It says for people how far the constants are off, and only has to be text.
+    row.plain_text("error")  # Says for people how far the constants are off; only checked to be text.
     return EngineRow(
         engine=_parse_name(row.get_required("engine"), row.path_of("engine")),
         first=first,

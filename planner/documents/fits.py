@@ -33,7 +33,7 @@ from planner.models.correction import CorrectedFormula
 from planner.models.foreign_forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import Kind, StepLatency
 
-if TYPE_CHECKING:  # That module imports scikit-learn.
+if TYPE_CHECKING:  # The module imports scikit-learn, which takes long.
     from planner.models.step_fit import Errors
 
 HEADER = ("llm", "gpu", "source", "date", "command")

@@ -28,14 +28,14 @@ def complete_fleet(
     section = question.get("fleet") or {}
     of_question = {"lora": question.get("lora"), "network": section.get("network")}
     if _batches_as_engine(fleet) and not {"engine", "host_overhead"} & {*fleet}:
-        # Both keys give the host's time, so a fleet with one of them gets neither.
+        # `engine` and `host_overhead` both give the host's time, so a fleet with one of them gets neither.
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
     open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
     return {**fleet, **open_keys, **{key: _joined(paid.get(key), fleet.get(key)) for key in PAID_KEYS}}
 
 
 def _joined(of_question: object, own: object) -> object:
-    """Values by GPU, where the fleet's own replace the question's; what is no mapping is refused later."""
+    """Values by GPU: the fleet's own, and the question's for other GPUs. A non-mapping is refused later."""
     if own is not None and not isinstance(own, Mapping):
         return own
     return {**(of_question if isinstance(of_question, Mapping) else {}), **(own or {})}

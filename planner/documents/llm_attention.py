@@ -42,7 +42,7 @@ _LAYER_TYPES = {
 # Families in which every other layer has a window, the first one too, and whose config has no key that says
 # so.
 _ALTERNATE = ("gemma2", "gpt_oss")
-# One layer of Llama 4 in so many has no rotary embedding, unless its config lists the layers without.
+# Every fourth layer of Llama 4 has no rotary embedding, unless its config lists such layers.
 _NOPE_INTERVAL = 4
 _IN_32_BITS = ("float32", "float")
 # What checkpoints call the attention of a layer.

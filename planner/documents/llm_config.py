@@ -224,7 +224,7 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
 
 
 def _positions_size(shape: Section, hidden: int) -> int:
-    """Parameters of learned position embeddings."""
+    """How many parameters an image encoder's learned position embeddings have."""
     if "position_embedding_size" in shape:
         # One table for rows and one for columns.
         return 2 * shape.whole_number("position_embedding_size") * hidden
@@ -239,7 +239,7 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
     if family.startswith("gemma"):
         return hidden * text_hidden
     if family.startswith("llama4"):  # The defaults are those of transformers.
-        # So many patches become one token.
+        # This many patches become one token.
         merged_patches = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
         inner = shape.whole_number("projector_input_dim", 4096)
         out = shape.whole_number("projector_output_dim", 4096)

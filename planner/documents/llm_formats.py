@@ -41,7 +41,7 @@ _OTHER_FILES = ("quantize_config.json", "quant_config.json")
 # Keys that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
-_NO_METHOD = "none"  # How a section without `quant_method` reads here, as str(None) in lower case.
+_NO_METHOD = "none"  # What str(section.get("quant_method")).lower() gives for a section without that key.
 # Values of `quant_method` with which a section may have `config_groups`. ModelOpt may write no method at all.
 _GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", _NO_METHOD, *_FP8_METHODS)
 # ModelOpt's names of formats, and ours.
@@ -110,7 +110,7 @@ class Formats:
                     return format
             parts = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
             for end in range(len(parts), 0, -1):
-                if parts[end - 1] not in self._last_parts:  # No rule ends so.
+                if parts[end - 1] not in self._last_parts:  # No rule's name ends with this part.
                     continue
                 for start in range(end):
                     if named_format := self.names.get(".".join(parts[start:end])):
@@ -125,7 +125,8 @@ class Formats:
     @property
     def weight_and_kv_bytes(self) -> tuple[float, float]:
         """Bytes of a weight in the narrowest format, and bytes of a value in the KV cache."""
-        formats = {self.default, self.experts, *self.names.values(), *(one for _, one in self.patterns)}
+        formats = {self.default, self.experts, *self.names.values()}
+        formats |= {format for _, format in self.patterns}
         return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
 
     def is_same(self, other: Formats) -> bool:
@@ -266,7 +267,8 @@ def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
 def _int4_format(section: Config, where: str) -> str:
     """The format of weights in 4 bits, by how many of them share a scale (`group_size`).
 
-    -1 stands for a whole row, None for the default of AWQ and GPTQ.
+    A `group_size` of -1 stands for a whole row; a missing one or None for 128, the default of AWQ and GPTQ.
+    Sizes from 32 to 127 count as 32, larger ones as 128, so a weight is never counted as too small.
     """
     size = section.get("group_size", 128)
     if size is None or size == -1 or (isinstance(size, int) and size >= 128):
@@ -291,7 +293,7 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
             raise CatalogError(f"{place}: weights: expected num_bits and type, found {show_value(weights)}")
         format = _group_format(weights, place)
         for target in group.get("targets") or ("Linear",):
-            if target in ("Linear", "FusedMoE", "RoutedExperts"):
+            if target in ("Linear", "FusedMoE", "RoutedExperts"):  # Kinds of modules: for all of the LLM.
                 if default not in ("bf16", format):
                     raise CatalogError(f"{place}: targets: {target!r} is in {default} by another group")
                 default = format

@@ -10,8 +10,8 @@
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
 An axis is a key with several values to choose among. Of the values that a question names, every combination
-is searched by itself. `any` stands for every row that the deployment target has. Of these only the usual one
-(of `routing` the usual ones) is searched; the others are raced: tried on the fleet that the search finds
+is searched by itself. `any` stands for every row that the deployment target has. Only the usual row of them
+(for `routing` several) is searched; the other rows are raced: tried on the fleet that the search finds
 (search/mixed/policy_search.py).
 """
 
@@ -211,11 +211,12 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
 
 
 def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
-    """The choices for an SLO with classes: if the question names no queue, `edf` is searched, the usual
-    raced.
+    """The choices with the queue that suits this SLO.
 
+    With classes the queue `edf` is searched and the usual queue is raced, unless the question names a queue.
     With a deployment target the choices stay as they are, because requests get a priority there only if the
-    question names a queue that needs one. Raises InputError for `edf` without classes.
+    question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
+    raced, and an InputError is raised if the question names it.
     """
     if slo.selectors:
         if names_queue or target is not None:
@@ -239,7 +240,10 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
-    """The limits that the routing best-fit keeps on every worker [s]: given ones, or the SLO's tightest."""
+    """The limits that the routing best-fit keeps on every worker [s].
+
+    They are `ttft_s` and `tbt_s` of the policies if the question gives them, else the tightest of the SLO.
+    """
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     pace = [limit.limit_s for limit in slo.limits if limit.metric_row.is_pace]
     return {

@@ -230,7 +230,7 @@ def _with_traces(
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
     read_traces: dict[Path | Trace, Trace] = {}
-    # Which entry has taken which rows of the common trace: those of one LLM, or all (None).
+    # (trace, name of an LLM in it, or None for all rows of the trace) -> the entry that has taken these rows.
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
     for entry in entry_list:

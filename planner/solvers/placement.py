@@ -10,8 +10,9 @@ Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failur
        g node kind (the GPU's name without its power cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
        N_gf  nodes of kind g in domain f
-       l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
-             P_p of the n prefill and D_p of the m decode workers
+       l_p   pairs of a prefill and a decode worker, of n m in all, whose KV can stay inside p. If p has P_p
+             of the n prefill and D_p of the m decode workers, its prefill workers make the KV of m P_p pairs
+             and its decode workers take that of n D_p, so l_p = min(m P_p, n D_p)
 Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
        e_gf missing nodes
 
@@ -172,7 +173,7 @@ def place_fleet(
     uses = [
         (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
     ]
-    # Both are by (kind of node, number of the failure domain). `nodes` are sums of variables.
+    # Keys of `e` and `nodes` are (kind of node, number of the failure domain). `nodes` are sums of variables.
     e, nodes = {}, {}
     for kind, (f, rack) in itertools.product(kinds, enumerate(racks)):
         nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
@@ -238,6 +239,7 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
     for (pool, number), nodes in zip(owners, nodes_of_workers, strict=True):
         worker_type, stages = pool.type, pool.type.pp * pool.type.dp
         for i, node in enumerate(nodes):
+            # Node i of the worker's nodes has its stages from `first` to before `end`.
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
             used_gpus = sum(len(part.gpus) for part in parts.get(node, []))
             gpus = tuple(range(used_gpus, used_gpus + worker_type.gpus // len(nodes)))
@@ -277,7 +279,7 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
-    """A lower bound on the nodes of any placement: per kind its GPUs over those of a node, rounded up."""
+    """A lower bound on the nodes of any placement: for each kind, all GPUs used over the GPUs of a node."""
     gpus: dict[str, int] = {}
     for pool in pools:
         gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus
@@ -458,8 +460,9 @@ def _number_nodes(
     counts: Sequence[Sequence[int]],
     racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
-    """The nodes with their workers, both numbered. Of the nodes of one pattern the i-th holds the i-th part
-    of each worker. `counts` (patterns, domains) are the z_pf.
+    """The nodes with their workers, both numbered. `counts` (patterns, domains) are the z_pf.
+
+    Each use of a pattern fills `span` nodes. Of a worker that is spread over them, node i holds part i.
     """
     dealt = [0] * len(spread_pools)  # How many parts of each pool have a node; workers get theirs in order.
     nodes: list[PlacedNode] = []
@@ -472,7 +475,8 @@ def _number_nodes(
                     next_part, parts = dict.fromkeys(on_node, 0), []
                     for index, gpus in _deal_gpus(pools_here, counts_here):
                         q, each = on_node[index], spread_pools[on_node[index]]
-                        # The parts of a pool are numbered through: part 0, 1, ... of worker 0, then of 1.
+                        # The parts of a pool are numbered on from worker to worker, so worker 1 begins at
+                        # `each.span`. Parts of a pool on one node are of different workers.
                         worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, each.span)
                         next_part[q] += 1
                         first = part * each.stages

@@ -475,7 +475,7 @@ class _DayProgram(ProgramBuilder):
         super().__init__()
         self.day, self.least, self.most = day, least, day.most
         # The 0/1 columns that say on which side of a size x_tc is, by (step, pool, size, whether larger).
-        # They are remembered, because several cuts may need the same one.
+        # Kept, because several cuts may need the same column.
         self._side_columns: dict[tuple[int, int, int, bool], int] = {}
         self.size_columns = np.zeros(day.shape, np.int64)
         for t, c in np.ndindex(*day.shape):
@@ -513,7 +513,7 @@ def _add_paid_rows(program: _DayProgram) -> Ints:
     paid_columns = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
         for q, steps in enumerate(day.paying_steps(c)):
-            if len(steps) == 1:  # One step alone is paid in the cell, so y_qc is its x_tc.
+            if len(steps) == 1:  # A single step is paid in the cell, so y_qc is that step's x_tc.
                 paid_columns[q, c] = program.size_columns[steps.start, c]
                 continue
             paid_columns[q, c] = program.add_variable(float(pool.most), low=float(pool.least))

@@ -52,7 +52,7 @@ NO_SLOPE = 1e-15  # Added to a squared slope, by which is divided, since it may 
 EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are moved towards their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
 MOST_ROUTED = 2  # This many of the most promising fillings are routed.
-GAIN_FRAC = 1e-4  # It is no gain if the largest load falls by less than this share.
+GAIN_FRAC = 1e-4  # A change that lowers the largest load by less than this share is no gain.
 WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this share.
 MOST_EMPTIED = 3  # To leave a local optimum at most this many replicas are emptied at once.
 # While replicas are filled again, rates are multiplied by lognormal noise with this standard deviation of the

@@ -214,7 +214,7 @@ def _solve_whole_program(
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
     largest = problem.add_variable("L")
     subtree_rps = demand.subtree_sum(demand.rate_rps)  # lambda (V,)
-    nodes = np.flatnonzero(subtree_rps).tolist()  # Those that some request passes.
+    nodes = np.flatnonzero(subtree_rps).tolist()  # Nodes through which some request passes.
     classes = np.flatnonzero(demand.rate_rps).tolist()
     below: dict[int, list[int]] = {v: [] for v in nodes}
     for u in classes:

@@ -135,7 +135,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
 
 def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the counts that the controller begins with; InputError if it has other pools."""
-    with_all_pools(fleet, autoscaler)  # It raises the InputError; its result is not needed.
+    with_all_pools(fleet, autoscaler)  # Called for its InputError alone.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
     return fleet.with_counts(sizes[pool.name] for pool in fleet.pools)
 

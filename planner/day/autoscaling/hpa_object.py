@@ -16,7 +16,7 @@ from planner.day.controllers.hpa import ScalingRules
 from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
-DEFAULTS = ScalingRules()  # Those of Kubernetes and kube-controller-manager.
+DEFAULTS = ScalingRules()  # The defaults of Kubernetes' API and of kube-controller-manager.
 MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800  # The largest values that Kubernetes' API accepts in `behavior`.
 NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing would start it again"
 
@@ -127,7 +127,7 @@ def read_whole(autoscaler: Autoscaler, name: str, default: float) -> int:
 
 
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """Where an HPA differs from the controller in the plan, a line of Markdown each."""
+    """Where a real HPA differs from the simulated one (controllers/hpa.py), a line of Markdown each."""
     lines = []
     if (sync_s := autoscaler.read_number("every_s", DEFAULTS.every_s)) != DEFAULTS.every_s:
         lines.append(

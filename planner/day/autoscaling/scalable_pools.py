@@ -138,7 +138,7 @@ def _scale_kubernetes(document: Document, scaling: Scaling) -> None:
     del document["spec"]["replicas"]
     if target.kind == "Deployment":
         _let_vllm_drain(document["spec"]["template"]["spec"], target)
-    else:  # It is a LeaderWorkerSet.
+    else:  # The only other kind here is a LeaderWorkerSet.
         _drain_group(document["spec"]["leaderWorkerTemplate"], target)
 
 

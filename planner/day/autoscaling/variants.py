@@ -21,7 +21,7 @@ VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
 DESIRED = "wva_desired_replicas"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
-DEFAULTS = WvaSettings()  # Those of the chart.
+DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
 HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our HPAs replace.
     f"{direction}_{name}": getattr(DEFAULTS, f"{direction}_{name}")
     for direction in ("up", "down")

@@ -65,7 +65,7 @@ def windows_from_history(
 class Cron:
     """The largest size of the open windows, and the pools' least sizes while no window is open."""
 
-    lag_s = 0.0  # It reads the clock alone, and no metrics that could be old.
+    lag_s = 0.0  # Cron reads only the clock, and no metrics that could be old.
 
     def __init__(self, settings: CronSettings, knowledge: Knowledge) -> None:
         self.every_s, self.knowledge, self.windows = settings.every_s, knowledge, settings.windows

@@ -180,13 +180,13 @@ class DynamoSla:
         return sizes
 
     def _prefill_correction(self, engine: EngineProfile, load: ForecastLoad, ttft_s: float) -> float:
-        """p of the module's docstring."""
+        """The factor p of the module's docstring; 1 if corrections are switched off."""
         return ttft_s / engine.ttft_s(load.input_tokens) if self.settings.corrected else 1.0
 
     def _decode_correction(
         self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
-        """d of the module's docstring. Little's law: concurrency is the rate times a request's duration."""
+        """The factor d of the module's docstring. By Little's law a worker's batch is its rate x the duration."""
         if not self.settings.corrected:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)

@@ -48,8 +48,8 @@ class CapacityTable:
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # Both tolerances are for rounding errors: they would take the next row for a rate of the table, and
-        # beyond the table round a size up to one worker more.
+        # The 1e-12 here and the tolerance below are for rounding errors, which would take the next row for a
+        # rate of the table, and beyond the table round a size up to one worker more.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -107,7 +107,7 @@ class LoadRule:
     traffic's windows, ascending; () if unknown.
     """
 
-    edges: tuple[float, ...]  # They rise.
+    edges: tuple[float, ...]  # In rising order.
     highest: float
     span_s: float
     window_s: float

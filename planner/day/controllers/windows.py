@@ -28,7 +28,7 @@ class Window:
     days: tuple[int, ...] = tuple(range(7))
 
     def __str__(self) -> str:
-        """As a reader has it: "08:00 to 20:00 8 workers on mon, tue"."""
+        """The window for a reader: "08:00 to 20:00 8 workers on mon, tue"."""
         workers = f"{' and '.join(map(str, self.workers))} workers"
         if len(self.workers) == 1:
             workers = count_text(self.workers[0], "worker")

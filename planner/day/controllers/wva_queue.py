@@ -227,7 +227,7 @@ class WvaQueue(HpaFollowed):
         for role in dict.fromkeys(self.knowledge.roles):
             pools = self.knowledge.pools_of_role(role)
             worker_rps = {i: self._carried_rps_of(i, prompt, answer) for i in pools}
-            # As in the original one pool changes, the one that carries a request at the lowest price.
+            # As in WVA, only one pool changes: the one that carries a request at the lowest price.
             best = min(
                 pools, key=lambda i: self.knowledge.price_of(i) / max(worker_rps[i], LEAST_CARRIED_RPS)
             )

@@ -46,6 +46,7 @@ def capacity_table(
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
         if rate_rps * sample.duration_s < LEAST_REQUESTS:
             continue
+        # Which requests are left out or copied is drawn with the rung as the seed, so tables can be repeated.
         traffic = rescale_trace(sample, rate_rps, rng=np.random.default_rng(rung))
         # A higher rate is taken to need no fewer workers in any pool.
         least = rows[-1] if rows else [1] * len(fleet.pools)
@@ -70,9 +71,9 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     and MANY_SEQUENCES sequences.
     """
     # `worker.host` has two parts, and each has seconds per step and seconds per sequence of the step.
-    host_step_s, host_sequence_s = (
-        sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
-    )
+    host_parts_s = [part.per_step_s(worker.tp) for part in worker.host]
+    host_step_s = sum(step_s for step_s, _ in host_parts_s)
+    host_sequence_s = sum(sequence_s for _, sequence_s in host_parts_s)
     full_tokens = worker.max_num_batched_tokens
     first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
     token_s = (full_s - first_s) / max(full_tokens - 1, 1)
@@ -104,8 +105,8 @@ def least_that_keep(
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        # The run ends as soon as a limit is broken or too many requests wait longer than `patience_s`; what
-        # is left is judged here.
+        # The run ends as soon as a limit is broken or too many requests wait longer than `patience_s`. A run
+        # that came to its end is then judged by all lines of the SLO.
         candidate, patience_s = fleet.with_counts(sizes), whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
         return run is not None and judge_slo(run, whole_slo, with_percentiles=False).holds

@@ -155,7 +155,7 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
     All points together may miss `most_missed` windows.
     """
     total_usd = sum(line[0][0] for line in lines)
-    # So many windows more than allowed are missed at the cheapest points; dearer points must save them.
+    # At the cheapest points `excess` windows too many are missed; dearer points must save them.
     excess = sum(line[0][1] for line in lines) - most_missed
     segments = [segment for line in lines for segment in itertools.pairwise(line)]
 

@@ -53,7 +53,7 @@ class DayRun:
 
     `holds` says that no window is missed, the backlog does not grow, and every accepted request was served.
     `fits` says that the stock was enough for all workers at every moment, draining ones included. For several
-    LLMs `parts` has the day of each, and `run` is that of the first LLM.
+    LLMs `parts` has one DayRun per LLM, and `run` is the run of the first LLM.
     """
 
     workers: Ints
@@ -99,7 +99,7 @@ class DayRuns:
                 )
         self.fleet, self.trace, self.slo = fleet, trace, slo
         self.given_pools = tuple(pools)
-        self.pools = [_with_equal_starts(each) for each in pools]  # What is simulated.
+        self.pools = [_with_equal_starts(each) for each in pools]  # The pools as they are simulated.
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         longest_limit_s = max(
@@ -235,8 +235,9 @@ class DayRuns:
 def _with_equal_starts(pool: ElasticPool) -> ElasticPool:
     """The pool with one start-up time for all workers, as the optimum needs it.
 
-    It is the warm one if all workers may start warm, otherwise the cold one. Workers that could start warm
-    are then started earlier than needed, so the bill of the optimum is no lower than possible.
+    The time is that of a warm start if all workers may start warm, otherwise that of a cold start. Workers
+    that could start warm are then started earlier than needed, so the bill of the optimum is no lower than
+    possible.
     """
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
@@ -266,7 +267,8 @@ def day_terms(
     """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
-        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))  # The first has the warm-up too.
+        # The first step also has the time before the first window, in which requests are not judged.
+        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
     elif not step_s > 0:
         raise InputError(f"step_s is {step_s}, must be > 0")
     else:

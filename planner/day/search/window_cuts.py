@@ -94,7 +94,7 @@ def _largest_that_fail(runs: DayRuns, window: int, sizes: Ints, *, is_reversed: 
 
 
 def _with_size(corners: list[Ints], c: int, size: int) -> list[Ints]:
-    """The same sizes (P,) with this one of pool `c`, the largest first, as they are the likeliest to hold."""
+    """The corners (P,) with `size` in pool `c`, the largest corner first, as it is the likeliest to hold."""
     changed = [each.copy() for each in reversed(corners)]
     for each in changed:
         each[c] = size

@@ -164,7 +164,7 @@ def _plan_most_traffic(inputs: SearchInputs) -> Plan:
     The search for the rate on paper ends after half of RATE_TIME_FRAC of the time, the search for the rate in
     production after RATE_TIME_FRAC.
     """
-    # Both shares are of the time that is left now.
+    # Both searches get shares of the time that is left now, so both calls come before the first search.
     for_production = _with_share_of_time(inputs, RATE_TIME_FRAC)
     paper_rates, fleet = find_most_traffic(_with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC))
     most_kept = find_most_kept_traffic(for_production, paper_rates, fleet)
@@ -516,7 +516,7 @@ def _certificate_of(
             paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
             objective_paid(problem, fleet_search.best),
         ),
-        level0=cheapest_level0.value  # It is infinite if level 0 has no fleet.
+        level0=cheapest_level0.value  # Infinite, if level 0 has no fleet.
         if cheapest_level0.best is None
         else objective_paid(problem, cheapest_level0.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),

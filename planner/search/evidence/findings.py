@@ -542,7 +542,7 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
     if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
         return None
     edges_s = windows_s(simulation, HOUR_S)
-    if len(edges_s) < 3:  # One window: it is the whole.
+    if len(edges_s) < 3:  # A single window, which is the whole trace.
         return None
     worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
     return facts.WorstHour(

@@ -133,7 +133,7 @@ def plan_by_parts(
             certificate = replace(plan.certificate, binding=(over_whole, *plan.certificate.binding))
             return replace(plan, certificate=certificate, traffic_note=_traffic_note(trace, over_whole))
         if from_s == part.from_s:
-            break  # It would be the part that was planned already.
+            break  # The next part would be the one that was just planned.
         part = _part_from(trace, from_s, length_s)
     note, warnings = _traffic_note(trace, over_whole), (*plan.warnings, over_whole)
     return replace(plan, status="best found", warnings=warnings, traffic_note=note)

@@ -66,7 +66,7 @@ PROMPT_SIMULATIONS = 8
 MORE_REQUESTS = 3_000_000
 # This many smaller and this many larger numbers of workers than the planned one are simulated.
 WORKERS_BESIDE = 2
-# One number of workers differs from the next by this share, and by one worker at least.
+# Each simulated number of workers differs from the next by this share, and by one worker at least.
 STEP_FRAC = 0.1
 # `least_in_proportion` gives up at this many times the planned workers, times the factor of the traffic.
 MOST_TIMES = 1.5

@@ -152,7 +152,7 @@ class _OptionArrays:
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
     def select_open(self, chosen: Ints) -> Ints:
-        """Those of the combinations (C, k) that can serve and, with one worker of each option, cost less than
+        """Those combinations of `chosen` (C, k) that can serve and, with one worker of each option, cost less than
         the value; with `kinds`, without two options of one kind.
         """
         chosen = chosen[self._can_serve(chosen)]
@@ -215,8 +215,10 @@ class _OptionArrays:
     def _on_whole_nodes(
         self, combination_of: Ints, chosen: Ints, counts: Floats
     ) -> tuple[Ints, Ints, Floats]:
-        """The same fleets. Where whole nodes are paid, those that would be too dear have fewer workers of the
-        last option, and those that are too dear even with one such worker are left out.
+        """The same fleets, made cheaper where whole nodes are paid.
+
+        A fleet that is too dear gets fewer workers of its last option, and is left out if it is too dear even
+        with one such worker.
         """
         is_below = self._price_test(chosen, counts)
         if is_below is not None and len(counts):

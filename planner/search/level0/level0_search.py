@@ -147,7 +147,7 @@ def search_level0(
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
         pairs = []
-        if not too_slow:  # That the link falls behind is no proof.
+        if not too_slow:  # A link that falls behind proves nothing, so leaving out pairs is an assumption.
             search.assumed.add(pruning_rules.LINK)
     best_mixed = best_one_gpu = (search.best, search.value)
     # A fleet that holds is offered to `search` as soon as it is simulated, so a StoppedError loses none.

@@ -163,7 +163,7 @@ def walk(
             holding, key=lambda counts: (fleet_counts.objective_of(counts), fleet_counts.names_of(counts))
         ):
             search.offer(counts)
-    # Of all rules only the link rule is still relied on: pairs that it left out are not in `pairs`.
+    # The walk relied on no rule but the link rule: pairs that this one left out are not in `pairs`.
     search.assumed &= {pruning_rules.LINK}
     search.is_exact = not search.assumed
 
@@ -185,7 +185,7 @@ def note_cheaper(
     for fleet in verdicts:
         roles = [name.split()[0] for name, _ in fleet]  # An option's name begins with its role.
         if len(fleet) != 1 and roles != ["prefill", "decode"]:
-            continue  # It is a mixed fleet, which is not of level 0.
+            continue  # A mixed fleet is not of level 0.
         if all(name in options and n > 0 for name, n in fleet):
             value = fleet_counts.objective_of((options[name], n) for name, n in fleet)
             search.cheaper_simulated += value < search.value * (1 - ROUNDING)

@@ -305,7 +305,7 @@ class RacedPolicy:
 
 
 def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
-    """Those of the raced policies with which a fleet holds, with the cheapest fleet first."""
+    """The raced policies with which some fleet holds, the one with the cheapest fleet first."""
     return sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
 
 

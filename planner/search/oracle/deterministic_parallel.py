@@ -69,7 +69,7 @@ class Meter:
 
 _task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-_outer_meter = Meter()  # It counts simulations outside of any question, in tests for instance.
+_outer_meter = Meter()  # Counts simulations outside of any question, in tests for instance.
 
 
 @contextmanager

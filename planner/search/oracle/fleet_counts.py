@@ -29,7 +29,7 @@ def names_of(counts: Counts) -> NamedCounts:
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is not among them."""
-    # As `Option.name`.
+    # Spelled as `Option.name` spells them.
     names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools]
     return counts_named(names, options)
 

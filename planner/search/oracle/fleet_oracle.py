@@ -223,7 +223,7 @@ class Oracle:
     doubted_below: float = -math.inf
     step_time_sigmas: tuple[float, float] | None = None
     of_pairs: Policies | None = None
-    pinning: Pinning | None = None  # It places prefixes, where policies pin them.
+    pinning: Pinning | None = None  # Places prefixes, where policies pin them.
     scenario: Scenario | None = None
     downscale: int = 1
     until: float = math.inf

@@ -23,7 +23,7 @@ from planner.traffic.scaling import with_times_the_traffic
 # A trace with at most this many requests is short. On one of 40 requests bisection once found +36 %, though
 # the fleet missed the SLO at +18 %.
 SHORT_TRACE_REQUESTS = 1_000
-PROBES = 8  # For a short trace so many shares below the result are simulated too.
+PROBES = 8  # For a short trace, this many shares below the result are simulated too.
 
 
 def find_headroom(

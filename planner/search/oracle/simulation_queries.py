@@ -185,7 +185,7 @@ def _trace_of(traffic: Trace | Scenario) -> Trace:
 _sent: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
 # One lock for each traffic, so that two threads do not send the same one.
 _sending: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()  # It guards the variables of this module.
+_lock = threading.Lock()  # Guards the variables of this module.
 _numbers = itertools.count(1)
 
 
@@ -222,7 +222,7 @@ def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(make_writable(trace), query)
 
 
-_simulations: dict[str, TraceSimulations] = {}  # Those of this worker process, by the name of the traffic.
+_simulations: dict[str, TraceSimulations] = {}  # Of this worker process: name of the traffic -> simulations.
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:

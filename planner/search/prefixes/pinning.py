@@ -36,7 +36,7 @@ NO_ROOM = Room(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers k
 # How many routings a quick placement tries: few, because a search makes hundreds of placements. A routing
 # assigns every class of requests to workers (planner/solvers/prefix_prices.py).
 QUICK_ROUTINGS = 10
-POLISH_SEED = 0  # It is fixed, so that a placement depends only on the fleet and the traffic.
+POLISH_SEED = 0  # Fixed, so that a placement depends only on the fleet and the traffic.
 
 PlacementKey = tuple[WorkerType, str, int, int]
 """The key of a placement: a worker type, its role, the pool's workers, and the workers that share all

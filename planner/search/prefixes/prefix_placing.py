@@ -429,7 +429,7 @@ def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = float((trace.input_tokens + trace.output_tokens).max())
     own_tokens = (1 - hit_frac) * trace.input_tokens
-    running_tokens = float(own_tokens.mean())  # One prompt is in prefill.
+    running_tokens = float(own_tokens.mean())  # A worker has one prompt in prefill at a time.
     if pool.role == "mixed":
         prefill = Option("prefill", worker, objective=0.0)
         prompts_s = least_seconds(

@@ -60,7 +60,7 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     end; 0 if that is not known.
     """
     if limit.metric_row.is_of_tasks:
-        return 0.0  # Which requests make a task is not among the lengths.
+        return 0.0  # `lengths` does not say which requests make up a task.
     inputs, requests = lengths.input_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = idle_prefill_s(worker, inputs, lengths.shared_tokens)

@@ -67,11 +67,11 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     for missed_limits in misses:
         for limit, least_s, fastest in missed_limits:
             by_limit.setdefault(limit, []).append((least_s, fastest))
-    limit, needed = max(by_limit.items(), key=lambda row: len(row[1]))
-    needed.sort(reverse=True)
-    # With a limit of `enough_s` idle workers would miss it in as many scenarios as allowed, those with the
-    # longest times. If they already miss this limit in no more than that, `enough_s` is for all scenarios.
-    enough_s, fastest = needed[allowed if len(needed) > allowed else 0]
+    limit, fastest_times = max(by_limit.items(), key=lambda row: len(row[1]))
+    fastest_times.sort(reverse=True)
+    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. Where this
+    # limit by itself is missed in no more than `allowed` scenarios, `enough_s` is the longest time of all.
+    enough_s, fastest = fastest_times[allowed if len(fastest_times) > allowed else 0]
     return IdleMisses(
         limit=limit,
         missed=len(misses),
@@ -99,14 +99,14 @@ def _unreachable_limits(
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     """The error for idle misses, which says what would help."""
-    limit, lower = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
+    limit, lower_share = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
         f"{limit.name} <= {show_s(limit.limit_s)}, as steps may take longer than predicted: no "
         f"number of workers keeps it in {100 * idle.asked_frac:g} % of scenarios. Relax it to "
-        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){lower}, measure the "
-        "steps (plan profile), or add a faster GPU",
+        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){lower_share}, measure "
+        "the steps (plan profile), or add a faster GPU",
         kind="latency",
         constraint=limit.name,
-        relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{lower}",
+        relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{lower_share}",
     )

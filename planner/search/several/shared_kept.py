@@ -31,9 +31,9 @@ from planner.units import in_unit
 class CommonShare:
     """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
 
-    An LLM that requires a smaller share keeps only that, and one without safety only the traffic as written.
-    If each keeps what it requires the share is 1; but then there is an answer, and nobody asks for this. With
-    `is_on_paper` the fleets are those on paper. The search may use all of the `limits`.
+    An LLM that requires a smaller share keeps only its own, and one without safety only the traffic as
+    written. `kept_frac` would be 1 if every LLM kept what it requires, but it is only asked for where that is
+    impossible. With `is_on_paper` the fleets are those on paper. The search may use all of the `limits`.
     """
 
     problems: Sequence[Problem]
@@ -48,7 +48,7 @@ class CommonShare:
         return _value(self.problems, self.fleets)
 
     def most_kept(self, on_paper: Sequence[Counts]) -> MostKept | None:
-        """The share and what it costs, beside the fleets `on_paper`; None if it is the share of these."""
+        """The share and what it costs, beside the fleets `on_paper`; None if no better fleets were found."""
         if self.is_on_paper:
             return None
         return MostKept(
@@ -60,7 +60,8 @@ class CommonShare:
         )
 
     def __str__(self) -> str:
-        if self.is_on_paper:  # The answer on paper has its own share, of other scenarios than the search's.
+        if self.is_on_paper:
+            # No share is named: the answer on paper names its own, of other scenarios than the search's.
             return (
                 "no fleets were found that keep more scenarios together than those on paper, which use "
                 f"{self._used_text()}"
@@ -106,7 +107,7 @@ def find_common_share(
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
         kept_frac = None if fleets is None else in_time(partial(_kept_frac, problems, fleets), None)
         if fleets is None or kept_frac is None:
-            too_many = middle
+            too_many = middle  # Nothing was found, or the time is over, which then ends the loop.
             continue
         # The fleets keep `middle` at least; a share that rounding made smaller must not undo this step.
         kept_count = max(middle, _floor(kept_frac * scenario_count))

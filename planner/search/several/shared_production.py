@@ -211,7 +211,7 @@ def _add_common_share(
     ]
     common = in_time(partial(_find_common_share, llms, problems, limits, deadline, progress), None)
     if common is None:
-        error.most_kept = None  # It is of the one LLM alone.
+        error.most_kept = None  # The value it had was for one of the LLMs by itself.
         return error
     return InfeasibleError(
         f"{error}; {common}",
@@ -251,7 +251,7 @@ def _plan_within_shared_limits(
 
     for llm in llms:
         llm.problem = replace(llm.problem, deadline=deadline, progress=report_nothing)
-        llm.problem.oracle.until = deadline  # It was the end of the LLM's search alone.
+        llm.problem.oracle.until = deadline  # Until now, the end of the search for this LLM by itself.
         if llm.test is not None:
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
