@@ -190,9 +190,9 @@ def look_once(
 ) -> WatchResult:
     """Compare a deployment once with its plan.
 
-    With `slo`, a drift or a missed SLO starts `plan replan` on the traffic as it is now, as DistServe (section
-    4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands until a
-    drifted quantity moves on by more than REPLAN_AGAIN_FRAC.
+    With `slo`, a drift or a missed SLO starts `plan replan` on the traffic as it is now, as DistServe
+    (section 4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands
+    until a drifted quantity moves on by more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watch_windows(plan, source.live(plan))

@@ -47,7 +47,7 @@ class At:
 class Attainment:
     """The share of requests that keep all limits at once, and the share that the SLO needs.
 
-    It is that of the window `window_s`, or of everything that was measured (None).
+    Requests are those of the window `window_s`, or all that were measured (None).
     """
 
     frac: float
@@ -393,8 +393,8 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class NodesFilled:
-    """Several LLMs were planned `without` these GPUs, or, if there are none, each on nodes of its own,
-    because whole nodes are paid and the bill is then lower.
+    """Whole nodes are paid, so the bill of several LLMs is lower if all are planned `without` these GPUs or,
+    if `without` is empty, if each LLM has nodes of its own.
 
     `usd_per_h` is the bill, and `with_loss_usd_per_h` that with a loss (None: no such fleet is known). Fields
     with `was_` are the bills if every GPU may be used and the least price by the GPU decides.
@@ -604,9 +604,9 @@ class MeasuredWindow:
 class ObligedWork:
     """The work that the lower bound counts, because the SLO requires it.
 
-    It is all work of the share `whole_frac` of requests, at most `whole_after_s` after the end of the trace;
-    of the share `prefill_frac` only the prefill; with `tail` also all work of half of the requests that
-    arrive in the last tenth of the trace (solvers/required_work.py says why).
+    Counted are all work of the share `whole_frac` of requests, done at most `whole_after_s` after the end of
+    the trace, and only the prefill of the share `prefill_frac`. With `tail`, all work of half of the requests
+    that arrive in the last tenth of the trace counts too (solvers/required_work.py says why).
     """
 
     whole_frac: float
@@ -716,7 +716,7 @@ class RuleTest:
     """A pruning rule hid a cheaper fleet in `failed` of our `tests`.
 
     The traces had at most `most_requests` and more than `least_requests` requests (None: no such bound). With
-    `of_pools` it is how often the rule was false for a single pool, without a search for fleets.
+    `of_pools`, `failed` counts tests in which the rule was false for a single pool; no fleet was searched.
     """
 
     failed: int
@@ -854,6 +854,16 @@ class NearestEngine:
     basis: str
 
 
+@dataclass(frozen=True, slots=True)
+class OldPrices:
+    """Prices listed more than `enough_days` ago; the oldest was listed on `date`, `days` ago."""
+
+    gpus: tuple[str, ...]
+    date: str
+    days: int
+    enough_days: int
+
+
 LeftOut = Literal[
     "neighbours",
     "one-more",
@@ -869,16 +879,6 @@ LeftOut = Literal[
     "hours",
     "routers",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class OldPrices:
-    """Prices listed more than `enough_days` ago; the oldest was listed on `date`, `days` ago."""
-
-    gpus: tuple[str, ...]
-    date: str
-    days: int
-    enough_days: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -923,7 +923,7 @@ class EncoderUntimed:
     """Prompts hold image tokens, `image_frac` of all prompt tokens, but our steps leave out the encoder's
     time.
 
-    It is at least `encoder_s` for the mean request with images, on one such GPU at its peak.
+    The encoder takes at least `encoder_s` for the mean request with images, on one such GPU at its peak.
     """
 
     image_frac: float
@@ -965,8 +965,8 @@ class Price:
 class Commitment:
     """What the plan's fleet costs under one term: "on-demand", "reserved-1y" or "reserved-3y".
 
-    The term pays off if GPUs would be rented on demand for more than `needed_frac` of the hours; it is None
-    if on-demand costs nothing. `sources` name the provider of each price. GPUs `at_planned` have no such term
+    The term pays off if GPUs would be rented on demand for more than `needed_frac` of the hours (None if
+    on-demand costs nothing). `sources` name the provider of each price. GPUs `at_planned` have no such term
     and count at the planned price.
     """
 
@@ -1216,7 +1216,7 @@ class WeightsTooLarge:
 
 @dataclass(frozen=True, slots=True)
 class NoRoomForKv:
-    """Weights and a step of this size leave no memory for the KV cache."""
+    """The weights and the activations of a full step leave no memory for the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1248,7 +1248,7 @@ class WorkTooDear:
 class WorkersFail:
     """This many workers fail in simulation, and `more` says why no larger number was simulated.
 
-    It was not tried, not available, or at least as dear as the best fleet.
+    A larger number was not tried, not available, or at least as dear as the best fleet.
     """
 
     workers: int

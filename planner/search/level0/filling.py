@@ -152,8 +152,8 @@ class _OptionArrays:
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
     def select_open(self, chosen: Ints) -> Ints:
-        """Those combinations of `chosen` (C, k) that can serve and, with one worker of each option, cost less than
-        the value; with `kinds`, without two options of one kind.
+        """Those of the combinations `chosen` (C, k) that can serve and, with one worker of each option, cost
+        less than the value; with `kinds`, without two options of one kind.
         """
         chosen = chosen[self._can_serve(chosen)]
         if self.kinds is not None:
