@@ -163,7 +163,7 @@ BELONGS = {
     **{key: f"fleet: {key}" for key in FLEET_KEYS},
     **{key: f"traffic: {key}" for key in TRAFFIC_KEYS},
     **{key: f"limits: {key}" for key in ("power", "cost")},
-    # Both described traffic and the SLO of sessions have a key `task`; at the top it is likelier the first.
+    # `task` is a key of described traffic and a metric of the SLO; at the top, traffic is likelier meant.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
     **dict.fromkeys(
         ("quantization", "quantize", "dtype"), "llm: a checkpoint in it, such as llama-3.1-70b-fp8"
@@ -224,8 +224,8 @@ class PlanQuestion:
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
     as needed; `owned` says how many of these are owned. `unchecked_left_out` are GPUs that the question does
-    not name and that are left out because their step times were never compared with measured ones, or are
-    estimates while the price has no source (`gpus_left_out_by_default`). With `slowdowns` build_problem.py
+    not name and that are left out, because their step times were never compared with measured ones, or are
+    estimates and their price has no source (`gpus_left_out_by_default`). With `slowdowns`, build_problem.py
     derives the limits of `slo` from a reference worker. A plan runs around the clock, so `prices_usd_per_h`
     holds the lower of a GPU's on-demand and reserved prices.
     """
@@ -234,7 +234,7 @@ class PlanQuestion:
     slo: Slo
     stock: Mapping[str, int | None]
     owned: Mapping[str, int] = field(default_factory=dict)
-    # By GPU; it comes before the catalog's value.
+    # By GPU: whether only whole nodes are sold, in place of what the catalog says.
     sold_whole: Mapping[str, bool] = field(default_factory=dict)
     electricity: Electricity | None = None  # Paid beside the prices of GPUs; None: not counted.
     unchecked_left_out: tuple[str, ...] = ()
@@ -247,14 +247,14 @@ class PlanQuestion:
     scale: Scaling = "superpose"
     window: str | None = None
     draws: int = 1  # The number of draws of the traffic on which the SLO must be kept.
-    # By GPU; they come before the catalog's prices.
+    # By GPU: prices in place of the catalog's.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
     # By GPU: what it costs on demand and under each commitment, for the bill of a finished plan.
     offers_by_term: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
     # By GPU: the offer behind its price, where the price comes from the provider of `price_of`.
     offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
-    gpus_not_offered: tuple[str, ...] = ()  # GPUs without an offer of that provider for the term asked.
+    gpus_not_offered: tuple[str, ...] = ()  # GPUs that the provider of `price_of` has no offer for.
     spot: Mapping[str, Spot] = field(default_factory=dict)  # By GPU.
     least_off_spot: int = 0  # The fewest workers of each role that are not on the spot market.
     network: Network = field(default_factory=Network)
@@ -342,8 +342,9 @@ class PlanQuestion:
 
     @property
     def is_of_agents(self) -> bool:
-        """Whether described agents send the requests, on engines with prefix caches: for these alone no fleet
-        without caches is compared.
+        """Whether described agents send the requests, to engines with prefix caches.
+
+        Only such a question leaves out fleets without caches, which is how it is recognised.
         """
         return not self.policies.compares_without_caches
 
@@ -473,7 +474,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
 def _offered_stock(
     stock: Mapping[str, int | None], owned: Mapping[str, int], gpus_not_offered: Collection[str]
 ) -> dict[str, int | None]:
-    """The stock without GPUs that the provider does not offer; of those, what is owned remains."""
+    """The stock without GPUs that the provider does not offer, except for owned ones among them."""
     return {
         name: owned.get(name) if name in gpus_not_offered else count
         for name, count in stock.items()
@@ -593,7 +594,7 @@ def _has_pipelines(fleet: Section) -> bool:
 
 
 def _refuse_pipelines(fleet: Section, where: str) -> None:
-    """Raise InputError if workers may have several stages: the setting at `where` is not simulated so."""
+    """Raise InputError if workers may have several pipeline stages: `where` is not simulated with these."""
     if _has_pipelines(fleet):
         raise _not_both(where, "in pipelines (fleet: pp)")
 
@@ -742,7 +743,7 @@ def _parse_prices(
 
 
 def _parse_least_off_spot(fleet: Section, spot: Mapping[str, Spot]) -> int:
-    """Read `least_off_spot: 2`. Raises InputError if no GPU has a spot price, as it then bounds nothing."""
+    """Read `least_off_spot: 2`. Raises InputError if no GPU has a spot price: the key then bounds nothing."""
     if "least_off_spot" not in fleet:
         return 0
     if not spot:

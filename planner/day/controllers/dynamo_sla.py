@@ -186,7 +186,7 @@ class DynamoSla:
     def _decode_correction(
         self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
-        """The factor d of the module's docstring. Little's law: a worker's batch is its rate x the duration."""
+        """The factor d of the module's docstring. Little's law: batch of a worker = rate x duration."""
         if not self.settings.corrected:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)
