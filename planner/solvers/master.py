@@ -415,8 +415,8 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - ROUNDING)
         cheaper_requests = np.cumsum(requests) - requests
-        # The `served` requests are the cheapest. A pair of lengths has those that the cheaper pairs leave of
-        # this number.
+        # Requests are counted from the cheapest on, until `served` of them are: a pair of lengths has those
+        # that the cheaper pairs leave of this number.
         counted = np.clip(served - cheaper_requests, 0, requests)
         return float((costs[order] * counted).sum())
 
@@ -552,7 +552,7 @@ def shadow_prices(
         return {}
     program = _build_fleet_program("shadow", options, limits, is_integer=False)
     for n_j in program.n:
-        # The upper bound follows from the limits. With both, the solver may give a limit's dual to the bound.
+        # This upper bound follows from the limits, and the solver might give it the dual of a limit.
         n_j.upBound = None
     program.problem += program.workers_cost, "objective"
     _add_work_rows(program, options, load)

@@ -62,7 +62,7 @@ from planner.units import HOUR_S
 FEW_RESIDENCES = 20
 
 # A warning is given if the share of requests that keep all limits is below this part of the SLO's lowest
-# percentile: with p90 below 45 %.
+# percentile: if that is p90, below 45 %.
 FEW_KEEP = 0.5
 
 SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
@@ -113,6 +113,7 @@ class EvidenceClock:
         return False
 
     def list_warnings(self) -> tuple[facts.Warned, ...]:
+        """A warning that names what was left out, if anything was."""
         return (facts.NotSimulated(tuple(self.left_out)),) if self.left_out else ()
 
 
@@ -156,7 +157,8 @@ def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tupl
     gpus, value = problem.oracle.fleet(best.best).gpus, objective_paid(problem, best.best)
     if not without_caches:
         if not problem.task.policies.compares_without_caches:
-            return ()
+            return ()  # Such fleets were not searched, so the saving is not known.
+        # No fleet without caches keeps the SLO.
         return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
     other, other_best = best_of(without_caches)
     gpus_without = other.oracle.fleet(other_best.best).gpus
@@ -357,15 +359,15 @@ def simulate_longer_steps(
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
     if len(spreads) == len(latencies):
         return _simulate_upper_ends(problem, fleet, spreads, clock)
-    shares = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
-    if not any(shares) or not clock.allows("longer-steps"):
+    error_fracs = [max(fit.uncertainty_frac or 0.0, fit.mape_frac or 0.0) for fit in latencies]
+    if not any(error_fracs) or not clock.allows("longer-steps"):
         return None
     pools = tuple(
-        replace(pool, type=pool.type.with_longer_steps(share))
-        for pool, share in zip(fleet.pools, shares, strict=True)
+        replace(pool, type=pool.type.with_longer_steps(error_frac))
+        for pool, error_frac in zip(fleet.pools, error_fracs, strict=True)
     )
     verdict = _verdict_on_every_draw(problem, replace(fleet, pools=pools))
-    return facts.LongerSteps(max(shares), outcome_of(verdict, problem.slo))
+    return facts.LongerSteps(max(error_fracs), outcome_of(verdict, problem.slo))
 
 
 def _simulate_upper_ends(
@@ -382,12 +384,11 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, best: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """What robustness costs: how much dearer the plan is than one for the expected traffic and step times,
-    whether its fleet keeps the SLO with those too, and warnings. (`robust:` of the question is the
-    insurance.)
+    """What `robust:` of the question costs, as insurance: how much dearer the plan is than one for the
+    expected traffic and step times, whether its fleet keeps the SLO if all comes as expected, and warnings.
 
-    Neither search is exact for mixed fleets, so the search without robustness might end at a dearer fleet
-    than the robust one. The robust fleet is therefore taken there too, if it is cheaper and keeps the SLO.
+    Neither search is exact for mixed fleets, so the search for what is expected might end at a dearer fleet
+    than the robust one. Its answer is then the robust fleet, if this keeps the SLO there.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -415,7 +416,7 @@ def price_insurance(
     robust_value = objective_paid(problem, best.best)
     # The robust fleet is simulated on the expected traffic, with the robust plan's policies.
     as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
-    counts = counts_of(robust, expected_best.level0.options)  # None if it has no such options.
+    counts = counts_of(robust, expected_best.level0.options)  # None if an option of it is not among these.
     robust_holds = counts is not None and as_expected.oracle.holds(counts)
     if counts is not None and robust_holds and robust_value < value:
         cheapest, value = as_expected.oracle.fleet(counts), robust_value
@@ -494,8 +495,8 @@ def simulate_spot_loss(
 
 
 def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """The verdict on the traffic as written, or on the first of the other draws and rates on which the fleet
-    misses the SLO, if it keeps it as written.
+    """The first verdict that misses the SLO, on the traffic as written or on another draw or rate; where the
+    fleet keeps the SLO on all, the verdict on the traffic as written.
     """
     _, first = problem.oracle.simulate_and_judge(fleet, record=True)
     if not first.holds:
@@ -585,7 +586,7 @@ def price_holding_hours(
 
 
 def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
-    """The worst hour of a long trace that keeps all limits in every hour; else nothing."""
+    """The worst hour of a long trace, as a fact to report, if all limits are kept in it; else ()."""
     hour = worst_hour(simulation, slo)
     return () if hour is None or hour.missed else (hour,)
 

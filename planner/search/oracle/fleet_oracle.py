@@ -135,7 +135,8 @@ class Answers:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # None: the answer was cached. A task of a wave pays for it if another task computed it.
+                    # None: the answer was cached. Its cost may still be charged (deterministic_parallel.py):
+                    # to a task that runs beside the one that computed the answer.
                     deterministic_parallel.charge_effort(key_and_slo, None)
                     return remembered
                 if (other_ended := self._in_progress.get(key_and_slo)) is None:
@@ -343,6 +344,7 @@ class Oracle:
     def _keeps_enough(self, counts: Counts) -> bool:
         """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
+        # As long as the scenarios that are left can still decide either way:
         while missed <= self.may_miss < missed + len(undecided):
             # Fewer verdicts cannot decide, however they turn out, so these run side by side.
             least_needed = min(self.may_miss + 1 - missed, missed + len(undecided) - self.may_miss)
@@ -559,7 +561,7 @@ class Oracle:
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
         """Whether a cached simulation shows that the fleet misses the SLO after some loss. Without scenarios
-        it is always False, because the simulations that come next look into the same cache.
+        the answer is always False, because the simulations that come next look into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -627,6 +629,7 @@ class Oracle:
         slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
         def fleet() -> Fleet:
+            # The prefill worker drafts as the pool does, but in no time.
             drafts = option.type.speculation
             drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
             # The cache of this worker never fills, so its engine settings do not matter.
@@ -744,8 +747,8 @@ def _fleet_key(counts: Counts) -> tuple[tuple[Any, ...], ...]:
 
 
 def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
-    """As `_fleet_key`, for a network in which links depend on which workers share a node. There owned and
-    rented workers are not alike, because they run on different nodes.
+    """What a simulation reads of a fleet, for a network in which links depend on which workers share a node.
+    Other than for `_fleet_key`, owned and rented workers are not alike, because they run on different nodes.
     """
     return tuple(
         (option.role, _worker_key(option), gpu.name, int(gpu.gpus_per_node), gpu.link_bytes_per_s, count)
