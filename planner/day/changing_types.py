@@ -48,8 +48,8 @@ Floats = npt.NDArray[np.float64]
 PoolKey = tuple[Role, WorkerType]
 # Set by hand: the search takes longer with each pool.
 MOST_POOLS = 5
-# By these shares of the time the cuts of windows, the sizes on the grid, and what is exchanged for workers of
-# other types, from the grid's sizes and from the cheapest fleet's, must be found.
+# The share of the time that is used up when each step must end: the cuts of windows, the sizes on the grid, and
+# two exchanges of workers for others, from the grid's sizes and from the cheapest fleet's. Set by hand.
 CUTS_SHARE, GRID_SHARE, EXCHANGE_SHARES = 0.3, 0.5, (0.75, 1.0)
 LEAST_GRID_S = 5.0  # A search gets at least this long, even if less time is left.
 SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")
@@ -148,7 +148,7 @@ def _cheapest_of_all_pools(
     """
     began, terms = time.monotonic(), terms_of(question)
     runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
-    days = [_day_of_fleet(question, runs, answer) for answer in answers]
+    days = [_day_of_fleet(question, runs, answer) for answer in answers]  # That of `single` comes first.
     last_s = runs.terms.edges_s[-1]
     cheapest = cheapest_day(
         runs,
@@ -179,6 +179,7 @@ def _cheapest_of_all_pools(
 
 
 def _optimum_of(answer: DayAnswer) -> Optimum:
+    """The optimum of an answer that is known to have one."""
     assert answer.optimum is not None
     return answer.optimum
 

@@ -128,8 +128,8 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(best_s, begins_s, "right")
         first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
-        # Change `i - 1` is the last one before the hour; the number since then is that of the hour's
-        # beginning.
+        # The changes of the last hour are those from `first` to before `end`. The change before them set the
+        # number with which the hour began, so it counts too.
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
@@ -188,7 +188,7 @@ def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[s
     table_rows = []
     for row in rows:
         if (causes := find_causes(answer, row)) is None:
-            return []
+            return []  # No optimum is known.
         by_cause = [getattr(causes, each.name) for each in fields(causes)]
         cells = [str(len(each)) if isinstance(each, tuple) else f"{each:+,.2f}" for each in by_cause]
         table_rows.append((row.name, f"{causes.usd:+,.2f}", *cells))

@@ -89,7 +89,7 @@ def cheapest_fleet(
 
     `day_of` simulates a fleet's day within some seconds. For every fleet a missed window costs as much as for
     the first one. An error in the day of the first fleet is raised; another fleet's row gives it as `why`.
-    `types_of` finds in some seconds what changing worker types saves; None: it is not asked.
+    `types_of` finds within some seconds what changing worker types saves; None: that is not searched.
     """
     searches = len(fleets) + (types_of is not None)
     answers: dict[str, DayAnswer] = {}

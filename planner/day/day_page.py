@@ -61,7 +61,7 @@ def recommendation_sentence(answer: DayAnswer) -> str:
     best = answer.winner
     hours = best.paid_hours
     span = f"{hours:,.4g} h" if hours >= 2 else show_s(HOUR_S * hours)
-    windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    windows = "keeps every window" if best.keeps else f"misses {_missed_text(best)}"
     above = above_text(answer.regret_usd(best), _best_usd(answer))
     return (
         f"{best.name} {windows} and costs {usd_text(best.usd)} in "
@@ -140,7 +140,7 @@ def standing_line(answer: DayAnswer) -> str:
         rate += ", billed by started hours here, which makes short traffic dearer per hour"
     note = f"; {question.fleet_note}" if question.fleet_note else ""
     static = answer.static
-    windows = "keeps every window" if static.keeps else f"misses {_missed(static)}"
+    windows = "keeps every window" if static.keeps else f"misses {_missed_text(static)}"
     cost = f"{rate}; {usd_text(static.usd)}, {windows}"
     return f"All workers all day (static): {describe_fleet(question.fleet)}, {cost}{note}."
 
@@ -229,18 +229,18 @@ FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows 
 def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
     """A row for every fleet that was compared, the one of this page first."""
 
-    def usd_text(cost_usd: float | None) -> str:
+    def usd_cell(cost_usd: float | None) -> str:
         return "-" if cost_usd is None else f"{cost_usd:,.2f}"
 
     return [
         (
             each.label + (", taken" if each.is_chosen else ""),
             each.fleet,
-            usd_text(each.standing_usd),
+            usd_cell(each.standing_usd),
             each.controller or f"not run: {each.why}",
-            usd_text(each.usd),
+            usd_cell(each.usd),
             "-" if each.usd is None else str(each.missed),
-            usd_text(each.optimum_usd),
+            usd_cell(each.optimum_usd),
         )
         for each in sorted(answer.fleets, key=lambda each: not each.is_chosen)
     ]
@@ -266,6 +266,7 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
 
 
 def _best_usd(answer: DayAnswer) -> float | None:
+    """What the optimum costs; None without an optimum."""
     return None if answer.optimum is None else answer.optimum.usd
 
 
@@ -274,7 +275,8 @@ def signed_percent_text(part: float, whole: float | None) -> str:
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
-def _missed(row: ControllerDay) -> str:
+def _missed_text(row: ControllerDay) -> str:
+    """How many windows a controller misses, such as "2 windows of 144"."""
     return f"{count_text(row.missed_windows, 'window')} of {len(row.windows)}"
 
 
@@ -429,6 +431,7 @@ def events_csv(answer: DayAnswer) -> str:
 
 
 def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
+    """The day of every controller, and that of the optimum, if there is one, at the end."""
     return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.day])]
 
 
@@ -441,7 +444,7 @@ def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
-    """Requests/s that arrive in each window."""
+    """Requests/s that arrive in each window (V,), for windows with these edges (V + 1,)."""
     return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
 
 
@@ -483,10 +486,15 @@ def draw_day(answer: DayAnswer) -> list[CaptionedChart]:
 
 
 def _html_page(answer: DayAnswer) -> str:
+    """The page day.html: the recommendation, tables of controllers and fleets, charts and settings."""
     best, static, question = answer.winner, answer.static, answer.question
     saved = static.usd - best.usd
     cells = [
-        (best.name, usd_text(best.usd), f"{best.usd / best.paid_hours:,.2f} USD/h; {_missed(best)} missed"),
+        (
+            best.name,
+            usd_text(best.usd),
+            f"{best.usd / best.paid_hours:,.2f} USD/h; {_missed_text(best)} missed",
+        ),
         ("Standing all day", usd_text(static.usd), describe_fleet(question.fleet)),
         ("Saved", usd_text(saved), f"{signed_percent_text(saved, static.usd)} of what stands all day"),
     ]

@@ -15,7 +15,7 @@ day:
   oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
   sleep: 1                   # or 2: workers of several LLMs sleep (vLLM's levels) on GPUs paid all day
   fleets: all                # or plan: only the cheapest fleet of constant size, without alternatives
-  types: change              # the optimum if worker types and roles may change in the day too; or fixed: not
+  types: change              # the optimum may also change worker types and roles; or fixed: it may not
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ class DayInputs:
     left_s: float
 
     def knowledge_of(self, chosen: ChosenController) -> Knowledge:
-        """What a controller may know."""
+        """What this controller may know (the function `knowledge_of`)."""
         return knowledge_of(chosen, self.knowledge, self.question.trace)
 
 
@@ -716,10 +716,10 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
 
 
 def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
-    """What a controller may know.
+    """What this controller may know: `cron` gets a history of arrivals to make its timetable of.
 
-    A timetable is made of earlier days. Without training traffic, the judged traffic stands for the day
-    before; hours of the day that it does not reach have no requests.
+    Without training traffic, the judged traffic stands for the day before; hours of the day that it does not
+    reach have no requests.
     """
     if chosen.row.name != CRON or knowledge.history is not None:
         return knowledge

@@ -22,7 +22,7 @@ from planner.units import count_text
 def render_days(answer: JointAnswer) -> dict[str, str]:
     """The files that `plan day -o DIR` writes: path relative to DIR -> content."""
     answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
-    files = {"day.html": _html(answer), "day.json": answer_json}
+    files = {"day.html": _html_page(answer), "day.json": answer_json}
     for name, llm_answer in answer.by_llm.items():
         own = {key: text for key, text in day_page.render_day(llm_answer).items() if key.endswith(".csv")}
         if not llm_answer.question.sleep_level:  # Manifests start pods; none let engines sleep.
@@ -34,7 +34,7 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
 def joint_recommendation(answer: JointAnswer) -> str:
     """Which controller to use for all LLMs, what it costs, and how far this is above the optimum."""
     best, regret = answer.winner, answer.regret_usd(answer.winner)
-    windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    windows = "keeps every window" if best.keeps else f"misses {_missed_text(best)}"
     above = day_page.above_text(regret, None if answer.optimum is None else answer.optimum.day.usd)
     return (
         f"{best.name} {windows} of {count_text(len(answer.by_llm), 'LLM')} and costs "
@@ -64,7 +64,7 @@ def standing_line(answer: JointAnswer) -> str:
     return f"All workers all day (static): {fleets}; {usd_text(rate_usd_per_h)} per hour in all{note}."
 
 
-# Said where GPUs are billed by the day.
+# The page has this sentence where GPUs are billed by the day.
 PAID_ALL_DAY = (
     "GPUs (or whole nodes) are paid all day: as many as are in use at once at most, waking ones too"
 )
@@ -126,7 +126,8 @@ def joint_table(answer: JointAnswer) -> Rows:
     return head, table_rows
 
 
-def _missed(row: JointDay) -> str:
+def _missed_text(row: JointDay) -> str:
+    """How many windows a day misses, such as "2 windows of 144"."""
     return f"{count_text(row.missed_windows, 'window')} of {row.windows}"
 
 
@@ -167,11 +168,12 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
     }
 
 
-def _html(answer: JointAnswer) -> str:
+def _html_page(answer: JointAnswer) -> str:
+    """The page day.html: all LLMs together, then the charts and settings of each."""
     best, static = answer.winner, answer.static
     cells = [
-        (best.name, usd_text(best.usd), f"{_missed(best)} missed"),
-        ("Standing all day", usd_text(static.usd), f"{_missed(static)} missed"),
+        (best.name, usd_text(best.usd), f"{_missed_text(best)} missed"),
+        ("Standing all day", usd_text(static.usd), f"{_missed_text(static)} missed"),
     ]
     if answer.optimum is not None:
         cells.append(("Optimum", usd_text(answer.optimum.day.usd), "knowing the traffic: no controllers can"))

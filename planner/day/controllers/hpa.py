@@ -89,6 +89,7 @@ class HpaSettings(ScalingRules):
 
     @property
     def per_worker(self) -> float:
+        """The target of the metric per worker: the given one, or the metric's usual one."""
         return METRICS[self.metric].target if self.target is None else self.target
 
 
@@ -155,6 +156,8 @@ class Behaviour:
 
     @classmethod
     def from_rules(cls, rules: ScalingRules) -> Behaviour:
+        """The behaviour that these settings describe, with nothing to remember yet."""
+
         def policies(
             pods: int, percent: float, period_s: float
         ) -> tuple[tuple[PolicyKind, float, float], ...]:

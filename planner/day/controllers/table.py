@@ -288,6 +288,7 @@ CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for r
 
 
 def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
+    """Each field of the settings with its value."""
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 

@@ -42,7 +42,7 @@ LAG_FRAC = 0.5
 STEP_FRAC = 1 / 120  # The finest grid of the frontier; days with many windows and workers get a wider one.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
 SLICE_WORK = 1000  # The fixed cost of simulating a slice is that of this many requests.
-# The limit of work: requests simulated, plus SLICE_WORK per slice. It takes at most 30 s on an idle core.
+# The limit of work: requests simulated, plus SLICE_WORK per slice. This work takes at most 30 s on one core.
 MOST_WORK = 50_000_000
 MOST_SLICES_PER_WINDOW = 500  # Days of few windows get less work than MOST_WORK.
 FRONTIER_SHARE = 0.5  # The frontier may take this share of the work.

@@ -243,7 +243,8 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
         if solution.workers is None:
             return None
         workers = pool_sizes.ready_workers_at_no_cost(search.terms, solution.workers)
-        # With either of the two the same workers are ready, so neither needs to be proposed again.
+        # With `solution.workers` the same workers are ready as with `workers`, so the master need not propose
+        # it again.
         if not (workers == solution.workers).all():
             search.excluded.append(solution.workers)
         if not search.is_closed() and not any((workers == each).all() for each in search.excluded):
@@ -370,7 +371,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
         size, most = int(raised[t, c]), terms.pools[c].most
 
         def still_fails(more: int, t: int = t, c: int = c) -> bool:
-            raised[t, c] = more  # Stays so after the last call, as is meant where the most still fails.
+            raised[t, c] = more  # Where the window still fails with `most`, the size stays there.
             return runs.misses_window(raised, window, first)
 
         if time.monotonic() > deadline:

@@ -1,10 +1,10 @@
 """Makes a timetable cheaper by exchanging workers of one pool for workers of another.
 
 A timetable is a list of lives, as in finer_day.py. Each life of a worker, the dearest pools first, is taken
-whole, then in halves, quarters and so on down to a window: if so many workers of another pool as cost less
-keep all windows that the exchange touches, they take its place. Parts that were exchanged side by side
-become one life. Then all lives are shortened, and the whole day is simulated and repaired, as finer_day.py
-does it.
+whole, then in halves, quarters and so on down to a window. Workers of another pool take its place if they
+cost less and all windows that the exchange touches are still kept. Parts that were exchanged side by side
+become one life. Then all lives are shortened, and the whole day is simulated and repaired, as in
+finer_day.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.day.search.day_runs import DayRuns
 from planner.day.search.finer_day import FinerDay, Ints, Life, LifeSearch, Lives
 from planner.solvers.pool_sizes import lives_within_stock
 
-# Set by hand: so many workers at most take the place of one.
+# Set by hand: at most this many workers take the place of one.
 MOST_FOR_ONE = 3
 LEAST_SAVED_FRAC = 1e-9  # An exchange that saves a smaller share of the cost saves nothing but rounding.
 

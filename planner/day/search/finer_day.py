@@ -185,7 +185,7 @@ class LifeSearch:
                 break
             window = day.missed[0]
             for changed in sorted(
-                [*self._longer(lives, window), self._one_worker_more(lives, window)], key=self.usd
+                [*self._with_longer_lives(lives, window), self._one_worker_more(lives, window)], key=self.usd
             ):
                 repaired = self.as_day(changed)
                 if len(repaired.day.missed) < len(day.missed):
@@ -235,7 +235,7 @@ class LifeSearch:
                 if excess < 0 or self.is_over():
                     break
                 usd, best, best_gain = self.usd(lives), None, 0.0
-                for changed in self._longer(lives, window):
+                for changed in self._with_longer_lives(lives, window):
                     saved = excess - max(self.excess(changed, window), SAFE_EXCESS)
                     saved_per_usd = saved / max(self.usd(changed) - usd, ROUNDING)
                     if saved > 1e-12 and saved_per_usd > best_gain:  # More than a rounding error.
@@ -243,7 +243,7 @@ class LifeSearch:
                 lives = best or self._one_worker_more(lives, window)
         return lives
 
-    def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
+    def _with_longer_lives(self, lives: Lives, window: int) -> Iterator[Lives]:
         """The lives with one change near a window: one begins earlier, one ends later, or one is new.
 
         Near is from twice the length of a new life before the window to once that length after it.
@@ -253,7 +253,7 @@ class LifeSearch:
         near_s = start_s - 2 * new_s, end_s + new_s
         for key, own in lives.items():
             for i, (begin_s, until_s) in enumerate(own):
-                for by_s in (grow_s, 3 * grow_s):
+                for by_s in (grow_s, 3 * grow_s):  # A small and a large change, chosen by hand.
                     if near_s[0] < begin_s < near_s[1]:
                         yield self.replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
@@ -310,14 +310,14 @@ class LifeSearch:
                         lives = without
                         continue
                     for is_end in (True, False):
-                        lives = self._shorter(lives, key, i, is_end=is_end)
+                        lives = self._with_shorter_life(lives, key, i, is_end=is_end)
                     lives = self._with_pause(lives, key, i)
                     i += 1
             if self.usd(lives) > before_usd * (1 - LEAST_SAVED_FRAC):
                 break
         return lives
 
-    def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
+    def _with_shorter_life(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
         """The lives with life `i` ending as early, or else beginning as late, as windows allow.
 
         The step doubles while they hold; after the first failure the rest is halved.
