@@ -45,7 +45,7 @@ def write_services(
         f"-p '{{\"data\": {{{patch}}}}}'",
         f"    kubectl apply -f {FILE}",
     )
-    return WrittenManifests({FILE: services}, steps, _limits(autoscaler))
+    return WrittenManifests({FILE: services}, steps, _limit_lines(autoscaler))
 
 
 def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
@@ -127,7 +127,7 @@ def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, mo
     return f"{percent:.6g}"
 
 
-def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: how Knative differs from the plan, and settings that no manifest here can set."""
     cluster_settings = {  # Knative has these for a whole cluster: our name, default and unit.
         "max-scale-up-rate": ("max_up_rate", DEFAULTS.max_up_rate, ""),

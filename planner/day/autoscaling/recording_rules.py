@@ -89,7 +89,7 @@ def write_recording_rules(
         "operator",
         keda_object.apply_step(),
     )
-    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *_limits(autoscaler)))
+    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *_limit_lines(autoscaler)))
 
 
 def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:
@@ -97,6 +97,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
     every_s = _every_s(autoscaler)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
+    # The share is of sums of means over LAST_BUCKETS buckets; either sum is empty before there are records.
     now, season_ago = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
@@ -184,14 +185,17 @@ def _pool_exprs(
 
 
 def _prefilling_pools(targets: Sequence[ScaleTarget]) -> list[str]:
+    """The names of the pools to which requests come first."""
     return [target.name for target in targets if target.pool.role != "decode"]
 
 
 def _decoding_pools(targets: Sequence[ScaleTarget]) -> list[str]:
+    """The names of the pools that make all output tokens after the first."""
     return [target.name for target in targets if target.pool.role != "prefill"]
 
 
 def _read_usual(autoscaler: Autoscaler, name: str) -> float:
+    """A parameter of the controller, or its default."""
     return autoscaler.read_number(name, usual_value(autoscaler, name))
 
 
@@ -235,7 +239,7 @@ def _bucket_s(autoscaler: Autoscaler) -> int:
 
 
 def _season_s(autoscaler: Autoscaler) -> int:
-    """The period of the traffic [s]."""
+    """The period after which the traffic repeats itself [s], a day by default."""
     return autoscaler.read_seconds("season_s", DAY_S, least=600, most=MOST_SEASON_S)
 
 
@@ -336,7 +340,7 @@ def _read_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float
     return rate_list, rows
 
 
-def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
+def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: where the rules differ from the simulated controllers."""
     load_rules = by_load.read_pool_rules(autoscaler, len(autoscaler.pools))
     limit_lines = [

@@ -40,7 +40,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
-    """What it adds to its forecast, how slowly it shrinks, and which rules of the plan it uses."""
+    """What the controller adds to its forecast, how slowly it shrinks, and which rules of the plan it uses."""
 
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(
@@ -131,7 +131,7 @@ class Fleetplan:
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
         """The highest forecast up to `ahead_s` from now, over the forecast for now; 1 to MOST_GROWTH."""
-        # The forecast has one value per bucket, so one reading per bucket is enough.
+        # The forecast has one value per bucket, so one look at each bucket is enough.
         buckets = max(round(ahead_s / self.settings.bucket_s), 1)
         highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / buckets) for k in range(buckets))
         now = self.forecast.rate_at(time_s)

@@ -46,6 +46,7 @@ class Window:
         )
 
     def workers_of(self, pool: int) -> int:
+        """The workers of the pool with this number."""
         return self.workers[pool] if len(self.workers) > 1 else self.workers[0]
 
 
@@ -75,17 +76,18 @@ def check_windows(windows: tuple[Window, ...], knowledge: Knowledge) -> None:
 def read_windows(value: object, where: str) -> tuple[Window, ...]:
     """A list of {from: "08:00", to: "20:00", workers: 6, days: [mon, tue]}; raises InputError."""
     return tuple(
-        _window(each, f"{where}: window {i}")
+        _read_window(each, f"{where}: window {i}")
         for i, each in enumerate(document_values.check_rows(value, where, "windows", least=1), start=1)
     )
 
 
-def _window(value: object, where: str) -> Window:
+def _read_window(value: object, where: str) -> Window:
+    """One window of the list; raises InputError."""
     section = document_values.Section.from_document(
         value, where, ("from", "to", "workers", "days"), such_as='from: "08:00", to: "20:00", workers: 6'
     )
-    begin_s = _clock(section.get_required("from"), section.path_of("from"))
-    end_s = _clock(section.get_required("to"), section.path_of("to"))
+    begin_s = _read_clock_s(section.get_required("from"), section.path_of("from"))
+    end_s = _read_clock_s(section.get_required("to"), section.path_of("to"))
     if begin_s == end_s:
         raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
     days_path = section.path_of("days")
@@ -95,7 +97,8 @@ def _window(value: object, where: str) -> Window:
     return Window(begin_s, end_s, workers, days)
 
 
-def _clock(value: object, where: str) -> float:
+def _read_clock_s(value: object, where: str) -> float:
+    """The second of the day of a text such as "08:30"; raises InputError."""
     # YAML 1.1 reads 08:30 as a number with base 60, which is 510 [minutes].
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
     clock_match = _CLOCK.match(text)
