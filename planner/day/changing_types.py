@@ -48,8 +48,8 @@ Floats = npt.NDArray[np.float64]
 PoolKey = tuple[Role, WorkerType]
 # Set by hand: the search takes longer with each pool.
 MOST_POOLS = 5
-# Each step must end when this share of the time is used up: the cuts of windows, the sizes on the grid, and two
-# exchanges of workers for others, from the grid's sizes and from the cheapest fleet's. Set by hand.
+# Each step must end when this share of the time is used up: the cuts of windows, the sizes on the grid, and
+# two exchanges of workers for others, from the grid's sizes and from the cheapest fleet's. Set by hand.
 CUTS_SHARE, GRID_SHARE, EXCHANGE_SHARES = 0.3, 0.5, (0.75, 1.0)
 LEAST_GRID_S = 5.0  # A search gets at least this long, even if less time is left.
 SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")

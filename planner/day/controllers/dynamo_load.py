@@ -3,12 +3,13 @@
 Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e (2026; the modes
 `optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the tests of those modes.
 
-The planner decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if queued
-prompt tokens per worker reach `prefill_up` times the longest context, and loses one below `prefill_down`. A
-decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts counted as used,
-is above `kv_up`, and loses one below `kv_down`. The original looks at the fullest worker to add one, and at
-all workers to take one away; here both look at the pool's mean, as a reading has no single workers. Queued
-tokens are the number of waiting prompts times the mean length of the prompts that finished last.
+The planner decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if
+queued prompt tokens per worker reach `prefill_up` times the longest context, and loses one below
+`prefill_down`. A decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts
+counted as used, is above `kv_up`, and loses one below `kv_down`. The original looks at the fullest worker to
+add one, and at all workers to take one away; here both look at the pool's mean, as a reading has no single
+workers. Queued tokens are the number of waiting prompts times the mean length of the prompts that finished
+last.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
-    """What the controller adds to its forecast, how slowly it shrinks, and which rules of the plan it uses."""
+    """What is added to the forecast, how slowly pools shrink, and which rules of the plan are used."""
 
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(

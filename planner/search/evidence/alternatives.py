@@ -181,8 +181,8 @@ def _cheapest_mixed(
         ceiling = objective_of(counts)
     # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
     one_per_size = {hardware_of(option): option for option in reversed(ordered)}.values()
-    # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
-    # The counts that failed are too small.
+    # A pool needs more workers than the largest count that failed, and costs no less than the best fleet of
+    # an exhausted search. So the price begins above the larger of these two costs.
     least = min(objective_of(((option, most_failed[option.name] + 1),)) for option in options)
     price = max(least, search.value if search.is_exhausted else 0.0) * PRICE_GROWTH
     while counts is None and price < PRICE_GROWTH * ceiling and not has_stopped():

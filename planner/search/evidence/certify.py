@@ -104,6 +104,7 @@ def plan(
 
 
 def _plan(inputs: SearchInputs, *, prove: bool) -> Plan:
+    """The plan, within the time limits that `plan` has set."""
     throughput: Throughput | None = None
     start: list[Fleet] = []
     if inputs.task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
@@ -126,7 +127,7 @@ def _certified(
     production = None
     if inputs.task.safety is not None:
         problem, paper = best_of(searched)
-        # Whoever asked sees the fleet on paper already, because the search for production takes longest.
+        # The caller gets the fleet on paper already now, because the search for production takes longest.
         inputs.conditions.on_paper(problem, problem.oracle.fleet(paper.best))
         searched, production = production_of_policies(searched)
     certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)
@@ -390,7 +391,7 @@ class _FurtherResults:
 
     neighbours: tuple[Neighbour, ...]
     binding_limits: tuple[Binding, ...]
-    other_facts: tuple[Binding, ...]  # What else the simulations found; nothing of it need bind.
+    other_facts: tuple[Binding, ...]  # Findings that say of no limit that it binds.
     warnings: tuple[Warned, ...]
     alternatives: tuple[Alternative, ...]
     repeats: tuple[Repeats, ...]
@@ -473,9 +474,9 @@ def _simulate_further(
 
 
 def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
-    """What is doubtful in the trace as it was read, in the question, and in the two together: in the traffic
-    as it is planned for, and about the LLM's name in the trace as it was read.
-    """
+    """What is doubtful in the `trace` as it was read, in the question, and in the two together."""
+    # `problem.trace` is the traffic at the rate that is planned for. Whether requests go to several LLMs is
+    # looked up in the trace as it was read.
     trace_and_question = (*traffic_doubts(problem.slo, problem.trace), *llm_doubts(problem.slo, trace))
     return (*trace.warnings, *problem.task.doubts, *trace_and_question)
 

@@ -198,6 +198,7 @@ class _RobustnessSearch:
         return run_each(lambda oracle: oracle.worst_verdict(counts), self.oracles)
 
     def _with_counts(self, counts: Iterable[int]) -> Counts:
+        """The plan's pools with these counts of workers."""
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
 
     def _find_more_traffic(self, headroom_facts: Sequence[HeadroomFact]) -> MoreTraffic | None:
@@ -340,8 +341,8 @@ def least_in_proportion(
 def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
-    """For each limit the share of requests that keep it: the lowest over the scenarios, the lowest without as
-    many scenarios as may be missed, the median, and the highest. A verdict of None counts as a share of 0.
+    """For each limit the share of requests that keep it, over the scenarios: the lowest, the lowest once the
+    `may_miss` worst scenarios are left out, the median, and the highest. A verdict of None counts as 0.
     """
     shares = []
     for k, limit in enumerate(limits):

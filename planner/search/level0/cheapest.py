@@ -129,7 +129,7 @@ def cheapest_designs(
 
     while True:
         # The best choice among fleets that are known to hold is an upper bound.
-        holding = _choose([table.holding() for table in tables], limits)[0]
+        holding = _choose_columns([table.holding() for table in tables], limits)[0]
         value = math.inf if holding is None else sum(column.weight for column in holding)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
@@ -143,7 +143,7 @@ def cheapest_designs(
             bound = upper
             return ended(is_exact=True)
         least = [min(column.weight for column in llm_columns) for llm_columns in columns]
-        chosen, at_least = _choose(columns, limits)
+        chosen, at_least = _choose_columns(columns, limits)
         if chosen is None or at_least >= upper * (1 - ROUNDING):
             bound = upper
             return ended(is_exact=True)
@@ -151,7 +151,7 @@ def cheapest_designs(
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
             best, upper = chosen, sum(column.weight for column in chosen)
-            # The solver of _choose may have stopped before it proved its choice to be the best.
+            # The solver of `_choose_columns` may have stopped before it proved its choice to be the best.
             is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
             return ended(is_exact=is_optimal)
@@ -168,7 +168,7 @@ def cheapest_designs(
             if len(tables) == 1:
                 candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(candidates, ceilings[i])
-        is_stopped = not _answer(questions)
+        is_stopped = not _answer_all(questions)
 
 
 def _best_in_words(value: float) -> str:
@@ -176,7 +176,7 @@ def _best_in_words(value: float) -> str:
     return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 
-def _answer(questions: Sequence[DesignQuery]) -> bool:
+def _answer_all(questions: Sequence[DesignQuery]) -> bool:
     """Simulate all questions and record their answers. Returns False if the time limit ends this; fleets that
     were found to hold are recorded all the same.
     """
@@ -225,7 +225,7 @@ class _DesignTable:
         self.columns_by_design: list[list[_Column]] = [[] for _ in designs]
         self.all_columns: list[_Column] = []
 
-    def _refresh(self) -> list[_Column]:
+    def _current_columns(self) -> list[_Column]:
         """All columns. Those of a design are made again if an answer has changed the design since."""
         versions = [(design.version, self.leaping) for design in self.designs]
         if versions != self.versions:
@@ -273,12 +273,12 @@ class _DesignTable:
 
     def holding(self) -> list[_Column]:
         """The columns of fleets that are known to hold."""
-        return [column for column in self._refresh() if column.holds]
+        return [column for column in self._current_columns() if column.holds]
 
     def columns(self, ceiling: float) -> list[_Column]:
         """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`."""
         below = ceiling * (1 - ROUNDING)
-        return [column for column in self._refresh() if column.weight < below]
+        return [column for column in self._current_columns() if column.weight < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
         """Questions about the designs of these columns, WAVE or a few more. First the pools of a design are
@@ -292,11 +292,11 @@ class _DesignTable:
                 continue
             terms = [self.terms[pool] for pool in design.pools]
             leasts = tuple(pool.least for pool in design.pools)
-            most_of = partial(self._most, design, leasts, ceiling)
+            most_of = partial(self._most_workers, design, leasts, ceiling)
             pool_questions = design.pool_questions(terms, most_of, each=len(self.designs) == 1)
             if not pool_questions:
                 has_question.add(design)
-                most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
+                most = self._most_workers(design, column.vector, ceiling, len(design.pools) - 1)
                 questions.append(RowQuestion(design, column.vector, most, self._leaps(design)))
             questions += [question for question in pool_questions if question.pool not in has_question]
             has_question.update(question.pool for question in pool_questions)
@@ -304,7 +304,7 @@ class _DesignTable:
                 break
         return questions
 
-    def _most(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
+    def _most_workers(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
         """The most workers of the k-th pool beside the counts of the other in `vector`, within the limits and
         below `ceiling`.
         """
@@ -333,7 +333,7 @@ def _most_within(
     return largest_that_fits(most, lambda n: total((*others, (option, n))) <= amount)
 
 
-def _choose(
+def _choose_columns(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
     """The column chosen for each LLM, None if none is within the limits, and a lower bound on its weight."""

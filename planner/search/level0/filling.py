@@ -95,7 +95,8 @@ def _subsets(n: int, size: int) -> Iterator[Ints]:
         # Each number below n is put before those sets of `width` numbers whose first one is larger.
         least = sets[:, 0] if width else np.full(1, n)
         begin = np.searchsorted(least, np.arange(n), side="right")
-        repeats = len(sets) - begin
+        repeats = len(sets) - begin  # (n,): how many sets follow each number.
+        # For each number in turn, the rows of `sets` from its `begin` to the end.
         row = np.arange(repeats.sum()) + np.repeat(len(sets) - np.cumsum(repeats), repeats)
         sets = np.column_stack([np.repeat(np.arange(n), repeats), sets[row]])
     yield sets
@@ -159,7 +160,7 @@ class _OptionArrays:
         if self.kinds is not None:
             chosen = chosen[~_has_equals(self.kinds[chosen])]
         ones = (chosen < len(self.objective) - 1).astype(float)
-        return chosen[self._objective(chosen, ones) < self.value]
+        return chosen[self._objectives(chosen, ones) < self.value]
 
     def fill(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
         """Fleets of the combinations `chosen` (C, k). Returns the combination of each fleet (R,), its options
@@ -184,7 +185,7 @@ class _OptionArrays:
                 counts = np.column_stack([counts, most])
                 break
             # Row r is repeated once for each of its counts n.
-            ranges = [_spread(int(n)) for n in most.tolist()]
+            ranges = [_spread_counts(int(n)) for n in most.tolist()]
             repeats = np.array([len(each) for each in ranges], dtype=np.int64)
             n = np.array([*itertools.chain.from_iterable(ranges)], dtype=float)
             combination_of, chosen, counts, spent, option = (
@@ -238,7 +239,7 @@ class _OptionArrays:
 
         def fits(n: Floats) -> npt.NDArray[np.bool_]:
             with_n = np.column_stack([counts[:, :-1], n])
-            is_cheap = self._objective(chosen, with_n) < self.value * (1 - ROUNDING)
+            is_cheap = self._objectives(chosen, with_n) < self.value * (1 - ROUNDING)
             if self.limits.pays_nodes:
                 by_gpu = (self.price_usd_per_h[chosen] * with_n).sum(axis=1)
                 idle = self.billed_nodes.idle_usd_per_h(chosen, with_n * self.gpus[chosen])
@@ -247,8 +248,8 @@ class _OptionArrays:
 
         return fits
 
-    def _objective(self, chosen: Ints, counts: Floats) -> Floats:
-        """`fleet_counts.objective_of` of each row (R,)."""
+    def _objectives(self, chosen: Ints, counts: Floats) -> Floats:
+        """What `fleet_counts.objective_of` gives for the fleet of each row (R,)."""
         by_gpu = (self.objective[chosen] * counts).sum(axis=1)
         if not self.objective_nodes.is_any:
             return np.asarray(by_gpu)
@@ -312,7 +313,7 @@ def _has_equals(kinds: Ints) -> npt.NDArray[np.bool_]:
 
 
 @cache
-def _spread(largest: int) -> list[int]:
+def _spread_counts(largest: int) -> list[int]:
     """The counts 1 to `largest`, or MOST_COUNTS of them evenly spread; 0 alone if `largest` is 0."""
     if largest == 0:
         return [0]

@@ -87,6 +87,7 @@ class _Level0Options:
 
     @classmethod
     def of(cls, problem: Problem) -> _Level0Options:
+        """Every worker type of the problem in the roles that the target and the engine can run."""
         mixed, prefill, decode = (
             [
                 problem.with_tie_break(option)

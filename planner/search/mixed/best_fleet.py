@@ -1,7 +1,7 @@
 """Searches the best fleet under given policies: first level 0, then fleets of several worker types.
 
-    search               the best fleet, or an error
-    search_or_explain    the same with what a search under other policies may start from
+    find_best_fleet      the best fleet, or an error
+    search_or_explain    the same, and a fleet that a search under other policies may start from
     find_fleet_quickly   a shorter search, without proofs and explanations, for a stricter question
 
 A search may start from known fleets, and reuse the simulations of other searches
@@ -149,8 +149,8 @@ def _search(
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without its budgets, which are the limits on money, power and the number of all GPUs;
-    the stock of each GPU type stays. It gets half of the time that is left. None if the question has no
+    """The same question without its budgets, which are the limits on money, power and the number of all GPUs,
+    and with half of the time that is left. The stock of each GPU type stays. None if the question has no
     budgets, or if a bound proves that no fleet is within them.
 
     If the best fleet without budgets is within them, it is also the best fleet with them. A search with
@@ -211,7 +211,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
     by_name = {option.name: option for option in level0.options}
     pools = []
     for option, count in search.best:
-        uncapped = _uncapped(option, level0)
+        uncapped = _uncapped_gpu(option, level0)
         if uncapped is not None:
             name = f"{option.role} {replace(option.type, gpu=uncapped).name}"
             option = by_name.get(name, option)
@@ -224,7 +224,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
         search.best = counts
 
 
-def _uncapped(option: Option, level0: Level0) -> Gpu | None:
+def _uncapped_gpu(option: Option, level0: Level0) -> Gpu | None:
     """The uncapped variant of this option's GPU, if some option has it; None for a GPU without a cap."""
     base = option.type.gpu.base + market_of(option.type.gpu.name)
     gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}

@@ -88,7 +88,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
-    changes = _changes(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
+    changes = _changes_of_limits(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
         f"relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
@@ -143,7 +143,7 @@ def _relaxation_text(changes: Sequence[Change]) -> str:
     return " and ".join(f"{change.limit} to {show_s(change.enough)}" for change in changes)
 
 
-def _changes(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
+def _changes_of_limits(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
     """The limits [s] of the SLO that are longer in `relaxed_s`, by name."""
     limits_s = {limit.name: limit.limit_s for limit in problem.slo.limits}
     return [
@@ -365,7 +365,7 @@ def _undecided(
     if problem.out_of_time():
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
         if not ways and not is_time_limit_reached() and len(problem.trace) <= MOST_PROBED_REQUESTS:
-            if changes := _changes(problem, _attained_s(problem, _floors(problem))):
+            if changes := _changes_of_limits(problem, _attained_s(problem, _floors(problem))):
                 help_ += f", or relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
     else:
         first = list(level0.search.refuted.items())[:MOST_REASONS]

@@ -221,7 +221,7 @@ def _shares_by_work(
     for option in options:
         ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
         failed = level0.search.most_failed.get(option.name, 0)
-        # A count that failed is too small, so a little more than that is needed at least.
+        # A count that failed is too small, so a little more (0.1, set by hand) is needed at least.
         count = max(ratio * busy[option.name], failed + 0.1, LEAST_COUNT)
         shares[option.name] = 1 / min(count, needed.get(option.name, math.inf))
     return shares

@@ -148,8 +148,10 @@ def _needs_caches(problem: Problem) -> bool:
 def _as_sure_as_all(
     answers: Sequence[tuple[Problem, FleetSearch]], failures: Sequence[NoFleet]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """The answers, none of which claims more than all searches together have proved, those without a fleet
-    (`failures`) included: with their policies a cheaper fleet may hold.
+    """The answers, none of which claims more than all searches together have proved.
+
+    Searches without a fleet (`failures`) count too: if one was cut short, a cheaper fleet may hold with its
+    policies.
     """
     results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in answers)]
     is_every_mix_simulated = all(result.is_every_mix_simulated for result in results)
