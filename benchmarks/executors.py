@@ -155,7 +155,7 @@ class Recorder:
         self.since_s = now_s
 
     def run(self, tasks: Any, at_once: int) -> None:
-        """Takes the place of `deterministic_parallel._run`: runs the tasks in turn and records a wave."""
+        """Takes the place of `deterministic_parallel._run_in_threads`: runs the tasks in turn and records a wave."""
         self.mark("here")
         outer, each = self.now, []
         for context, todo in tasks:
@@ -247,7 +247,7 @@ def parts(asked: argparse.Namespace, folder: Path) -> None:
 
     with working_on(SERIAL):
         planning.answer_question(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0))
-        deterministic_parallel._run = recorder.run
+        deterministic_parallel._run_in_threads = recorder.run
         runner = simulation_queries.QueryRunner
         runner.answer = recorder.asked(runner.answer)  # type: ignore[method-assign]
         runner.judge_whole = recorder.asked(runner.judge_whole)  # type: ignore[method-assign]

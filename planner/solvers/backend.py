@@ -78,20 +78,20 @@ def run_highs(
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
     solvers: dict[Engine, Callable[[pulp.LpProblem, float, float], SolverOutcome]] = {
-        "highs": partial(_highs, options=SMALL_OPTIONS) if is_small else _highs,
-        "cbc": _cbc,
-        "ortools": _ortools,
+        "highs": partial(_solve_with_highs, options=SMALL_OPTIONS) if is_small else _solve_with_highs,
+        "cbc": _solve_with_cbc,
+        "ortools": _solve_with_ortools,
     }
     if start and engine == "highs":
         nodes = NO_OPTIONS if most_nodes is None else {"mip_max_nodes": most_nodes}
-        solvers["highs"] = partial(_highs, solver=_StartedHighs, options=nodes)
+        solvers["highs"] = partial(_solve_with_highs, solver=_StartedHighs, options=nodes)
     try:
         outcome = solvers[engine](problem, time_limit_s, gap_frac)
     except ValueError as error:
         # On a few programs HiGHS fails inside, with "vector::reserve"; CBC solves them.
         if engine != "highs" or "vector" not in str(error):
             raise
-        outcome = _cbc(problem, time_limit_s, gap_frac)
+        outcome = _solve_with_cbc(problem, time_limit_s, gap_frac)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
         return SolverOutcome("unknown", outcome.bound)
     if outcome.status == "optimal" and outcome.bound is None:
@@ -119,6 +119,7 @@ def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
 
 
 def whole_value(variable: pulp.LpVariable) -> int:
+    """The value of an integer variable, rounded (see the module); 0 if it has none."""
     return round(variable.value() or 0.0)
 
 
@@ -289,7 +290,7 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
         return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
 
-def _highs(
+def _solve_with_highs(
     problem: pulp.LpProblem,
     time_limit_s: float,
     gap_frac: float,
@@ -310,7 +311,7 @@ def _highs(
     return SolverOutcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
 
 
-def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
+def _solve_with_cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
     began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
@@ -331,7 +332,7 @@ def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
     return "infeasible" if problem.status == pulp.LpStatusInfeasible else "unknown"
 
 
-def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
+def _solve_with_ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
     """Solve a PuLP problem with SCIP by OR-tools, for tests."""
     from ortools.linear_solver.python import model_builder
 

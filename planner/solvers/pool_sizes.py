@@ -117,8 +117,8 @@ class DayTerms:
         return self.unit_s > LONG_UNIT_S
 
     def count_units(self, life_s: float) -> int:
-        """How many billing units a life of this length has begun. A life that ends within a rounding error
-        after a unit begins no other. Raises InputError if nothing is billed by units.
+        """How many billing units a life of this length has begun. An end that is later than the end of a unit
+        by a rounding error begins no further unit. Raises InputError if nothing is billed by units.
         """
         if not self.unit_s > 0:
             raise InputError("unit_s is 0: nothing is billed by units")
@@ -131,12 +131,12 @@ class DayTerms:
 
     @property
     def most(self) -> Ints:
-        """(T, C): the largest sizes."""
+        """The largest sizes (T, C), as a new array at every access."""
         return np.tile([pool.most for pool in self.pools], (self.shape[0], 1)).astype(np.int64)
 
     @property
     def least(self) -> Ints:
-        """(T, C): the smallest sizes."""
+        """The smallest sizes (T, C), as a new array at every access."""
         return np.tile([pool.least for pool in self.pools], (self.shape[0], 1)).astype(np.int64)
 
     def cells_s(self) -> Floats:

@@ -162,14 +162,14 @@ class PrefixPrices:
             most_rps = np.divide(
                 guess + spared_s, cached_s, out=np.full(len(demand), np.inf), where=cached_s > 0
             )
-            bound, price_s = self._climb(start, np.minimum(demand.rate_rps, most_rps), guess)
+            bound, price_s = self._raise_prices(start, np.minimum(demand.rate_rps, most_rps), guess)
             if bound > guess * (1 + SAME_FRAC):
                 low, start = guess, price_s
             else:
                 high = guess
         return low
 
-    def _climb(self, price_s: Floats, most_rps: Floats, beyond: float) -> tuple[float, Floats]:
+    def _raise_prices(self, price_s: Floats, most_rps: Floats, beyond: float) -> tuple[float, Floats]:
         """Raise sum_u mu_u a_u / R - T(mu) from mu `price_s` until it is above `beyond` or rises no more;
         returns the value and its mu. Steps are Polyak's for a target just above `beyond`, along a mean of the
         last slopes.
@@ -268,7 +268,7 @@ class PrefixPrices:
         routing = self.best_routing(placed)
         budget.spent += 1
         while routing.largest_load > enough and not budget.is_spent():
-            for candidate in self._promising(routing):
+            for candidate in self._promising_placements(routing):
                 budget.spent += 1
                 other = self.best_routing(candidate)
                 if other.largest_load < routing.largest_load * (1 - GAIN_FRAC):
@@ -278,7 +278,7 @@ class PrefixPrices:
                 break
         return routing
 
-    def _promising(self, routing: RoutedPlacement) -> list[Bools]:
+    def _promising_placements(self, routing: RoutedPlacement) -> list[Bools]:
         """Placements with one replica filled anew that may gain, the most promising first. Any prices of
         replicas bound the largest load of a placement from below. Placements whose bound is no gain are left
         out.

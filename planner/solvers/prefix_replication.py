@@ -140,7 +140,7 @@ def replicate_prefixes(
     elif best.largest_load > bound * (1 + gap_frac):
         best = prices.search_placements(best, bound * (1 + gap_frac), budget, rng)
         bound = prices.load_bound(bound, best.largest_load)
-    return _replication(prices, best, bound)
+    return _as_replication(prices, best, bound)
 
 
 def replicate_quickly(
@@ -153,7 +153,7 @@ def replicate_quickly(
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
     bound = hot_bound(demand, replicas, memory_tokens, sessions)
     start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
-    return _replication(
+    return _as_replication(
         prices, prices.refill_while_better(start, bound, RoutingBudget(routings, math.inf)), bound
     )
 
@@ -178,19 +178,19 @@ def polish_replication(
     known_bound = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
-        # Rounding may leave it above the load, and `load_bound` takes no such bound.
+        # Rounding may leave `proven` above the load, and `load_bound` takes no such bound.
         known_bound = max(known_bound, min(proven, best.largest_load))
     bound = prices.load_bound(known_bound, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
         best = prices.search_placements(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
-    replication = _replication(prices, best, bound)
+    replication = _as_replication(prices, best, bound)
     if replication.largest_load < start.largest_load:
         return replication
     is_optimal = start.largest_load <= bound * (1 + OPTIMAL_FRAC)
     return replace(start, bound=min(bound, start.largest_load), is_optimal=is_optimal)
 
 
-def _replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -> Replication:
+def _as_replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -> Replication:
     """The placement as a Replication. If rounding has left the bound above the largest load, that load is the
     bound.
     """

@@ -73,6 +73,7 @@ class GpuOffer:
 
     @property
     def highest_usd_per_h(self) -> float:
+        """The highest price at which this GPU is sold on any market."""
         prices = (self.on_demand_usd_per_h, self.reserved_usd_per_h, self.spot_usd_per_h)
         return max(price for price in prices if price is not None)
 
@@ -110,7 +111,9 @@ class LlmWorkerType:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Everything but the demand. Only the simulation of a schedule reads `slos`, by LLM."""
+    """What may be bought: GPUs, worker types, and the limits on both. Only the simulation of a schedule reads
+    `slos`, by LLM.
+    """
 
     offers: tuple[GpuOffer, ...]
     worker_types: tuple[LlmWorkerType, ...]
@@ -137,6 +140,7 @@ class Market:
         return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(worker_type))
 
     def limits(self) -> dict[FleetLimit, float]:
+        """Every limit that is set, with its amount."""
         limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
         limits |= {POWER: self.power_w} if self.power_w is not None else {}
         limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
@@ -148,7 +152,7 @@ class Market:
         return rent + self.interruptions_per_h(worker_type) * self.start_usd(worker_type)
 
     def start_usd(self, worker_type: LlmWorkerType) -> float:
-        """b_c: what starting a worker costs."""
+        """What starting a worker costs (b_c): its GPUs while it loads, at their highest price."""
         return worker_type.start_s / HOUR_S * self.highest_usd_per_h(worker_type)
 
     def spot_share(self, worker_type: LlmWorkerType) -> float:
@@ -205,11 +209,13 @@ def schedule(
             return math.inf
         return float(windows * priced_schedule.cost_usd_per_h)
 
-    bound, best = search_schedule(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
+    bound, best = search_schedule(
+        _windows_model(market, demand), cost_of, gap_frac, windows * budget, deadline
+    )
     if bound == math.inf:
         raise _limits_error(market, demand, time_limit_s)
     if bound > windows * budget:  # The error says how much money would do, so the cheapest one is looked for.
-        bound, best = search_schedule(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
+        bound, best = search_schedule(_windows_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
     priced_schedule = buy_gpus(market, demand, best[:type_count], best[type_count:])
@@ -348,7 +354,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     return "budget" if priced_schedule.cost_usd_per_h > budget else None
 
 
-def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) -> WindowsModel:
+def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) -> WindowsModel:
     """The model without the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
     columns of a window are firm workers (C,), spot workers (C,), GPUs on demand (G,) and reserved GPUs (G,).
 
@@ -443,7 +449,7 @@ def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> Planne
     GPUs with Watts, a change counts as a share of its limit.
     """
     limits = _window_limits(market)
-    model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
+    model = _windows_model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
     point = minimise_program(
         model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s
     )

@@ -28,7 +28,7 @@ from planner.solvers.reserved_schedule import (
     LlmWorkerType,
     Market,
     Schedule,
-    _model,
+    _windows_model,
     buy_gpus,
     cost_by_window,
     find_broken_constraint,
@@ -369,7 +369,7 @@ def test_parts_at_any_prices_cost_no_more_than_the_whole(length: int) -> None:
         best = enumerated(market, asked, 3) * asked.rate_rps.shape[1]
         if best == np.inf:
             continue
-        model = _model(market, asked)
+        model = _windows_model(market, asked)
         shares = rng.dirichlet(np.ones(model.windows), len(model.reserved_cost))
         there = rng.uniform(0, 1, (model.kinds, model.windows)) * model.start_cost[:, None]
         prices = SchedulePrices(shares * model.reserved_cost[:, None], there)

@@ -62,18 +62,18 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
     most_d = np.full(len(n_p), d.most)  # The most decode workers beside each prefill count.
     if np.isfinite(value):
-        for_decode = value * (1 - ROUNDING) - n_p * p.option.objective
+        left_for_decode = value * (1 - ROUNDING) - n_p * p.option.objective
         if d.option.objective > 0:
-            fitting = np.ceil(for_decode / d.option.objective) - 1  # Strictly below the value.
+            fitting = np.ceil(left_for_decode / d.option.objective) - 1  # Strictly below the value.
             most_d = np.minimum(most_d, fitting)
         else:  # Decode workers are free, but the prefill pool alone may cost too much.
-            most_d[for_decode <= 0] = -1
+            most_d[left_for_decode <= 0] = -1
     for limit, amount in search.limits.rows():
-        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(limit, p.option.type)
+        left_for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(limit, p.option.type)
         if (use := search.limits.use_per_worker(limit, d.option.type)) > 0:
-            most_d = np.minimum(most_d, np.floor(for_decode / use))
+            most_d = np.minimum(most_d, np.floor(left_for_decode / use))
         else:
-            most_d[for_decode < 0] = -1
+            most_d[left_for_decode < 0] = -1
     # Idle GPUs of whole nodes are paid too, so fewer decode workers may cost less than `value`.
     if np.isfinite(value) and (p.option.node or d.option.node):
         below = value * (1 - ROUNDING)

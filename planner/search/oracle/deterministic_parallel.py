@@ -63,6 +63,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, effort: int) -> None:
+        """Add effort, from any thread."""
         with self._lock:
             self.spent += effort
 
@@ -88,6 +89,7 @@ def own_meter() -> Iterator[None]:
 
 
 def _current_meter() -> Meter:
+    """The meter of the question that this context belongs to."""
     return _meter.get() or _outer_meter
 
 
@@ -97,9 +99,10 @@ def current_task() -> WaveTask | None:
 
 
 def is_known_here(by: WaveTask | None) -> bool:
-    """Whether the current task may use what the task `by` has learned (None: what was learned outside of
-    waves). It may if it would know that whichever tasks of its wave had run before: if `by` is itself, one
-    that it is a part of, or a task of a wave that has ended.
+    """Whether the current task may use what the task `by` has learned (None: learned outside of waves).
+
+    It may if it would know this in any order of the tasks in its wave: if `by` is the task itself, a task
+    that started its wave, or a task of a wave that has ended.
     """
     while by is not None and by.is_merged:
         by = by.outer
@@ -161,7 +164,7 @@ def run_wave(tasks: Sequence[Callable[[], None]]) -> None:
     for context, wave_task in zip(contexts, wave_tasks, strict=True):
         context.run(_task.set, wave_task)
     try:
-        _run(list(zip(contexts, tasks, strict=True)), at_once)
+        _run_in_threads(list(zip(contexts, tasks, strict=True)), at_once)
     finally:
         _merge_in_order(wave_tasks)
 
@@ -178,7 +181,7 @@ def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[
     return [results[k] for k in range(len(arguments))]
 
 
-def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
+def _run_in_threads(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
     """Run each task in its context, `at_once` at a time; raises the first exception in order."""
     errors: dict[int, BaseException] = {}
     numbers = iter(range(len(tasks)))  # All threads take the number of their next task from it.

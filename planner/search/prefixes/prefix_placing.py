@@ -411,14 +411,14 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
     )
     hit_frac = curve.infinite_frac
     for _ in range(ROOM_ITERATIONS):
-        room = _room(trace, pool, workers, hit_frac)
+        room = _room_with_hits(trace, pool, workers, hit_frac)
         hit_frac, before = float(curve.at(room.placed_tokens * workers)), hit_frac
         if abs(hit_frac - before) < SAME_HIT_FRAC:
             break
     return room
 
 
-def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
+def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
     """The room on each worker if `hit_frac` of the input tokens hit. Tokens that hit are counted in the room,
     not with the request that uses them.
 

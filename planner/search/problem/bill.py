@@ -56,7 +56,7 @@ class Bill:
 
     @property
     def rent_usd_per_h(self) -> float:
-        """What is paid without electricity."""
+        """What is paid for GPUs and nodes, without electricity."""
         return self.usd_per_h - self.electricity_usd_per_h
 
     @property
@@ -78,7 +78,7 @@ def bill_fleet(
     nodes = _nodes_sold_whole(pools, placed)
     rent_usd_per_h = sum(each.usd_per_h for each in nodes)
     rent_usd_per_h += sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
-    electricity_usd_per_h = _electricity(pools, nodes)
+    electricity_usd_per_h = _electricity_usd_per_h(pools, nodes)
     owned_gpus = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
         usd_per_h=rent_usd_per_h + electricity_usd_per_h,
@@ -87,7 +87,7 @@ def bill_fleet(
         rented_gpus=fleet.gpus - owned_gpus,
         nodes=nodes,
         electricity_usd_per_h=electricity_usd_per_h,
-        expected_electricity_usd_per_h=_expected_electricity(fleet, nodes, power),
+        expected_electricity_usd_per_h=_expected_electricity_usd_per_h(fleet, nodes, power),
     )
 
 
@@ -145,13 +145,13 @@ def _with_prices(
     return bill_fleet(fleet.with_types(priced), placement)
 
 
-def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
+def _electricity_usd_per_h(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
     """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
     in_use_usd_per_h = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
     return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
-def _expected_electricity(
+def _expected_electricity_usd_per_h(
     fleet: Fleet, nodes: Iterable[NodesSoldWhole], power: ExpectedPower | None
 ) -> float | None:
     """Electricity [USD/h] at the power that each worker is expected to draw; None where it is not known."""

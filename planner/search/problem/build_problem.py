@@ -94,8 +94,8 @@ def build_problem(
 ) -> Problem:
     """The problem of a question, from which a search starts.
 
-    `request` saves time: what `TrafficRequest.of` gave for an earlier question with the same traffic. Raises
-    InputError, and InfeasibleError for what no number of workers can mend.
+    `request`, if given, is the result of `TrafficRequest.of` for an earlier question with the same traffic;
+    it saves computing it again. Raises InputError, and InfeasibleError for what no number of workers mends.
     """
     llm = catalog.served_llm(task.llm)
     check_images(llm, trace)  # This check and the next raise InputError.
@@ -106,7 +106,7 @@ def build_problem(
     if task.described is not None and task.described.agents is None:
         _check_cut(requests, llm)
     gpus = _by_hardware(task.priced_gpus(catalog))
-    types, left_out = _workers(task, llm, gpus, catalog, longest)
+    types, left_out = _list_worker_types(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     check_judged_classes(task.slo, requests)
@@ -207,7 +207,7 @@ def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(sorted(gpus, key=row))
 
 
-def _workers(
+def _list_worker_types(
     task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
 ) -> tuple[tuple[WorkerType, ...], tuple[OptionLeftOut, ...]]:
     """The worker types that hold the longest request, and what was left out. If no type holds it, types with

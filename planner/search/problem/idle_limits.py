@@ -57,7 +57,7 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     """The limit's percentile [s] if every request had an idle worker of this type, without the engine's front
-    end; 0 if that is not known.
+    end; 0 where it cannot be computed from the lengths.
     """
     if limit.metric_row.is_of_tasks:
         return 0.0  # `lengths` does not say which requests make up a task.
@@ -178,8 +178,8 @@ def requests_to_judge(slo: Slo, trace: Trace, shared_tokens: IntArray | None = N
 def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
     """The judged requests of one class of the SLO, or of all classes if `selector` is None.
 
-    Whether gaps are judged follows from the backlog test, which is of all requests together. Of one class
-    `has_gaps` is therefore False.
+    Whether gaps are judged follows from the backlog test, which is of all requests together. So `has_gaps`
+    is False for a single class.
     """
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]

@@ -212,15 +212,15 @@ def worker_types(
 
 
 def _splits(
-    name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: EngineChoices
+    name: str, llm: Llm, gpu_tp_pp: tuple[Gpu, int, int], catalog: Catalog, engines: EngineChoices
 ) -> Iterator[_Split]:
-    """The ways to split an LLM over workers with this GPU, TP and PP (`on`): experts sliced or whole, and
+    """The ways to split an LLM over workers with this GPU, TP and PP: experts sliced or whole, and
     each number of data-parallel ranks.
 
     Ranks have no pipelines. They are on one node. Only where they are more than a node has GPUs they are on
     several nodes, and each kind of all-to-all between nodes is a way of its own.
     """
-    gpu, tp, pp = on
+    gpu, tp, pp = gpu_tp_pp
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
             yield _Split(name + (" ep" if ep else ""), gpu, tp, pp, ep=ep)
@@ -245,10 +245,10 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
 
 
 def _not_on_nodes(
-    name: str, llm: Llm, on: tuple[Gpu, int, int], engines: EngineChoices
+    name: str, llm: Llm, gpu_tp_pp: tuple[Gpu, int, int], engines: EngineChoices
 ) -> Iterator[OptionLeftOut]:
     """The numbers of ranks that are left out because `nodes_of_ranks` refuses them on several nodes."""
-    gpu, tp, pp = on
+    gpu, tp, pp = gpu_tp_pp
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
             yield OptionLeftOut(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))

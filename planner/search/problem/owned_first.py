@@ -49,7 +49,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     }
     pools_by_kind: dict[WorkerKind, list[tuple[Option, int]]] = {}
     for option, count in counts:
-        pools_by_kind.setdefault(_kind(option), []).append((option, count))
+        pools_by_kind.setdefault(_kind_of(option), []).append((option, count))
     gpus_by_kind = {kind: pools[0][0].type.gpus for kind, pools in pools_by_kind.items()}  # GPUs of a worker.
     new_pools: dict[WorkerKind, list[tuple[Option, int]]] = {}
     for kind in sorted(pools_by_kind, key=lambda kind: -gpus_by_kind[kind]):
@@ -101,7 +101,7 @@ def workers_by_kind(counts: Counts) -> dict[WorkerKind, int]:
     """How many workers there are of each kind, owned and rented ones together."""
     by_kind: dict[WorkerKind, int] = {}
     for option, count in counts:
-        by_kind[_kind(option)] = by_kind.get(_kind(option), 0) + count
+        by_kind[_kind_of(option)] = by_kind.get(_kind_of(option), 0) + count
     return by_kind
 
 
@@ -109,7 +109,7 @@ def merge_kinds(counts: Counts) -> Counts:
     """One pool per kind: all its workers get the option that comes first in `counts`."""
     option_by_kind: dict[WorkerKind, Option] = {}
     for option, _ in counts:
-        option_by_kind.setdefault(_kind(option), option)
+        option_by_kind.setdefault(_kind_of(option), option)
     return tuple((option_by_kind[kind], count) for kind, count in workers_by_kind(counts).items())
 
 
@@ -155,12 +155,14 @@ def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:
     )
 
 
-def _kind(option: Option) -> WorkerKind:
+def _kind_of(option: Option) -> WorkerKind:
+    """The kind of an option's workers, which is the same on owned and on rented GPUs."""
     worker, gpu = option.type, option.type.gpu
     on_row = replace(worker, gpu=replace(gpu, name=row_of(gpu.name)))
     return WorkerKind(option.role, on_row.name, gpu.name.endswith(SPOT))
 
 
 def _on_gpu(option: Option, gpu: Gpu, problem: Problem) -> Option:
+    """The option with another GPU of its row: owned in place of rented, or the reverse."""
     on_gpu = option_of(option.role, replace(option.type, gpu=gpu), problem.option_objective)
     return problem.with_tie_break(on_gpu)

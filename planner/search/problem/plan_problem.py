@@ -86,7 +86,7 @@ class Problem:
     lengths: TraceLengths
     hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
-    types: tuple[WorkerType, ...]  # Those that hold the longest request; the search is over these.
+    types: tuple[WorkerType, ...]  # Worker types that hold the longest request; the search is over these.
     left_out: tuple[OptionLeftOut, ...]
     limits: FleetLimits
     oracle: Oracle
@@ -196,5 +196,5 @@ def with_search_scenarios(problem: Problem) -> Problem:
 def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
     """The same problem, in which a fleet must also keep the SLO in these scenarios, except for `may_miss`."""
     oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss, infers_kept=True)
-    # Production reports its own progress, among which messages of each search in it would be lost.
+    # Production reports its own progress. It runs many searches, whose messages would only be in the way.
     return replace(problem, oracle=oracle, progress=report_nothing)

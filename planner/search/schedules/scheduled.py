@@ -124,7 +124,7 @@ def simulate_schedule(
     _check_fleets(market, demand, served)
     deadline = time.monotonic() + time_limit_s
     firm = schedule.workers.copy()
-    first_runs = _simulate(market, demand, firm, schedule.spot_workers, served)
+    first_runs = _simulate_llms(market, demand, firm, schedule.spot_workers, served)
     runs = first_runs
     miss_counts: dict[tuple[int, int], int] = {}
     why_missed = ""
@@ -147,7 +147,7 @@ def simulate_schedule(
             why_missed = "no limit leaves room for more workers"
             break
         firm = repaired
-        runs = _simulate(market, demand, firm, schedule.spot_workers, served)
+        runs = _simulate_llms(market, demand, firm, schedule.spot_workers, served)
     if not why_missed:
         firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
@@ -254,7 +254,7 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
                 yield _ScheduledPool(replace(pool, name=name, count=1, type=worker), is_spot, elastic, sizes)
 
 
-def _simulate(
+def _simulate_llms(
     market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[ScheduledLlm]
 ) -> list[_LlmRun]:
     """The simulation of each LLM with these firm and spot workers (C, T), all on one stock."""
@@ -350,7 +350,7 @@ def _remove_unneeded(
         while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
             fewer = firm.copy()
             fewer[c, t] -= 1
-            trial_runs = _simulate(market, demand, fewer, schedule.spot_workers, served)
+            trial_runs = _simulate_llms(market, demand, fewer, schedule.spot_workers, served)
             if _missed_windows(served, trial_runs):
                 break
             firm, runs = fewer, trial_runs

@@ -96,7 +96,7 @@ def _fill_nodes(
     # The plans by the kinds of GPUs that they leave out; None if no fleet is feasible without these kinds.
     plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}
     expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
-    kinds = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
+    kinds = frozenset(_kind_of_gpu(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         # With fewer kinds the price of GPUs in use only rises, and no bill is below that price. So a plan
         # whose price is not below the best bill leads to no better one.
@@ -115,7 +115,10 @@ def _fill_nodes(
         without_one = [parent | {kind} for kind in used_kinds]
         with_one_alone = [kinds - {kind} for kind in used_kinds] if len(used_kinds) > 1 else []
         without_idle = parent.union(
-            _kind(nodes.gpu) for shared in feasible.values() for nodes in shared.bill.nodes if nodes.idle_gpus
+            _kind_of_gpu(nodes.gpu)
+            for shared in feasible.values()
+            for nodes in shared.bill.nodes
+            if nodes.idle_gpus
         )
         for without in (*without_one, *with_one_alone, without_idle):
             if without in plans or not kinds - without:
@@ -124,7 +127,7 @@ def _fill_nodes(
                 break
             progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
-                shared = plan(_with_tasks(question, partial(_without, kinds=without)))
+                shared = plan(_with_tasks(question, partial(_without_kinds, kinds=without)))
             except InfeasibleError:
                 plans[without] = None
                 continue
@@ -233,10 +236,10 @@ def _beside_first(
 def _kinds_used(shared: SharedPlan) -> list[str]:
     """The GPUs that are rented, in the order of their names."""
     gpus = {pool.type.gpu.name for pool in shared.as_one_fleet.running_pools}
-    return sorted({_kind(gpu) for gpu in gpus if market_of(gpu) != OWNED})
+    return sorted({_kind_of_gpu(gpu) for gpu in gpus if market_of(gpu) != OWNED})
 
 
-def _kind(gpu: str) -> str:
+def _kind_of_gpu(gpu: str) -> str:
     """The kind of a GPU by its name in the catalog: without its power cap and its market."""
     return gpu.partition("@")[0]
 
@@ -244,18 +247,20 @@ def _kind(gpu: str) -> str:
 def _with_tasks(
     question: SeveralLlmsQuestion, change: Callable[[PlanQuestion], PlanQuestion]
 ) -> SeveralLlmsQuestion:
+    """The question with `change` made to the task of each LLM."""
     return replace(question, parts=tuple(replace(part, task=change(part.task)) for part in question.parts))
 
 
-def _without(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
+def _without_kinds(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
     """The task without GPUs of these kinds to rent; owned ones stay."""
     stock = {
-        gpu: task.owned[gpu] if _kind(gpu) in kinds else count
+        gpu: task.owned[gpu] if _kind_of_gpu(gpu) in kinds else count
         for gpu, count in task.stock.items()
-        if _kind(gpu) not in kinds or gpu in task.owned
+        if _kind_of_gpu(gpu) not in kinds or gpu in task.owned
     }
     return replace(task, stock=stock)
 
 
 def _lift_cost(task: PlanQuestion) -> PlanQuestion:
+    """The task without the limit on cost."""
     return replace(task, cost_limit_usd_per_h=None)
