@@ -155,7 +155,7 @@ class Recorder:
         self.since_s = now_s
 
     def run(self, tasks: Any, at_once: int) -> None:
-        """Takes the place of `deterministic_parallel._run_in_threads`: runs the tasks in turn and records a wave."""
+        """In place of `deterministic_parallel._run_in_threads`: runs the tasks in turn and records a wave."""
         self.mark("here")
         outer, each = self.now, []
         for context, todo in tasks:
