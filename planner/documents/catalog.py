@@ -527,7 +527,7 @@ def _own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
     """In `provenance`, put the offers of prices.yaml before those of the GPU's row. A capped GPU that
-    prices.yaml does not name has the offers that it names for the uncapped one.
+    prices.yaml does not name gets the offers there for the uncapped one.
     """
     own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
@@ -590,6 +590,7 @@ _shipped_fits = cache(read_fits)
 
 @cache
 def _shipped_fit_files() -> tuple[Path, ...]:
+    """The files with fits in the catalog that is shipped."""
     return _fit_files(repository_dir("catalogs"))
 
 
@@ -671,7 +672,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
         fp8_flops_per_s=row.number("fp8_tflops") * 1e12 if "fp8_tflops" in row else None,
         fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
         unchecked=_parse_unchecked(row),
-        all_reduce=tuple(_all_reduce(row)),
+        all_reduce=tuple(_parse_all_reduce(row)),
         mixed_kv_bytes_per_s=(
             row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None
         ),
@@ -686,7 +687,7 @@ def _parse_unchecked(row: Section) -> str:
     return UNCHECKED_BY_DEFAULT if written is None or written is True else row.plain_text("unchecked")
 
 
-def _all_reduce(row: Section) -> Iterator[AllReduce]:
+def _parse_all_reduce(row: Section) -> Iterator[AllReduce]:
     """`all_reduce: {2: {latency: 4 us, bandwidth: 120 GB/s}, ...}`, by the number of GPUs."""
     by_gpus = row.get("all_reduce", {})
     where = row.path_of("all_reduce")

@@ -142,7 +142,7 @@ WORKER_KEYS = (
 PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
-MOST_NAMED = 5  # An error names at most so many workers, or plans.
+MOST_NAMED = 5  # An error names at most this many workers or plans.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
 CHANGED_FRAC = 1e-3  # Watts and prices that differ by less are equal: a plan.yaml rounds them.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
@@ -441,7 +441,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     drafter = find_drafter(speculation, llm, common.catalog) if "kv_tokens" not in row else Drafter()
     sampled_rows = max_num_seqs if speculation is None else SAMPLED_ROWS * max_num_seqs
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
-    kv_tokens = _kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, common)
+    kv_tokens = _parse_kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, common)
     exchange = Exchange(
         all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s
     )
@@ -571,7 +571,7 @@ def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     return tp
 
 
-def _kv_tokens(
+def _parse_kv_tokens(
     row: Section,
     gpu: Gpu,
     degrees: tuple[int, int, int],

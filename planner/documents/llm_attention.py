@@ -90,7 +90,9 @@ def block_pattern(shape: Section, layers: int) -> str | None:
             raise refused_value(
                 shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0]
             )
-        return "".join(_BLOCK_NAMES[name] for name in _per_layer(shape, "layers_block_type", names, layers))
+        return "".join(
+            _BLOCK_NAMES[name] for name in _check_one_per_layer(shape, "layers_block_type", names, layers)
+        )
     if "hybrid_override_pattern" not in shape:
         return None
     pattern = shape.text("hybrid_override_pattern")
@@ -100,7 +102,7 @@ def block_pattern(shape: Section, layers: int) -> str | None:
             f"expected letters {' '.join(BLOCKS)}",
             unknown_letters[0],
         )
-    return "".join(_per_layer(shape, "hybrid_override_pattern", list(pattern), layers))
+    return "".join(_check_one_per_layer(shape, "hybrid_override_pattern", list(pattern), layers))
 
 
 def layer_kinds(shape: Section, layers: int) -> list[Kind]:
@@ -109,11 +111,11 @@ def layer_kinds(shape: Section, layers: int) -> list[Kind]:
     If all layers have a window, all count as "full": the windows of such LLMs (Mistral-7B, Phi-3) are seldom
     shorter than the contexts that are served.
     """
-    kinds = _layer_kinds(shape, layers)
+    kinds = _kinds_by_family(shape, layers)
     return ["full"] * layers if set(kinds) == {"window"} else kinds
 
 
-def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
+def _kinds_by_family(shape: Section, layers: int) -> list[Kind]:
     """The kind of each layer by the key that its family of LLMs has for it; "full" without such a key."""
     family = str(shape.get("model_type", ""))
     if pattern := block_pattern(shape, layers):
@@ -124,11 +126,11 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
                 f"{shape.path_of('layer_types')}: {unknown[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"
             )
-        return [_LAYER_TYPES[kind] for kind in _per_layer(shape, "layer_types", types, layers)]
+        return [_LAYER_TYPES[kind] for kind in _check_one_per_layer(shape, "layer_types", types, layers)]
     if isinstance(pattern := shape.get("hybrid_layer_pattern"), list):
         return [
             "window" if flag else "full"
-            for flag in _per_layer(shape, "hybrid_layer_pattern", pattern, layers)
+            for flag in _check_one_per_layer(shape, "hybrid_layer_pattern", pattern, layers)
         ]
     if "linear_attn_config" in shape:
         return _kimi_layer_kinds(shape.subsection("linear_attn_config"), layers)
@@ -139,7 +141,10 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     # embeddings; it attends to a chunk.
     if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
-        return ["window" if flag else "full" for flag in _per_layer(shape, "no_rope_layers", no_rope, layers)]
+        return [
+            "window" if flag else "full"
+            for flag in _check_one_per_layer(shape, "no_rope_layers", no_rope, layers)
+        ]
     if "sliding_window" in shape and shape.flag("use_sliding_window", True):
         if "sliding_window_pattern" in shape or family in _ALTERNATE:
             every = shape.whole_number("sliding_window_pattern", 2)
@@ -158,8 +163,8 @@ def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
     return ["full" if layer + 1 in full else "linear" for layer in range(layers)]
 
 
-def _per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
-    """`per_layer`, the entries under `key`; raises CatalogError unless there is one for each layer."""
+def _check_one_per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
+    """The entries `per_layer`, which stand under `key`; raises CatalogError unless each layer has one."""
     if len(per_layer) != layers:
         raise CatalogError(f"{shape.path_of(key)}: {len(per_layer)} entries for {layers} layers")
     return per_layer
@@ -363,12 +368,12 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
         return False, False
     types = shape.get("indexer_types")
     if isinstance(types, list):
-        index_type = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
+        index_type = _check_one_per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
         if index_type not in ("full", "shared"):
             raise refused_value(shape.path_of("indexer_types"), "expected full or shared", index_type)
         return index_type == "full", index_type == "shared"
     if "index_topk_pattern" in shape:
-        letters = _per_layer(
+        letters = _check_one_per_layer(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)
         )
         shares_index = letters[layer] == "S"

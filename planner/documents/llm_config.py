@@ -262,6 +262,7 @@ def _patches_per_token(shape: Section) -> int:
 
 
 def _compression_config(shape: Section) -> Section:
+    """The section that says how patches are merged into tokens; empty where the config has none."""
     return shape.subsection("img_token_compression_config")
 
 

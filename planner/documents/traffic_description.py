@@ -394,7 +394,7 @@ def _read_lengths(value: object, where: str) -> Lengths:
 
 
 def _parse_lognormal(section: Section) -> Lognormal:
-    """`{lognormal: {mean: 1500, cv: 1}}`."""
+    """Reads `{lognormal: {mean: 1500, cv: 1}}`, where the mean is in tokens."""
     part = section.subsection("lognormal", ("mean", "cv"))
     return Lognormal(
         check_number(part.get_required("mean"), part.path_of("mean"), least=1.0),
