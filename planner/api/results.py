@@ -107,10 +107,12 @@ class PlanFiles(Result):
 
     @property
     def workers(self) -> int:
+        """How many workers the fleets of all LLMs have."""
         return sum(fleet.workers for fleet in self.fleets.values())
 
     @property
     def gpus(self) -> int:
+        """How many GPUs the fleets of all LLMs have."""
         return sum(fleet.gpus for fleet in self.fleets.values())
 
     @property
@@ -183,6 +185,7 @@ class PlanResult(PlanFiles):
 
     @property
     def fleet(self) -> Fleet:
+        """The fleet that the plan deploys."""
         return self.plan.fleet
 
     @property
@@ -196,6 +199,7 @@ class PlanResult(PlanFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """What a reader must know before trusting the figures, as sentences."""
         return tuple(fact_sentences_of(self.plan.warnings))
 
     def headline(self) -> str:
@@ -247,6 +251,7 @@ class SharedPlanResult(PlanFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """What a reader must know before trusting the figures, as sentences."""
         return tuple(fact_sentences_of(self.shared.warnings))
 
     def headline(self) -> str:

@@ -223,10 +223,12 @@ class GoodputResult(Result):
 
     @property
     def rate_rps(self) -> float:
+        """The highest rate found at which the fleet keeps the SLO."""
         return self.fleet_goodput.goodput.rate_rps
 
     @property
     def fails_rps(self) -> float:
+        """The lowest rate found at which the fleet misses the SLO."""
         return self.fleet_goodput.goodput.fails_rps
 
     def headline(self) -> str:

@@ -66,6 +66,7 @@ class MetricsSource:
 
     @property
     def is_server(self) -> bool:
+        """Whether the metrics come from a server and not from files."""
         return any(place.startswith(("http://", "https://")) for place in self.places)
 
     def series(self) -> tuple[PrometheusSeries, ...]:

@@ -60,6 +60,7 @@ def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
 
 
 def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each GPU."""
     return [
         {
             "gpu": gpu.name,
@@ -78,6 +79,7 @@ def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each LLM."""
     return [
         {
             "llm": llm.name,
@@ -97,6 +99,7 @@ def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each SLO preset."""
     rows = []
     for preset in catalog.slos.values():
         limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
@@ -141,6 +144,7 @@ def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each range of engine versions."""
     return [
         {
             "engine": row.engine,
@@ -161,6 +165,7 @@ def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _task_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each kind of task."""
     from planner.documents.traffic_description import example_of
 
     rows = []

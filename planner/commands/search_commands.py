@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 
 class Arrivals(StrEnum):
+    """When requests arrive: as in the trace, rescaled to a rate, or at random (Poisson)."""
+
     trace = "trace"
     poisson = "poisson"
 
 
 class Formulation(StrEnum):
+    """The paper whose search of placements is run."""
+
     distserve = "distserve"
     vidur = "vidur"
     splitwise = "splitwise"

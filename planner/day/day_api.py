@@ -80,9 +80,11 @@ class DayResult(Result):
         return self.answer.winner.name
 
     def headline(self) -> str:
+        """Which controller to take, and what it costs."""
         return day_page.recommendation_sentence(self.answer)
 
     def sentences(self) -> list[str]:
+        """The bounds on the cost, and warnings."""
         gpu_hours = day_page.least_gpu_hours(self.answer) if self.is_oracle else []
         return [*gpu_hours, *day_page.proof_lines(self.answer), *self.answer.warnings]
 
@@ -126,9 +128,11 @@ class JointDayResult(Result):
         return self.answer.winner.name
 
     def headline(self) -> str:
+        """Which controller to take for all LLMs, and what it costs."""
         return several_llms_day_page.joint_recommendation(self.answer)
 
     def sentences(self) -> list[str]:
+        """The bounds on the cost, and warnings."""
         return [*several_llms_day_page.proof_lines(self.answer), *self.answer.warnings]
 
     def to_dict(self) -> dict[str, Any]:

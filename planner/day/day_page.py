@@ -436,6 +436,7 @@ def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
 
 
 def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A CSV file of a head and lines, as text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)

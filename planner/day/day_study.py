@@ -168,6 +168,7 @@ class ControllerDay:
 
     @property
     def missed_windows(self) -> int:
+        """How many windows miss the SLO."""
         return sum(not each.holds for each in self.windows)
 
     @property
@@ -217,6 +218,7 @@ class Optimum:
 
     @property
     def usd(self) -> float:
+        """What the optimum's day costs."""
         return self.day.usd
 
 
@@ -281,6 +283,7 @@ class DayAnswer:
 
     @property
     def static(self) -> ControllerDay:
+        """The day of the fleet that keeps its sizes."""
         return self.rows[0]
 
     @property

@@ -61,14 +61,17 @@ class JointDay:
 
     @property
     def missed_windows(self) -> int:
+        """How many windows of all LLMs miss their SLO."""
         return sum(part.missed_windows for part in self.parts)
 
     @property
     def windows(self) -> int:
+        """How many windows all LLMs have."""
         return sum(len(part.windows) for part in self.parts)
 
     @property
     def keeps(self) -> bool:
+        """Whether every LLM keeps all of its windows."""
         return all(part.keeps for part in self.parts)
 
 
@@ -104,6 +107,7 @@ class JointAnswer:
 
     @property
     def static(self) -> JointDay:
+        """The day of the fleets that keep their sizes."""
         return self.rows[0]
 
     @property

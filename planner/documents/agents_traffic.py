@@ -115,6 +115,7 @@ def _parse_pause(section: Section, key: str) -> Pause:
 
 
 def _parse_sub_agents(section: Section) -> SubAgents | None:
+    """The agents that an agent starts; None if the section has no `sub_agents`."""
     if "sub_agents" not in section:
         return None
     sub_agents = section.subsection("sub_agents", ("per_task", "at_once", "turns"))

@@ -261,6 +261,7 @@ def _method_format(section: Config, where: str, method: str) -> str:
 
 
 def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
+    """The error for a format, found under `key`, that no formula describes."""
     return CatalogError(f"{where}: {key}: {show_value(section.get(key))} is not modelled; {INSTEAD}")
 
 

@@ -36,6 +36,7 @@ def parse_network(section: Section) -> Network:
 
 
 def _parse_topology(section: Section) -> Topology:
+    """The section `topology`: how nodes and racks are linked."""
     return Topology(
         section.positive("within", "bytes_per_s", None),
         section.whole_number("nodes_per_rack", 0, most=MOST_COUNT),

@@ -148,6 +148,7 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
 
 
 def _gpus_of_worker(pool: Mapping[str, Any]) -> int:
+    """How many GPUs a worker of this row of plan.yaml has."""
     return int(pool["tp"] * pool.get("pp", 1) * pool.get("dp", 1))
 
 

@@ -111,10 +111,12 @@ class PolicyChoices:
 
     @property
     def queues(self) -> tuple[str, ...]:
+        """The queues that are searched, the usual one first."""
         return self.axes["queue"]
 
     @property
     def routings(self) -> tuple[str, ...]:
+        """The routings that are searched, the usual one first."""
         return self.axes["routing"]
 
     def combinations(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
@@ -428,6 +430,8 @@ def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:
 
 
 def _differences(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
+    """A phrase for each policy by which `policies` differ from some of the choices."""
+
     def differs(name: str) -> bool:
         return len({getattr(choice, name) for choice in choices}) > 1
 

@@ -207,6 +207,7 @@ def _parse_source(row: Section) -> str:
 
 
 def _find_row(rows: Mapping[str, Row], what: str, name: str) -> Row:
+    """The row of this name; raises CatalogError with the nearest names."""
     if name not in rows:
         hints = nearest_names(name, rows) or list(rows)
         raise CatalogError(f"{what} {name!r} is not in catalogs/{FILE}; nearest: {', '.join(hints)}")

@@ -312,6 +312,7 @@ def _solve_with_highs(
 
 
 def _solve_with_cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
+    """Solve with CBC, which reports no bound."""
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
     began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))

@@ -91,6 +91,7 @@ class Option:
 
     @property
     def name(self) -> str:
+        """The option's name: its role, then its worker type."""
         return f"{self.role} {self.type.name}"
 
 
@@ -248,6 +249,7 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    """The slope of the line through two points."""
     return (right[1] - left[1]) / (right[0] - left[0])
 
 

@@ -123,14 +123,17 @@ class _SpreadPool:
 
     @property
     def stages(self) -> int:
+        """How many TP groups of a worker are on each of its nodes."""
         return self.pool.type.pp * self.pool.type.dp // self.span
 
     @property
     def part_gpus(self) -> int:
+        """How many GPUs a worker takes on each of its nodes."""
         return self.stages * self.pool.type.tp
 
     @property
     def kind(self) -> str:
+        """The kind of node: the GPU's name without its power cap."""
         return self.pool.type.gpu.base
 
 

@@ -73,6 +73,7 @@ class RoutedPlacement:
 
     @property
     def largest_load(self) -> float:
+        """The load of the busiest replica [s/s]."""
         return float(self.load.max())
 
 
@@ -348,6 +349,7 @@ class RoutingBudget:
         return max(self.ends_s - time.monotonic(), 1.0)
 
     def is_spent(self) -> bool:
+        """Whether the routings or the time are used up."""
         return self.spent >= self.routings or time.monotonic() > self.ends_s
 
 

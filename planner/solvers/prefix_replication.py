@@ -82,10 +82,12 @@ class Replication:
 
     @property
     def largest_load(self) -> float:
+        """The load of the busiest replica [s/s]."""
         return float(self.load.max())
 
     @property
     def gap_frac(self) -> float:
+        """The share of the largest load that is above the bound."""
         return 1 - self.bound / self.largest_load if self.largest_load > 0 else 0.0
 
     def hits_rps(self, demand: PrefixDemand) -> Floats:

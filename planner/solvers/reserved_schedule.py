@@ -185,6 +185,7 @@ class Schedule:
 
     @property
     def gap_frac(self) -> float:
+        """The share of the cost that is above the bound."""
         return 1 - self.bound_usd_per_h / self.cost_usd_per_h if self.cost_usd_per_h > 0 else 0.0
 
 

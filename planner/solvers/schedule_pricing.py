@@ -391,6 +391,7 @@ class _PricedParts:
         return [order[i : i + length] for i in range(0, windows, length)]
 
     def _solve(self, program: Program) -> Point:
+        """The program solved to `gap_frac`, as far as the time allows."""
         return minimise_program(
             program, time_limit_s=self.deadline - time.monotonic(), gap_frac=self.gap_frac
         )

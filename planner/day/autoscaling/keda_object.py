@@ -84,6 +84,7 @@ def write_timetable(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> W
 
 
 def apply_step() -> str:
+    """The command that applies the ScaledObjects."""
     return f"    kubectl apply -f {FILE}   # {NEEDS}"
 
 

@@ -50,6 +50,7 @@ class Aladdin:
         self.sizes_at_start = list(sizes)
 
     def _new_level(self) -> SeriesLevel:
+        """A level that has learned no value yet."""
         return SeriesLevel(self.settings.learn, self.settings.drift, self.settings.threshold)
 
     def _with_value(self, level: SeriesLevel, value: float) -> SeriesLevel:

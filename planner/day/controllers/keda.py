@@ -44,6 +44,7 @@ class KedaSettings(ScalingRules):
 
     @property
     def per_worker(self) -> float:
+        """The target of the metric per worker: the given one, or the metric's usual one."""
         return METRICS[self.metric].target if self.threshold is None else self.threshold
 
 

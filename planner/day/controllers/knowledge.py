@@ -122,6 +122,7 @@ class LoadRule:
         return replace(self, edges=(0.0,) * (floor - 1) + self.edges[floor - 1 :])
 
     def workers_for_load(self, load: float) -> int:
+        """The workers for a load [s/s]; 0 without load."""
         if load <= 0:
             return 0
         if load > self.highest:

@@ -159,6 +159,7 @@ class Wva(HpaFollowed):
         super().__init__(settings, knowledge)
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
+        """The sizes that the autoscaler wants: at most one pool of a role changes, by one worker."""
         sizes = list(self.current)
         for role in dict.fromkeys(self.knowledge.roles):
             self._change_by_one(reading, role, sizes)

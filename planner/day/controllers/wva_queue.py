@@ -72,9 +72,11 @@ class QueueTimes:
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 
     def prefill_ms(self, batch: float) -> float:
+        """The time of a step that prefills, for a batch of this size; 0 on a decode worker."""
         return self.gamma + self.delta * self.input_tokens * batch if self.input_tokens else 0.0
 
     def decode_ms(self, batch: float) -> float:
+        """The time of a decode step for a batch of this size."""
         return self.alpha + self.beta * batch
 
 

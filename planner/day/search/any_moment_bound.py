@@ -82,6 +82,7 @@ class _Slices:
 
     @property
     def is_used_up(self) -> bool:
+        """Whether the limit of work is reached."""
         return self.work >= self.most_work
 
     def span_s(self, window: int) -> tuple[float, float]:

@@ -121,6 +121,7 @@ class DayOptimum:
 
     @property
     def is_optimal(self) -> bool:
+        """Whether no other sequence on the grid costs less, but for rounding."""
         return self.gap_frac <= SAME_FRAC
 
     @property
@@ -166,6 +167,7 @@ class _DaySearch:
 
     @property
     def best_usd(self) -> float:
+        """What the best day costs; infinite if none is known."""
         return math.inf if self.best is None else self.best.usd
 
     def is_closed(self) -> bool:

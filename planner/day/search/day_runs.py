@@ -110,10 +110,12 @@ class DayRuns:
 
     @property
     def window_count(self) -> int:
+        """How many windows the SLO judges."""
         return len(self.windows_s) - 1
 
     @property
     def request_count(self) -> int:
+        """How many requests a simulation of the day has."""
         return len(self.trace)
 
     def pools_of(self, window: int) -> range:

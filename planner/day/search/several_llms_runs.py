@@ -78,24 +78,30 @@ class JointRuns:
 
     @property
     def window_count(self) -> int:
+        """How many windows all LLMs have together."""
         return len(self._llm_and_window)
 
     @property
     def request_count(self) -> int:
+        """How many requests all LLMs have together."""
         return sum(runs.request_count for runs in self.llm_runs)
 
     def own_steps(self, window: int) -> range:
+        """The steps of a window, as in `DayRuns`."""
         llm, own_window = self._llm_and_window[window]
         return self.llm_runs[llm].own_steps(own_window)
 
     def later_steps(self, window: int) -> range:
+        """The steps after a window that may still decide it, as in `DayRuns`."""
         llm, own_window = self._llm_and_window[window]
         return self.llm_runs[llm].later_steps(own_window)
 
     def pools_of(self, window: int) -> range:
+        """The pools of the LLM to which a window belongs."""
         return self.columns[self._llm_and_window[window][0]]
 
     def is_first(self, window: int) -> bool:
+        """Whether this is the first window of its LLM."""
         return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
@@ -152,6 +158,7 @@ class JointRuns:
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
+        """Whether the window's LLM misses it with its own columns of `workers`, as in `DayRuns`."""
         llm, own_window = self._llm_and_window[window]
         columns = self.columns[llm]
         own_workers = np.ascontiguousarray(workers[:, columns.start : columns.stop])

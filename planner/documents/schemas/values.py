@@ -27,6 +27,7 @@ def with_help(schema: Schema, words: str) -> Schema:
 
 
 def one_of(names: Iterable[str]) -> Schema:
+    """A schema of a text that is one of these names."""
     return {"enum": list(names)}
 
 
@@ -36,21 +37,25 @@ def text_with_suggestions(names: Iterable[str]) -> Schema:
 
 
 def any_of(*schemas: Schema) -> Schema:
+    """A schema that any of these schemas may satisfy."""
     return {"anyOf": list(schemas)}
 
 
 def one_or_list(schema: Schema, *, distinct: bool = False) -> Schema:
+    """A schema of one such value or a list of them."""
     unique = {"uniqueItems": True} if distinct else {}
     return any_of(schema, {"type": "array", "items": schema, "minItems": 1, **unique})
 
 
 def whole_number_schema(least: int = 1, most: int | None = None) -> Schema:
+    """A schema of a whole number between these bounds, which are allowed."""
     return {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
 
 
 def number_schema(
     *, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> Schema:
+    """A schema of a number; `least` and `most` are allowed, `above` is not."""
     return (
         {"type": "number"}
         | ({} if least is None else {"minimum": least})
@@ -117,6 +122,7 @@ def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
+    """The schema that also takes null."""
     if not schema.keys() - {"description"}:
         return schema
     if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:

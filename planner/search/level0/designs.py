@@ -181,6 +181,7 @@ class FleetDesign:
             pool.designs.append(self)
 
     def counts(self, vector: Vector) -> Counts:
+        """The fleet with these counts of workers, one for each pool."""
         return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def find_if_holds(self, vector: Vector) -> bool:

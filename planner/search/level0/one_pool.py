@@ -64,6 +64,7 @@ class Bounded:
 
     @property
     def least_objective(self) -> float:
+        """The objective of the least count."""
         return objective_of(((self.option, self.least),))
 
     @property

@@ -303,6 +303,7 @@ class RacedPolicy:
 
     @property
     def value(self) -> float:
+        """The objective of the cheapest fleet that holds; infinite if none does."""
         return math.inf if self.best is None else objective_of(self.best)
 
 

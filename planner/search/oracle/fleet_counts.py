@@ -24,6 +24,7 @@ Verdicts = Mapping[NamedCounts, bool]
 
 
 def names_of(counts: Counts) -> NamedCounts:
+    """The fleet by the names of its options, as a key."""
     return tuple((option.name, count) for option, count in counts)
 
 
@@ -52,10 +53,12 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
 
 
 def workers_of(counts: Iterable[tuple[Option, int]]) -> list[tuple[WorkerType, int]]:
+    """The fleet's worker types with their counts."""
     return [(option.type, count) for option, count in counts]
 
 
 def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool:
+    """Whether a fleet is within all limits."""
     return limits.first_exceeded(workers_of(counts)) is None
 
 

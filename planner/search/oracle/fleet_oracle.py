@@ -249,6 +249,7 @@ class Oracle:
 
     @property
     def _traffic(self) -> Trace | Scenario:
+        """What is simulated, and part of the cache's keys: the trace, or the scenario in its place."""
         return self.trace if self.scenario is None else self.scenario
 
     @property
@@ -291,6 +292,7 @@ class Oracle:
 
     @property
     def _pair_policies(self) -> Policies:
+        """The policies of fleets with prefill and decode workers."""
         return self.policies if self.of_pairs is None else self.of_pairs
 
     def counts(self, fleet: Fleet) -> Counts:

@@ -95,6 +95,7 @@ class PrefixPlan:
 
     @property
     def hit_frac(self) -> float:
+        """The share of input tokens that hit stable prefixes or sessions."""
         return self.stable_hit_frac + self.session_hit_frac
 
 

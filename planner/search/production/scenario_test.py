@@ -220,6 +220,7 @@ class FleetTrial:
 
     @property
     def is_passed(self) -> bool:
+        """Whether the fleet passed its test."""
         return is_test_passed(self.kept_in, self.test.safety)
 
     def retest(self, counts: Counts) -> FleetTrial:

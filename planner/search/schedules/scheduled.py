@@ -102,10 +102,12 @@ class SimulatedSchedule:
 
     @property
     def cost_usd_per_h(self) -> float:
+        """What reserved, on-demand and spot GPUs cost together."""
         return self.reserved_usd_per_h + self.on_demand_usd_per_h + self.spot_usd_per_h
 
     @property
     def missed_windows(self) -> int:
+        """How many windows of all LLMs still miss their SLO."""
         return sum(len(each.missed_begin_s) for each in self.slo_windows)
 
 
@@ -203,6 +205,7 @@ class _ReplacingTimetable(Timetable):
     """A timetable that replaces workers within REPLACE_WITHIN_S after they were taken away."""
 
     def next_s(self, time_s: float) -> float:
+        """The next time at which sizes are decided: by the timetable, or to replace workers."""
         return min(super().next_s(time_s), time_s + REPLACE_WITHIN_S)
 
 

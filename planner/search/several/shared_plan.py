@@ -116,4 +116,5 @@ class SharedPlan:
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
+        """The fleet of each LLM, in the order of the LLMs."""
         return tuple(plan.fleet for plan in self.plans.values())
