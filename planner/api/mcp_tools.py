@@ -27,7 +27,7 @@ DETAILS_OF_CERTIFICATE = (
     "universe",
     "scenarios_drawn",
 )
-MOST_ROWS = 200  # A table of the catalog has at most so many rows: more would fill a client's context.
+MOST_ROWS = 200  # A table of the catalog has at most this many rows: more would fill a client's context.
 
 
 def plan(

@@ -15,7 +15,7 @@ from planner.units import HOUR_S, show_clock
 
 # The columns of `pool_rows`.
 POOLS_HEAD = ("Pool", "Worker", "Workers at most", "Ready hours", "First from", "Last until")
-MOST_CHANGES = 12  # Sentences name so many changes of sizes; day.json has all.
+MOST_CHANGES = 12  # Sentences name at most this many changes of sizes; day.json has all.
 
 
 def types_lines(types: ChangingTypes | None) -> list[str]:

@@ -123,7 +123,7 @@ def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
 
 def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> str:
     """The doubt about a `line` of the SLO over so few `values`; `counted` names them: requests, gaps."""
-    needed = round(1 / (1 - percentile_frac))  # With so many values the percentile allows one to be late.
+    needed = round(1 / (1 - percentile_frac))  # With this many values the percentile allows one to be late.
     return (
         f"slo: {line} of {values:,} {counted} is the slowest of them: one late one misses it, and the next "
         f"{values:,} may have another; it takes {needed:,} {counted} to tell"

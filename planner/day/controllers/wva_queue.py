@@ -44,9 +44,9 @@ from planner.simulator.elastic import Floats, MetricsReading
 # EDGE_FRAC and QUEUE_PER_SEAT are constants of the original. At rate 0, and from mu(N) on, the chain has no
 # means to compare, so rates are searched from EDGE_FRAC mu(1) to (1 - EDGE_FRAC) mu(N).
 EDGE_FRAC = 0.001
-QUEUE_PER_SEAT = 10  # Q / N: so many requests may wait for each seat.
+QUEUE_PER_SEAT = 10  # Q / N: this many requests may wait for each seat.
 RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below the difference that one worker makes.
-KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
+KEPT_RATES = 4096  # The rates of this many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
 

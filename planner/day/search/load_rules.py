@@ -32,7 +32,7 @@ LEAST_WINDOWS = 8  # No rule is fitted through fewer points.
 LEAST_REQUESTS = 200  # A percentile of fewer requests is mostly chance.
 SPANS_S = (15.0, 60.0, 600.0)  # From a short burst to a whole window.
 COVERED = 0.9  # The share of windows that a rule has enough workers for.
-# The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
+# The busiest windows are simulated with these multiples of their traffic. Without them a rule took one worker
 # more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
 # worker, 3 % with them (2026-11-24).
 MORE_TRAFFIC = (1.4, 2.0)

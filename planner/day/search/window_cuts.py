@@ -27,7 +27,7 @@ from planner.solvers.pool_sizes import Cut, DayTerms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-# Set by hand: with more combinations of sizes no cuts are sought, and a window gets at most so many.
+# Set by hand: with more combinations of sizes no cuts are sought, and a window gets at most MOST_CUTS.
 MOST_COMBINATIONS, MOST_CUTS = 200_000, 40
 
 
