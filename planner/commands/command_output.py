@@ -59,6 +59,7 @@ class _NoticesTo(logging.Handler):
         self.shown = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             typer.echo(text, err=True)
@@ -83,8 +84,8 @@ class Progress:
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When it came.
-        # Time spent waiting for code to be compiled. It happens once, so it says nothing of how long the rest
-        # takes.
+        # Time spent waiting for code to be compiled. Code is compiled once, so this time says nothing of how
+        # long the rest takes.
         self.waited_s = 0.0
         self.waiting_since_s: float | None = None
         # The context in which the last message came, as the work of a search is counted by context.
@@ -119,6 +120,7 @@ class Progress:
             self._print_stamped(text)
 
     def _print_stamped(self, text: str) -> None:
+        """Print a line with the seconds since the work began."""
         elapsed_s = time.monotonic() - self.start_s
         self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
 
@@ -127,8 +129,8 @@ class Progress:
         return time.monotonic() - (began_s or self.start_s)
 
     def wall_per_cpu(self) -> float:
-        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores. It is
-        1 where another program calls the command, whose CPU time would count too.
+        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores. Where
+        another program calls the command, its CPU time would count too, so 1 is returned.
         """
         if began_s is None:
             return 1.0

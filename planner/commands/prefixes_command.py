@@ -242,6 +242,7 @@ def _print_plan(placed: PlacedPrefixes) -> None:
 
 
 def _print_simulated(pool_prefixes: PoolPrefixes) -> None:
+    """Print the hits and loads of a simulation with cold caches beside those that were planned."""
     planned, load = pool_prefixes.plan.replication.load, pool_prefixes.simulated_load
     print_mapping(
         {

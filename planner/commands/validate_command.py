@@ -210,6 +210,7 @@ def _prices(text: str | None) -> tuple[float, float] | None:
 
 
 def _print_result(result: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
+    """Print what was measured beside what was predicted."""
     from planner.runtime.validation_document import STATUSES, error_rows
 
     document = result.to_dict()

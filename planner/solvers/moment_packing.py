@@ -194,6 +194,7 @@ def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> In
 
 
 def _used_workers(worker_of: Ints) -> int:
+    """How many workers hold a request, where `worker_of` (J,) has the worker of each request."""
     return len(np.unique(worker_of))
 
 

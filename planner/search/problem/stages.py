@@ -33,6 +33,7 @@ class Message(str):
     best_so_far: str
 
     def __new__(cls, phase: str, best_so_far: str = "") -> Self:
+        """The text is the phase, followed by the best so far if there is one."""
         message = super().__new__(cls, f"{phase}; {best_so_far}" if best_so_far else phase)
         message.phase, message.best_so_far = phase, best_so_far
         return message

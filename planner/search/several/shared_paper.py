@@ -46,8 +46,8 @@ class SharedPaper:
     """The fleets of all LLMs on paper: for each LLM its search (`searched`), and what the others leave it
     (`within`).
 
-    `level0` is the result of level 0 over all LLMs; with `is_walked` every cheaper fleet was simulated. There
-    are also the limits that bind, and the oracles that were used beyond the searches of each LLM alone.
+    `level0` is the result of level 0 over all LLMs; with `is_walked` every cheaper fleet was simulated.
+    `binding` says which limits bind; `oracles` were used beyond the searches of each LLM alone.
     """
 
     searched: Sequence[Searched]
