@@ -108,7 +108,7 @@ def compare(
 
 
 def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
-    """Print a row for each fleet."""
+    """Print a table with a column for each fleet and a row for each figure."""
     from planner.studies.fleet_comparison import comparison_lines
 
     names = [row.variant.name for row in comparison.rows]
