@@ -390,7 +390,7 @@ def test_a_winner_that_misses_windows_names_the_cheapest_that_keeps_them_all() -
         rows=rows, winner=rows[1], optimum=None, regret_usd=lambda each: regret_usd(each.name)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(day_page, "_missed", lambda each: f"{len(each.missed)} window")
+        patch.setattr(day_page, "_missed_text", lambda each: f"{len(each.missed)} window")
         patch.setattr(day_page, "_best_usd", lambda each: 10.0)
         text = day_page.recommendation_sentence(cast(DayAnswer, answer))
         keeping = day_page.recommendation_sentence(
