@@ -162,7 +162,7 @@ def test_what_a_stopped_solver_left_behind_is_checked(monkeypatch: pytest.Monkey
                 variable.varValue = value
             return backend.SolverOutcome("feasible", 100.0)
 
-        monkeypatch.setattr(backend, "_highs", stopped)
+        monkeypatch.setattr(backend, "_solve_with_highs", stopped)
         assert run_highs(problem) == backend.SolverOutcome(status, 100.0)  # type: ignore[arg-type]
 
 
