@@ -523,7 +523,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
             slo.limits,
             RequestRecords(busier_trace),
             slo.every_s,
-            patience_s=slo.patience_s(judged_span_s(trace)),
+            patience_s=slo.patience_s(judged_span_s(busier_trace)),
         )
         return simulation is not None and judge_slo(simulation, slo, with_percentiles=False).holds
 

@@ -229,6 +229,21 @@ def test_a_log_of_vllm_over_new_year_goes_on(read: Read) -> None:
     assert (trace.arrival_s.tolist(), lengths(trace)) == ([0.0, 2.0], [(3, 7), (3, 7)])
 
 
+@pytest.mark.parametrize(("before", "after"), [("12-31", "01-01"), ("02-28", "03-01"), ("02-29", "03-01")])
+def test_lines_of_vllm_in_the_wrong_order_at_midnight_stay_in_their_days(
+    read: Read, before: str, after: str
+) -> None:
+    """23:59:58, 00:00:01, 23:59:59, 00:00:02, as two processes write them: 0, 1, 3 and 4 s."""
+    line = (
+        "INFO {} [logger.py:39] Received request cmpl-{}: prompt: 'x', params: SamplingParams(n=1, "
+        "max_tokens=7, "
+        "ignore_eos=True), prompt_token_ids: [1, 2, 3], lora_request: None.\n"
+    )
+    times = (f"{before} 23:59:58", f"{after} 00:00:01", f"{before} 23:59:59", f"{after} 00:00:02")
+    trace = read("".join(line.format(each, number) for number, each in enumerate(times)), "vllm.log")
+    assert trace.arrival_s.tolist() == [0.0, 1.0, 3.0, 4.0]
+
+
 def test_fields_of_an_access_log_without_names_are_mapped_by_number(read: Read) -> None:
     """36 s less 1.25 s to 38 s less 0.25 s: 3 s. Without a map the line says that it is not known."""
     line = '10.0.0.1 - - [10/Oct/2026:13:55:{} +0200] "POST /v1/{} HTTP/1.1" 200 5 "-" "curl" {} {} {}\n'

@@ -55,8 +55,8 @@ _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
 # The text before the list of token ids of a prompt ("in") and of an answer ("out").
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
-# vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_time_ns` takes
-# that day out again if the log has none.
+# vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_YearlessDays`
+# takes that day out again if the log has none.
 _DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 _DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
 _FEB_28 = 58  # The number of that day in its year, from 0.
@@ -88,6 +88,35 @@ def is_log(lines: Iterable[bytes]) -> bool:
     return any(_LINE.match(line) or (_VLLM_LOGGER in line and _JSON_LINE.match(line)) for line in lines)
 
 
+class _YearlessDays:
+    """Counts the days of a log from the year of its first line. Its dates have no year.
+
+    Several processes write one log, so a line of December 31 may follow one of January 1. All other steps
+    back by more than half a year begin a new year.
+    """
+
+    def __init__(self) -> None:
+        self._previous_day: int | None = None  # That of the last line, with years of _YEAR_DAYS.
+        self._years_without_feb_29 = set[int]()
+
+    def count(self, number_of_day: int) -> int:
+        """The day's number in the log, from its number in a leap year, both from 0."""
+        if self._previous_day is None:
+            self._previous_day = number_of_day
+        year, previous_number = divmod(self._previous_day, _YEAR_DAYS)
+        if previous_number - number_of_day > _YEAR_DAYS // 2:
+            year += 1
+        elif number_of_day - previous_number == _YEAR_DAYS - 1:  # December 31 after January 1.
+            year -= 1
+        elif previous_number <= _FEB_28 and number_of_day > _FEB_28 + 1:
+            self._years_without_feb_29.add(year)  # The log goes from February to March without the 29th.
+        self._previous_day = year * _YEAR_DAYS + number_of_day
+        missing_days = sum(
+            each < year or (each == year and number_of_day > _FEB_28) for each in self._years_without_feb_29
+        )
+        return self._previous_day - missing_days
+
+
 class VllmLog:
     """Reads the lines of a log (`read`); at the end `rows` gives the requests.
 
@@ -99,9 +128,7 @@ class VllmLog:
         self.requests: dict[bytes, _ParsedRequest] = {}  # By vLLM's request id.
         self.notes: list[str] = []
         self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
-        # What `_time_ns` adds to the day's number in its year: the days of all earlier years in the log, less
-        # the 29ths of February that were none. Then the number of the last line's day.
-        self._added_days, self._previous_day = 0, -1
+        self._days = _YearlessDays()
         # For each number n: how many prompts have n characters and n token ids.
         self._cut: Counter[int] = Counter()
 
@@ -229,15 +256,9 @@ class VllmLog:
         if not (1 <= month <= 12 and 1 <= day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
             raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
         number_of_day = _DAYS_BEFORE_MONTH[month - 1] + day - 1
-        if self._previous_day - number_of_day > _YEAR_DAYS // 2:  # The year has changed.
-            self._added_days += _YEAR_DAYS
-        # If a log goes from 28 February or before to March, without the 29th, its year has no such day.
-        if 0 <= self._previous_day <= _FEB_28 and number_of_day > _FEB_28 + 1:
-            self._added_days -= 1
-        self._previous_day = number_of_day
         fraction_ns = int(float(match["fraction"] or b"0") * 1e9)
         since_midnight_ns = ((hours * 60 + minutes) * 60 + seconds) * 10**9 + fraction_ns
-        return _NEW_YEAR_NS + (number_of_day + self._added_days) * _DAY_NS + since_midnight_ns
+        return _NEW_YEAR_NS + self._days.count(number_of_day) * _DAY_NS + since_midnight_ns
 
 
 def _stamp_ns(stamp: bytes, where: str) -> int:
