@@ -202,8 +202,9 @@ def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
 class Policy:
     """A row of the table. `words` describe the policy; `simulators` are the simulator's engines that have it.
 
-    It works with prefix caches unless `with_caches` is False. It `needs_caches` if it cannot be simulated
-    without them: it looks at caches, or at tenants, who are counted in the state of caches (cache_layout.py).
+    It works with prefix caches unless `with_caches` is False. It `needs_caches` if it looks at them. It
+    `counts_tenants` if it goes by what each tenant got, which is counted in the state of caches
+    (cache_layout.py): a fleet without caches then has this state too, with caches that hold nothing.
     A plan may choose a policy that `is_planned`. If the question names none, the plan uses those that are
     `is_default`; of routings, those that need caches if the question allows caches, else the others.
     """
@@ -215,8 +216,14 @@ class Policy:
     simulators: tuple[str, ...] = SIMULATORS
     with_caches: bool = True
     needs_caches: bool = False
+    counts_tenants: bool = False
     is_planned: bool = False
     is_default: bool = False
+
+    @property
+    def reads_cache_state(self) -> bool:
+        """Whether it looks at prefix caches or counts tenants."""
+        return self.needs_caches or self.counts_tenants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +298,6 @@ class Routing(Policy):
     weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # By worker type, and whether it decodes.
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # It draws at random, so another seed gives another run.
-    by_tenant: bool = False
     pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
     has_window: bool = False  # It remembers the requests of the last `share_window_s`.
     counts_added: bool = True  # False: splitwise.py never adds the load of a new request.
@@ -434,18 +440,18 @@ TABLE: tuple[Policy, ...] = (
         at=_PRIORITY,
     ),
     Queue(name="lpm", code=LPM, words="longest cached prefix first", needs_caches=True),
-    Queue(name="vtc", code=VTC, words="the tenant that was served least first", needs_caches=True),
+    Queue(name="vtc", code=VTC, words="the tenant that was served least first", counts_tenants=True),
     Queue(
         name="dlpm",
         code=DLPM,
         words="longest cached prefix first, of the tenants with credit",
-        needs_caches=True,
+        counts_tenants=True,
     ),
     Queue(
         name="dlpm-turns",
         code=TURNS,
         words="as dlpm, by a number that each prompt is given when it is sent",
-        needs_caches=True,
+        counts_tenants=True,
         by_turns=True,
         at={VLLM: RouterDifference("priority", "goes by the number that `plan serve` gives each request")},
     ),
@@ -698,8 +704,8 @@ TABLE: tuple[Policy, ...] = (
         words="the longest cached prefix of the workers where the tenant has credit",
         simulators=STEPWISE_ONLY,
         needs_caches=True,
+        counts_tenants=True,
         is_planned=True,
-        by_tenant=True,
         at=_CACHES,
     ),
     Routing(
@@ -707,8 +713,7 @@ TABLE: tuple[Policy, ...] = (
         code=TENANT_TURNS,
         words="each worker in turn, for each tenant by itself",
         simulators=STEPWISE_ONLY,
-        needs_caches=True,
-        by_tenant=True,
+        counts_tenants=True,
         at={
             **{router: substitute_rule(name) for router, name in _ROUND_ROBIN_NAMES.items()},
             ENDPOINT_PICKER: substitute_rule(FEWEST_REQUESTS),
@@ -782,7 +787,7 @@ def by_tenant(policies: Policies) -> bool:
     """Whether the router must know the tenant of each request."""
     row = QUEUE[policies.queue]
     is_due_by_tenant = row.by_deadline and any(selector.tenants for selector, _ in policies.due)
-    return ROUTING[policies.routing].by_tenant or row.by_turns or is_due_by_tenant
+    return ROUTING[policies.routing].counts_tenants or row.by_turns or is_due_by_tenant
 
 
 # What a plan may choose for any SLO; EDF is left out because it needs classes. Routings that need prefix
@@ -810,12 +815,22 @@ def is_deployed(row: Policy, target: str | None) -> bool:
     return row.is_default
 
 
+def counts_tenants(policies: Policies) -> bool:
+    """Whether a policy goes by what each tenant got."""
+    return any(rows[getattr(policies, name)].counts_tenants for name, rows in BY_FIELD.items())
+
+
 def go_together(policies: Policies) -> bool:
-    """Whether these policies all work with prefix caches if `prefix_cache`, and all without them if not."""
+    """Whether these policies all work with prefix caches if `prefix_cache`, and all without them if not.
+
+    Those that count tenants go only with what works with caches, as they share their state.
+    """
     rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
-    if policies.prefix_cache:
-        return all(row.with_caches for row in rows) and not ROUTING[policies.decode_routing].needs_caches
-    return not any(row.needs_caches for row in rows)
+    if ROUTING[policies.decode_routing].reads_cache_state:  # Routers know nothing of that for hand-offs.
+        return False
+    if (policies.prefix_cache or counts_tenants(policies)) and not all(row.with_caches for row in rows):
+        return False
+    return policies.prefix_cache or not any(row.needs_caches for row in rows)
 
 
 def find_router_difference(row: Queue | Routing, router: str) -> RouterDifference:

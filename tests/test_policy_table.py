@@ -59,10 +59,10 @@ def test_what_a_fleet_does_by_itself_is_what_the_table_says() -> None:
         assert usual == [getattr(Policies(), name)]
 
 
-def test_compiled_code_tells_by_the_number_who_looks_at_caches() -> None:
+def test_compiled_code_tells_by_the_number_who_looks_at_caches_or_tenants() -> None:
     for rows in (QUEUE, ROUTING):
-        looking = [row.code for row in rows.values() if row.needs_caches]
-        assert min(looking) > max(row.code for row in rows.values() if not row.needs_caches)
+        looking = [row.code for row in rows.values() if row.reads_cache_state]
+        assert min(looking) > max(row.code for row in rows.values() if not row.reads_cache_state)
 
 
 @pytest.mark.parametrize("row", ROUTED, ids=lambda row: f"{row.kind} {row.name}")

@@ -82,6 +82,11 @@ class PolicyChange:
     axis: str
     value: str
 
+    @property
+    def row(self) -> Policy | None:
+        """The value's row of planner/policies.py; None for the axis `prediction`, which has no rows."""
+        return BY_FIELD[self.axis][self.value] if self.axis in BY_FIELD else None
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoices:
@@ -171,8 +176,7 @@ class PolicyChoices:
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
         """These policies with another value of one axis; None if equal, or if policies do not go together."""
-        row = BY_FIELD[change.axis][change.value] if change.axis in BY_FIELD else None
-        if row is not None and row.needs_caches and not policies.prefix_cache:
+        if change.row is not None and change.row.needs_caches and not policies.prefix_cache:
             if not self.prefix_cache:
                 return None
             policies = replace(policies, prefix_cache=True, kv_offload=self.kv_offload)
@@ -193,8 +197,8 @@ class PolicyChoices:
         changes: dict[str, Any] = {axis: value}
         if axis == "queue":
             row = QUEUE[value]
-            # `longest_wait` bounds orders by length; those by deadline or by cache have no such bound.
-            is_bounded = row.may_overtake and not row.needs_caches and not row.by_deadline
+            # `longest_wait` bounds orders by length; those by deadline, cache or tenant have no such bound.
+            is_bounded = row.may_overtake and not row.reads_cache_state and not row.by_deadline
             changes["due"] = due_of(slo) if row.by_deadline else ()
             changes["queue_window_s"] = self.longest_wait_s if is_bounded else math.inf
         elif axis == "routing" and ROUTING[value].by_formula:
@@ -320,8 +324,8 @@ def parse_policy_choices(
     if not choices.combinations(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
         raise InputError(
-            f"{section.where}: {together} do not go together {'with' if prefix_cache else 'without'} prefix "
-            "caches; drop one of them"
+            f"{section.where}: {together} do not go together{' with prefix caches' if prefix_cache else ''}; "
+            "drop one of them"
         )
     return choices
 
@@ -338,7 +342,7 @@ def _values_of(
         row for row in rows.values() if STEPWISE in row.simulators and (prefix_cache or not row.needs_caches)
     ]
     if axis == "decode_routing":
-        possible = [row for row in possible if not row.needs_caches]
+        possible = [row for row in possible if not row.reads_cache_state]
     value = section.get(axis, usual)
     if value == ANY:
         names = [row.name for row in possible if research or is_deployed(row, target)]
@@ -365,12 +369,17 @@ def _check_caches(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
 ) -> None:
     """Raise InputError for a row that looks at prefix caches where there are none."""
-    cache_aware = [row.name for row in chosen if row.needs_caches and row not in possible]
-    if cache_aware and axis == "decode_routing":
-        raise InputError(
-            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches, and decode workers keep "
-            f"none; take of {', '.join(row.name for row in possible)}"
+    if axis == "decode_routing" and (lost := [row for row in chosen if row not in possible]):
+        looked_at = (
+            "prefix caches, and decode workers keep none"
+            if lost[0].needs_caches
+            else "tenants, which routers know of prompts alone"
         )
+        raise InputError(
+            f"{section.path_of(axis)}: {lost[0].name} looks at {looked_at}; take of "
+            f"{', '.join(row.name for row in possible)}"
+        )
+    cache_aware = [row.name for row in chosen if row.needs_caches and row not in possible]
     if cache_aware and not prefix_cache:
         raise InputError(
             f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, "

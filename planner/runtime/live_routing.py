@@ -92,7 +92,7 @@ class LiveFleet:
         self._set_most_tokens()
         self.free_seats: list[int] = []
         self._add_seats(SEATS)
-        self.keeps_prefixes = self.state.caches is not None
+        self.keeps_prefixes = self.state.caches is not None and self.policies.prefix_cache
         self.has_window = ROUTING[self.policies.routing].has_window
         self.holds_back = ROUTING[self.policies.routing].holds_back
         # Whether the router keeps accounts of tenants, and whether router or engines use their names at all.
@@ -499,7 +499,8 @@ def _empty_state(fleet: Fleet) -> State:
         state = state._replace(outputs=OutputTable(empty, np.zeros(2, np.int64), empty, empty))
     if state.caches is not None:
         caches = state.caches._replace(prompts=state.caches.prompts[:0])
-        state = state._replace(caches=cache_layout.with_entries(caches, cache_blocks))
+        entries = cache_blocks if fleet.policies.prefix_cache else 0
+        state = state._replace(caches=cache_layout.with_entries(caches, entries))
     return state
 
 

@@ -9,6 +9,9 @@ node, above all those of its output, are one entry too.
 Routing e2 (Preble) counts for each worker how many of the recent requests share a node. "e2's window" are the
 requests routed in the last WINDOW_S seconds. An entry remains in the array while one of them shares it, even
 after its eviction.
+
+Policies that count tenants keep their counters here. Without prefix caches they have caches that hold
+nothing: no prompt has a node, and no block stays when a request leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.simulator.layout import NONE, empty_field
-from planner.traffic.prefixes import Blocks, block_uses
+from planner.traffic.prefixes import Blocks, block_uses, no_block_uses
 from planner.traffic.trace import Trace
 
 ENTRY = np.dtype(
@@ -223,21 +226,22 @@ def make_caches(
     is_pinned: bool,
     memory_nodes: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, of types `type_indices` (W,) of `worker_types`; the trace has prefixes.
+    """Empty caches of the workers, of types `type_indices` (W,) of `worker_types`. Without prefix caches they
+    hold nothing; else the trace has prefixes.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
     the workers' CPU memory has room for nodes (`memory_nodes` in all), each worker has a second CACHE for its
     memory, W places after its first.
     """
     policies, workers = fleet.policies, len(type_indices)
-    block = trace.prefix_block_tokens
+    block = trace.prefix_block_tokens if policies.prefix_cache else KV_BLOCK_TOKENS
     if block % KV_BLOCK_TOKENS:
         raise InputError(
             f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
         )
     # The nodes of all prompts, one after the other (`node`, from `offsets` on), and each node's `parent`.
-    uses = block_uses(trace)
-    prompts = _prompt_table(trace, uses)
+    uses = block_uses(trace) if policies.prefix_cache else no_block_uses(len(trace))
+    prompts = _prompt_table(trace, uses, block)
     caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
     for name in ("oldest", "newest", "first_late", "last_late", "last_waiting", "served_tenant"):
         caches[name] = NONE
@@ -247,11 +251,12 @@ def make_caches(
     caches["output_s"][:workers] = output_s[type_indices]
 
     # One entry for each copy of a node that KV memory could hold.
-    most_entries = int(sum(worker_types[index].kv_tokens // block for index in type_indices))
+    kept_tokens = [worker_types[index].kv_tokens if policies.prefix_cache else 0 for index in type_indices]
+    most_entries = int(sum(tokens // block for tokens in kept_tokens))
     # Each copy that a request makes may be evicted, and has a notice then.
     most_notices = most_entries + len(uses.node) if policies.eviction_notice_s > 0 else 0
     # Blocks of no node: entries of a block or more, one at most per request on each of its two workers.
-    kv_blocks = sum(worker_types[index].kv_tokens // KV_BLOCK_TOKENS for index in type_indices)
+    kv_blocks = sum(tokens // KV_BLOCK_TOKENS for tokens in kept_tokens)
     nodeless = min(2 * len(trace), int(kv_blocks))
     # Each use of a node can put at most one copy into a worker's CPU memory.
     most_entries += nodeless + min(memory_nodes, len(uses.node))
@@ -295,11 +300,11 @@ def make_caches(
     )
 
 
-def _prompt_table(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
+def _prompt_table(trace: Trace, uses: Blocks, block_tokens: int) -> npt.NDArray[np.void]:
     """The prompts (n,), none of which is routed; only blocks that the prompt fills are nodes of its path."""
     prompts = np.zeros(len(trace), dtype=PROMPT)
     prompts["start"] = uses.offsets[:-1]
-    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // trace.prefix_block_tokens)
+    prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // block_tokens)
     for name in ("left", "hit_tokens", "next", "worker", "prefix", "queue_s"):
         prompts[name] = NONE
     prompts["tenant"] = trace.tenant

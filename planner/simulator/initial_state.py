@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.models.output_length import bucket_range, output_table, synthetic_buckets
-from planner.policies import BATCHING, FLIP, POOLS, QUEUE, ROUTING, STEPWISE
+from planner.policies import BATCHING, FLIP, POOLS, QUEUE, ROUTING, STEPWISE, counts_tenants
 from planner.simulator import cache_layout, layout, worker_places
 from planner.simulator.adapter_layout import check_adapters, make_adapters
 from planner.simulator.counted_limits import judged_windows_s, limits_in_windows, limits_over_whole
@@ -308,8 +308,9 @@ def _with_first_hand_offs(state: State) -> State:
 def _make_caches(
     fleet: Fleet, trace: Trace, type_indices: Ints, worker_types: list[WorkerType], offload: Offload | None
 ) -> cache_layout.Caches | None:
-    """The state of prefix caches; None without them."""
-    if not fleet.policies.prefix_cache or not trace.has_prefixes:
+    """The state of prefix caches and tenants; None if no policy needs it."""
+    is_cached = fleet.policies.prefix_cache
+    if (is_cached and not trace.has_prefixes) or not (is_cached or counts_tenants(fleet.policies)):
         return None
     memory_nodes = 0 if offload is None else int(offload.memories["nodes"].sum())
     row = ROUTING[fleet.policies.routing]

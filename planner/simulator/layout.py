@@ -416,7 +416,7 @@ class State(NamedTuple):
     met_s: npt.NDArray[np.float64] = np.zeros((0, 0))
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) edges of the windows in which limits count too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V) the limits there; V = 0: none
-    caches: Any = None  # A cache_layout.Caches where workers keep prefixes.
+    caches: Any = None  # A cache_layout.Caches where workers keep prefixes or policies count tenants.
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
     adapters: Any = None  # An adapter_layout.Adapters where workers serve LoRA.
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from

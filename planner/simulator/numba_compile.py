@@ -63,7 +63,8 @@ def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
 
 def where_has(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function for fleets that have a `field` of OPTIONAL (layout.py): "caches" are those with
-    prefix caches. For other fleets `otherwise` runs. The first argument of both is the state.
+    prefix caches or policies that count tenants. For other fleets `otherwise` runs. The first argument of
+    both is the state.
 
     Where the field is None, only `otherwise` is compiled: Numba chooses by the type of the field when it
     compiles a caller (`overload`). Elsewhere both are, and `State.has` says when the simulation runs which of

@@ -186,7 +186,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
     _require_vllm("lora", batching)
     policies = fleet.policies
     _require_default("lora", policies, "admission")
-    if QUEUE[policies.queue].needs_caches:
+    if QUEUE[policies.queue].reads_cache_state:
         raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
     for pool in fleet.running_pools:
         _require_one_rank(f"{pool.name}: lora", pool.type)
@@ -203,7 +203,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         raise InputError(f"{where}: keeps what leaves prefix caches, which needs prefix_cache: true")
     _require_vllm(where, batching)
     _require_default(where, policies, "admission")
-    if QUEUE[policies.queue].needs_caches:
+    if QUEUE[policies.queue].reads_cache_state:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
@@ -278,18 +278,35 @@ def _check_pools(policies: Policies) -> None:
 
 
 def _check_caches(policies: Policies) -> None:
-    """Raise InputError for policies that need prefix caches where there are none, or do not go with them."""
-    if ROUTING[policies.decode_routing].needs_caches:
-        raise InputError(
-            f"policies.decode_routing is {policies.decode_routing!r}, must not look at prefixes: decode "
-            "workers keep none"
+    """Raise InputError for policies that need prefix caches where there are none, or do not go with caches or
+    with policies that count tenants.
+    """
+    decode_row = ROUTING[policies.decode_routing]
+    if decode_row.reads_cache_state:
+        looked_at = (
+            "prefixes: decode workers keep none"
+            if decode_row.needs_caches
+            else "tenants: routers know those of prompts alone"
         )
+        raise InputError(
+            f"policies.decode_routing is {policies.decode_routing!r}, must not look at {looked_at}"
+        )
+    for name, weight in policies.tenant_weights:
+        if not 0 < weight < math.inf:
+            raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")
+    if QUEUE[policies.queue].reads_cache_state and (
+        policies.queue_batch or policies.queue_window_s < math.inf
+    ):
+        raise InputError(
+            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
+        )
+    rows = {name: known[getattr(policies, name)] for name, known in BY_FIELD.items()}
     if not policies.prefix_cache:
-        for name, known in BY_FIELD.items():
-            if known[getattr(policies, name)].needs_caches:
-                raise InputError(
-                    f"policies.{name} is {getattr(policies, name)!r}, which needs prefix_cache: true"
-                )
+        for name, row in rows.items():
+            if row.needs_caches:
+                raise InputError(f"policies.{name} is {row.name!r}, which needs prefix_cache: true")
+    counting = next((f"{name} {row.name}" for name, row in rows.items() if row.counts_tenants), None)
+    if not policies.prefix_cache and counting is None:
         return
     possible: dict[str, Sequence[object]] = {
         name: [row.name for row in known.values() if row.with_caches] for name, known in BY_FIELD.items()
@@ -298,14 +315,8 @@ def _check_caches(policies: Policies) -> None:
     for name, values in possible.items():
         if (value := getattr(policies, name)) not in values:
             raise InputError(
-                f"policies.{name} is {value!r}, must be {' or '.join(map(str, values))} with prefix_cache"
+                f"policies.{name} is {value!r}, must be {' or '.join(map(str, values))} with "
+                f"{'prefix_cache' if policies.prefix_cache else counting}"
             )
-    if QUEUE[policies.queue].needs_caches and (policies.queue_batch or policies.queue_window_s < math.inf):
-        raise InputError(
-            f"policies.queue is {policies.queue!r}, which knows no longest_wait and no queue_batch"
-        )
     if policies.priority_groups < 1:
         raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")
-    for name, weight in policies.tenant_weights:
-        if not 0 < weight < math.inf:
-            raise InputError(f"policies.tenant_weights: {name} weighs {weight}, must be > 0")

@@ -26,8 +26,8 @@ pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of
 tenant-round-robin: the next worker in turn, for each tenant by itself.
 
 All policies see caches as the router knows them (caches.py): min-ttft and pinned-prefix know what was
-computed, and the others take for cached what they have sent. tenant-round-robin looks at no cache. Letters: w
-is a worker, r the request that is routed, q an earlier request, in e2's window.
+computed, and the others take for cached what they have sent. tenant-round-robin looks at no cache and
+needs none. Letters: w is a worker, r the request that is routed, q an earlier request, in e2's window.
 """
 
 from __future__ import annotations

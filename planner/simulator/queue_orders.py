@@ -2,7 +2,8 @@
 
 Such a queue is a list of all waiting prompts that is searched each time. Other policies have a heap by key
 (queues.py). These stand before LPM in planner/policies.py, so `queue_order <= EDF` means a heap. In fleets
-without prefix caches the function in the brackets of `where_has` runs (numba_compile.py).
+without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns
+go without prefix caches too: then no prompt is cached, and of equals the first to arrive is next.
 
 lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
 

@@ -105,7 +105,9 @@ def read_simulation(
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
         # Below, NONE (-1) tokens of a request that was never admitted become 0.
-        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
+        cached_tokens=np.maximum(state.caches.prompts["hit_tokens"], 0)
+        if state.caches is not None and fleet.policies.prefix_cache
+        else None,
         reloaded_tokens=None
         if state.offload is None
         else np.maximum(state.offload.loads["loaded_tokens"], 0),

@@ -19,7 +19,16 @@ from planner.domain import Limit, allowed_above, selectors_of
 from planner.errors import InputError
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
-from planner.policies import BATCHING, MIXED_POOL, OF_DISTSERVE, OF_SPLITWISE, POOLS, ROUTING, STEPWISE
+from planner.policies import (
+    BATCHING,
+    MIXED_POOL,
+    OF_DISTSERVE,
+    OF_SPLITWISE,
+    POOLS,
+    ROUTING,
+    STEPWISE,
+    counts_tenants,
+)
 from planner.simulator import distserve, kernel, layout, splitwise, streaming_requests
 from planner.simulator.initial_state import (
     check_traffic,
@@ -106,6 +115,7 @@ def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), least: int
         and engine_of(fleet) == STEPWISE
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
         and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets or policies.due)
+        and not counts_tenants(policies)
         and policies.prediction_accuracy_frac is None
         and sum(pool.count * pool.type.dp for pool in fleet.pools) <= streaming_requests.MOST_WORKERS
     )

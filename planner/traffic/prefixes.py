@@ -159,6 +159,12 @@ def block_uses(trace: Trace) -> Blocks:
     return Blocks(trace.prefix_offsets, node, parent, tokens)
 
 
+def no_block_uses(requests: int) -> Blocks:
+    """The uses of blocks in a trace of so many requests without block ids: none."""
+    empty = np.zeros(0, np.int32)
+    return Blocks(np.zeros(requests + 1, np.int64), empty, empty, empty)
+
+
 # Every simulation with prefix caches needs the nodes of its traffic, so the nodes of the latest traces are
 # kept, up to MOST_KEPT_IDS, as long as the traces are in memory.
 _kept_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()

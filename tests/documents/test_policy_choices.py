@@ -34,12 +34,12 @@ def rows() -> list[tuple[str, Policy]]:
 
 @pytest.mark.parametrize(("axis", "row"), rows(), ids=lambda each: getattr(each, "name", each))
 def test_every_row_that_engines_step_by_step_have_can_be_named(axis: str, row: Policy) -> None:
-    """Those that look at caches with caches; decode workers keep none."""
+    """Those that look at caches with caches; decode workers keep none, and count no tenants."""
     if isinstance(row, Queue) and row.by_deadline:
         return  # It needs classes: test_classes_of_requests.py.
     section: dict[str, Any] = {axis: row.name, "prefix_cache": row.needs_caches}
-    if axis == "decode_routing" and row.needs_caches:
-        with pytest.raises(InputError, match="decode workers keep none"):
+    if axis == "decode_routing" and row.reads_cache_state:
+        with pytest.raises(InputError, match=r"decode workers keep none|looks at tenants"):
             task(section)
         return
     choices = task(section).policy_choices()
@@ -141,7 +141,8 @@ def test_policies_are_named_by_what_sets_them_apart() -> None:
 @pytest.mark.parametrize(
     ("policies", "target", "message"),
     [
-        ({"queue": "vtc"}, None, "queue: vtc looks at prefix caches; add prefix_cache: true"),
+        ({"queue": "lpm"}, None, "queue: lpm looks at prefix caches; add prefix_cache: true"),
+        ({"pools": "flip", "queue": "vtc"}, None, "queue vtc, pools flip do not go together; drop"),
         ({"queue": ["any", "fcfs"]}, None, "queue: any stands alone"),
         ({"queue": "vtc", "prefix_cache": True}, "llm-d", r"queue: llm-d \(deploy\) lacks vtc, it has fcfs"),
         ({"pools": "flip"}, "kubernetes", r"pools: kubernetes \(deploy\) lacks flip, it has static"),

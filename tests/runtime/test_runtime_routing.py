@@ -134,7 +134,7 @@ def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:
     for seed, caches in itertools.product(range(2), (True, False) if plain else (True,)):
         policies = Policies(
             routing=routing,
-            decode_routing=routing if plain else "jsq",
+            decode_routing="jsq" if ROUTING[routing].reads_cache_state else routing,
             prefix_cache=caches,
             seed=seed,
             ttft_s=1.0,
@@ -174,13 +174,14 @@ def test_pinned_prefixes_draw_their_requests_as_in_the_simulator() -> None:
     assert live.workers["used_blocks"].tolist() == [3, 3, 0, 3, 3]
 
 
-@pytest.mark.parametrize("routing", ["jsq", "d2lpm"])
-def test_numbers_order_prompts_as_in_the_simulator(routing: str) -> None:
+@pytest.mark.parametrize(("routing", "caches"), [("jsq", True), ("d2lpm", True), ("jsq", False)])
+def test_numbers_order_prompts_as_in_the_simulator(routing: str, caches: bool) -> None:
     """An engine by dlpm-turns in the simulator admits, whenever it does, that of the prompts that wait with
     the smallest number of the router, told what happens there. They do wait: 900 prompts at once, four seats.
     """
-    policies = prefix_policies(
-        routing,
+    policies = Policies(
+        routing=routing,
+        prefix_cache=caches,
         queue="dlpm-turns",
         quantum_tokens=150,
         worker_quantum_tokens=300,
@@ -201,7 +202,7 @@ def test_numbers_order_prompts_as_in_the_simulator(routing: str) -> None:
     assert by_arrival > 100
 
 
-@pytest.mark.parametrize("routing", [*WITHOUT_CACHES, "cache-aware", "d2lpm", "tenant-round-robin"])
+@pytest.mark.parametrize("routing", [*WITHOUT_CACHES, "cache-aware", "d2lpm"])
 def test_without_hearing_of_admissions_these_choices_are_the_same(routing: str) -> None:
     """What the router itself is told: arrival, first byte, end. Not the same are then choices by what is left
     to compute of prompts of which others compute the same, and by e2's waits."""

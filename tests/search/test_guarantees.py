@@ -57,6 +57,17 @@ def test_a_plan_takes_the_queue_that_keeps_a_tenants_share() -> None:
     assert all(line.holds for line in promised.plan.verdict.guarantees)
 
 
+def test_an_ordinary_trace_with_tenants_is_planned_by_vtc() -> None:
+    """Without block ids it was refused: "vtc looks at prefix caches"."""
+    flood = one_floods()
+    trace = replace(flood, prefix_offsets=0 * flood.prefix_offsets, prefix_ids=flood.prefix_ids[:0])
+    slo = {"tenants": {"good": {"share_frac": 0.8, "window": "10 s"}}}
+    found = fleetplan.plan(a_question(slo, policies={"queue": ["fcfs", "vtc"]}), trace)
+    assert isinstance(found, PlanResult)
+    assert found.plan.fleet.policies.queue == "vtc" and not found.plan.fleet.policies.prefix_cache
+    assert found.plan.fleet.gpus == 1
+
+
 def test_a_target_without_the_queue_says_so() -> None:
     question = a_question({"tenants": {"each": {"share_frac": 0.8}}}, deploy={"target": "kubernetes"})
     with pytest.raises(InputError, match=r"queue: kubernetes \(deploy\) lacks vtc, it has fcfs"):

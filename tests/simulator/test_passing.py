@@ -65,7 +65,7 @@ def variety(seed: int, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, ...]]:
     fleet, trace, limits, _ = random_case(seed, dyadic=dyadic)
     rng = np.random.default_rng([seed, 23])
     routing, queue = (
-        [row.name for row in rows.values() if STEPWISE in row.simulators and not row.needs_caches]
+        [row.name for row in rows.values() if STEPWISE in row.simulators and not row.reads_cache_state]
         for rows in (ROUTING, QUEUE)
     )
     batching = [name for name, row in BATCHING.items() if row.simulator == STEPWISE]

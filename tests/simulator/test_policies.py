@@ -48,7 +48,7 @@ def choices(batching: str) -> Iterator[Policies]:
     """
     engine = BATCHING[batching].simulator
     for rows in itertools.product(QUEUE.values(), ADMISSION.values(), ROUTING.values(), POOLS.values()):
-        if any(row.needs_caches for row in rows):
+        if any(row.reads_cache_state for row in rows):
             continue  # tests/simulator/test_prefix_kernel.py
         if any(engine not in row.simulators for row in rows):
             continue
@@ -89,7 +89,10 @@ def test_every_row_of_the_table_is_simulated() -> None:
         for name in BY_FIELD
     }
     rows = {
-        (name, row.name) for name, rows in BY_FIELD.items() for row in rows.values() if not row.needs_caches
+        (name, row.name)
+        for name, rows in BY_FIELD.items()
+        for row in rows.values()
+        if not row.reads_cache_state
     }
     assert found == rows
 

@@ -573,7 +573,7 @@ def test_e2_explores_on_the_worker_that_decodes() -> None:
     ("policies", "said"),
     [
         ({"routing": "e2", "prefix_cache": False}, "routing is 'e2', which needs prefix_cache: true"),
-        ({"queue": "dlpm", "prefix_cache": False}, "queue is 'dlpm', which needs prefix_cache: true"),
+        ({"queue": "lpm", "prefix_cache": False}, "queue is 'lpm', which needs prefix_cache: true"),
         ({"decode_routing": "e2"}, "decode_routing is 'e2', must not look at prefixes"),
         ({"batching": "orca"}, "batching is 'orca', must be vllm-v1 or sarathi with prefix_cache"),
         ({"pools": "flip"}, "pools is 'flip', must be static with prefix_cache"),

@@ -62,15 +62,17 @@ class Routed:
 
 class PrefixReference(Reference):
     """Batches of vllm-v1. Workers that decode alone have no nodes: all full blocks of a request there are of
-    no node, so that it finds them again after a preemption, and nobody else does.
+    no node, so that it finds them again after a preemption, and nobody else does. Without caches there are no
+    nodes and nothing is found again: what is left are the counters of tenants.
     """
 
     def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
         super().__init__(fleet, trace, closed_loop=closed_loop)
         self.policies = fleet.policies
-        self.block = trace.prefix_block_tokens
+        self.block = trace.prefix_block_tokens if self.policies.prefix_cache else BLOCK
         self.blocks = self.block // BLOCK
-        offsets = trace.prefix_offsets
+        # Without caches no prompt has a node.
+        offsets = trace.prefix_offsets if self.policies.prefix_cache else [0] * (len(trace) + 1)
         self.ids = [
             tuple(trace.prefix_ids[start:end].tolist())[: tokens // self.block]
             for start, end, tokens in zip(offsets, offsets[1:], trace.input_tokens.tolist(), strict=False)
@@ -216,7 +218,7 @@ class PrefixReference(Reference):
     def give_back(self, worker: Worker, request: Request) -> None:
         self.evict(worker)
         cache, i = self.caches[worker.index], request.index
-        full = self.found_again(worker, request) // BLOCK
+        full = self.found_again(worker, request) // BLOCK if self.policies.prefix_cache else 0
         own = min(request.blocks - blocks_of(request.cached) + full, full)
         if own > 0:
             left = self.left[i] = Copy(own)
@@ -413,7 +415,7 @@ class PrefixReference(Reference):
             self.read_notices()
         able = [worker for worker in self.front if worker.fits(request)]
         name = self.policies.routing
-        if side == "back" or not ROUTING[name].needs_caches or not able:
+        if side == "back" or not ROUTING[name].reads_cache_state or not able:
             return super().choose(side, request)
         if name == "tenant-round-robin":
             return self.in_turn(self.tenant[request.index], request)

@@ -393,12 +393,16 @@ def race_near(
     best: Counts | None = None,
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
     """As `race_near_best`, among the fleets `near_best`. Policies that change nothing for `best` are left
-    out; without `best`, those that change nothing for any of `near_best`.
+    out; without `best`, those that change nothing for any of `near_best`; and those that count tenants, where
+    there are not two.
     """
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
+    has_tenants = len(problem.trace.tenants) > 1
     own = problem.oracle.policies
     for change in changes:
+        if change.row is not None and change.row.counts_tenants and not has_tenants:
+            continue
         policies = problem.task.changed_policies(own, change)
         if policies is not None and not all(_changes_nothing(policies, own, each) for each in fleets):
             candidates.setdefault(policies, change)
