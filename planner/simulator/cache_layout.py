@@ -226,12 +226,12 @@ def make_caches(
     is_pinned: bool,
     memory_nodes: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, of types `type_indices` (W,) of `worker_types`. Without prefix caches they
-    hold nothing; else the trace has prefixes.
+    """Empty caches of the workers, of types `type_indices` (W,) of `worker_types`. With prefix caches the
+    trace has prefixes; without them nothing is ever kept.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
-    the workers' CPU memory has room for nodes (`memory_nodes` in all), each worker has a second CACHE for its
-    memory, W places after its first.
+    the workers' CPU memory has room for nodes (`memory_nodes` in all), each has a second CACHE for it, W
+    places after its first.
     """
     policies, workers = fleet.policies, len(type_indices)
     block = trace.prefix_block_tokens if policies.prefix_cache else KV_BLOCK_TOKENS
@@ -251,7 +251,7 @@ def make_caches(
     caches["output_s"][:workers] = output_s[type_indices]
 
     # One entry for each copy of a node that KV memory could hold.
-    kept_tokens = [worker_types[index].kv_tokens if policies.prefix_cache else 0 for index in type_indices]
+    kept_tokens = [policies.prefix_cache * worker_types[index].kv_tokens for index in type_indices]
     most_entries = int(sum(tokens // block for tokens in kept_tokens))
     # Each copy that a request makes may be evicted, and has a notice then.
     most_notices = most_entries + len(uses.node) if policies.eviction_notice_s > 0 else 0
