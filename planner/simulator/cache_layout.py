@@ -267,11 +267,6 @@ def make_caches(
     index_length = 1 << max(2 * most_entries, 1).bit_length()  # At most half full, so searches are short.
 
     weights = tenant_weights(policies, trace)
-    numbers = np.zeros(NUMBERS, dtype=np.int64)
-    numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
-    numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
-    numbers[FREE] = 0 if most_entries else NONE
-    numbers[NODELESS] = nodeless
     words = -(-workers // 64)  # Words of 64 bits in a set of workers.
     prefixes = np.zeros(len(uses.parent) if has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"], prefixes["home"] = -np.inf, NONE
@@ -295,9 +290,19 @@ def make_caches(
         group_left=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(most_notices, dtype=NOTICE),
-        numbers=numbers,
+        numbers=_first_numbers(block, nodeless, has_entries=most_entries > 0),
         settings=_setting_values(policies, trace),
     )
+
+
+def _first_numbers(block_tokens: int, nodeless: int, *, has_entries: bool) -> npt.NDArray[np.int64]:
+    """`Caches.numbers` before anything has happened."""
+    numbers = np.zeros(NUMBERS, dtype=np.int64)
+    numbers[[NODE_TOKENS, NODE_BLOCKS]] = block_tokens, block_tokens // KV_BLOCK_TOKENS
+    numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
+    numbers[FREE] = 0 if has_entries else NONE
+    numbers[NODELESS] = nodeless
+    return numbers
 
 
 def _prompt_table(trace: Trace, uses: Blocks, block_tokens: int) -> npt.NDArray[np.void]:
