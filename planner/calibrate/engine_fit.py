@@ -104,6 +104,7 @@ class _Cells:
     level: Array
 
     def subset(self, chosen: Array) -> _Cells:
+        """The groups at which the boolean array `chosen` is true."""
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fit_constants(self, *, is_async: bool, most_slowdown: float) -> Array:
@@ -175,6 +176,7 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
         admission_s=admission_s,
         slowdown=slowdown,
         shares_cores=shares_cores,
+        # With steps of one level alone there is nothing to test on, and the error stays 0.
         error_frac=float(np.concatenate(errors).mean()) if errors else 0.0,
     )
 
@@ -202,6 +204,7 @@ def _group_steps(
     t_s = own_s if np.isfinite(own_s).all() else watched.y
     if shares_launches:
         runs = watched.steps[["level", "server"]]
+        # Whether the row before is of the same level and server, so that its step came just before.
         follows_in_run = (runs.shift() == runs).all(axis=1).to_numpy()
         launched = follows_in_run & (X[:, PREFILLS] > 0)
         t_s = without_next_launch(t_s, np.maximum(g_s, host_s), was_launched_meanwhile=launched)

@@ -7,13 +7,13 @@ assume that the kernels of a layer take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
-    w(L) = (T(B, L) - o) / B        a prompt of L tokens. T is the measured time, B as many prompts
-                                    as make about MOST_TOKENS: so long a step hides its launches
+    w(L) = (T(B, L) - o) / B        a prompt of L tokens. T is the measured time. B is the number of prompts
+                                    that make about MOST_TOKENS, because so long a step hides its launches
 
-Between LENGTHS w is interpolated. The tables have no more than 128 cached tokens. New tokens after more of
-them take w(c + n) - w(c), because a prompt of c + n tokens is its first c and the n after them. Beyond the
-longest measured prompt, MOST_TOKENS, w is the parabola through PARABOLA_LENGTHS: for every token the index
-looks at its whole context, and attention at 2048 tokens.
+Between LENGTHS w is interpolated. The tables have no more than 128 cached tokens. Behind more cached tokens,
+n new ones take w(c + n) - w(c), because a prompt of c + n tokens is its first c and the n after them. Beyond
+the longest measured prompt, MOST_TOKENS, w is the parabola through PARABOLA_LENGTHS. A parabola suffices
+because for each token the index looks at its whole context, and attention at no more than 2048 tokens.
 
 A token of a longer prompt takes at least as long as one of a shorter prompt. If tables have less, by more
 than noise, they mix the times of two kernels, and are refused. (Those for KV in 8 bits and 32 or 64 heads, on
@@ -29,8 +29,8 @@ import numpy as np
 from planner.models.llm import LatentAttention, Llm
 
 MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
-# Lengths of prompts [tokens] at which the tables are read, set by hand, and those that a parabola is fitted
-# to.
+# Lengths of prompts [tokens], set by hand: at LENGTHS the tables are read, to PARABOLA_LENGTHS the parabola
+# is fitted.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
 PARABOLA_LENGTHS = (8192, 16384, 32768)
 NOISE_FRAC = 0.1  # A token of a longer prompt may take this share less before tables count as mixed.
@@ -57,17 +57,17 @@ def shares_index(llm: Llm) -> bool:
 class SparsePrompts:
     """Milliseconds of prompts in a layer of sparse attention, by the formulas above.
 
-    `measured_ms(prompts, tokens)` is T, AIConfigurator's time of prompts without cached tokens; `once_ms` is
-    o. Raises ValueError if the measured times mix those of several kernels.
+    `measured_ms(prompts, tokens)` is T, AIConfigurator's time of prompts without cached tokens;
+    `one_decode_ms` is o. Raises ValueError if the measured times mix those of several kernels.
     """
 
-    def __init__(self, measured_ms: Callable[[int, int], float], once_ms: float) -> None:
-        self._once_ms = once_ms
+    def __init__(self, measured_ms: Callable[[int, int], float], one_decode_ms: float) -> None:
+        self._one_decode_ms = one_decode_ms
         whole_ms, token_ms = [0.0], 0.0
         for length in LENGTHS:
             # As many prompts as MOST_TOKENS has room for, rounded down to a power of two as in the tables.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
-            whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
+            whole_ms.append((measured_ms(prompts, length) - one_decode_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:
                 raise ValueError(
                     f"a token of prompts of {length} takes less than one of shorter ones: two kernels in turn"
@@ -79,7 +79,7 @@ class SparsePrompts:
 
     def step_ms(self, prompts: int, new: int, cached: int) -> float:
         """Milliseconds of prompts that have `new` tokens after `cached` ones each."""
-        return self._once_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
+        return self._one_decode_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
 
     def _prompt_ms(self, length: int) -> float:
         """w(length): milliseconds of a whole prompt, without what a step takes once."""

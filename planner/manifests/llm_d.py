@@ -7,8 +7,8 @@ since the chart would derive flags of its own. The chart runs Helm's template en
 not over the arguments, so names that a user chose, which might look like a template, are in arguments only.
 
 Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
-front end for its own ranks (--data-parallel-hybrid-lb), and a shell computes the number of the first of them,
-as in llm-d's guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
+front end for its own ranks (--data-parallel-hybrid-lb), and a shell computes the number of its first rank, as
+in llm-d's guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ENGINE = (
     f"llm-d-router-standalone {ROUTER_VERSION}"
 )
 BEHIND_SIDECAR_PORT = 8200  # vLLM's port in pods with a routing sidecar.
+SPARE_GIB = 10  # For tokenizer, configuration and rounding; set by hand.
 PROXY_PORT = 8081  # The port of the chart's proxy (Envoy), beside the endpoint picker.
 # The shell's command in each pod of a worker on several nodes. Kubernetes turns $$ into $, and the shell then
 # computes $((...)). "$@" are the container's args; the word before them, `vllm`, is the shell's $0.
@@ -195,5 +196,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _volume_gib(fleet: Fleet) -> int:
-    """The volume for the checkpoint [GiB]: twice its size and 10, as hubs have some in two formats each."""
-    return 10 + round(2 * fleet.llm.weight_bytes / 2**30)
+    """The volume for the checkpoint [GiB]: twice the weights, as some repositories hold them in two formats,
+    and SPARE_GIB.
+    """
+    return SPARE_GIB + round(2 * fleet.llm.weight_bytes / 2**30)

@@ -25,7 +25,8 @@ from planner.models.latency import Array, StepLatency
 from planner.models.llm import GroupedAttention, Llm
 
 ACTIVATION_BYTES = 2.0  # Activations have 16 bits.
-# The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
+# The reached share of a link, and the seconds of the smallest call, come from the roofline's calibration
+# (roofline_calibration.py).
 LINK_FRAC = 0.64
 ALL_REDUCE_S = 8.1e-6
 # The most pipeline stages of a worker: the simulator's record of a worker has room for this many.
@@ -50,20 +51,21 @@ def all_reduce_s(
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     """Seconds per KV token that decodes read in steps with prefills (m of `latency.py`).
 
-    In such steps one launch of the attention kernel serves both, and so reads keys and values once per query
-    head. It is 0 for GPUs whose row has no rate for this. Layers with a window read little and are left out.
+    In such steps one launch of the attention kernel serves prefills and decodes, and so reads keys and values
+    once per query head. For GPUs whose row has no rate for this, the result is 0. Layers with a window read
+    little and are left out.
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
-    # Keys and values, read once per query head.
-    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim  # All layers are alike.
     if llm.groups:
-        values = sum(
+        numbers = sum(
             group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)
             for group in llm.groups
             if isinstance(group.attention, GroupedAttention) and not group.attention.window_tokens
         )
-        read_bytes = llm.kv_dtype_bytes * values / tp
+        read_bytes = llm.kv_dtype_bytes * numbers / tp
+    else:  # All layers are alike: keys and values, for every query head.
+        read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
     return read_bytes / gpu.mixed_kv_bytes_per_s
 
 
@@ -78,15 +80,15 @@ def tp_s(
 ) -> Array:
     """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
 
-    They are those measured with this `tp` in the GPU's row, or without such a row those of a ring at
-    `link_frac` of the link's rate.
+    An all-reduce takes what was measured with this `tp`, if the GPU's row has such a measurement; otherwise
+    what a ring takes at `link_frac` of the link's rate.
     """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):
-        once_s = measured.latency_s + payload_bytes / measured.bytes_per_s
+        per_reduce_s = measured.latency_s + payload_bytes / measured.bytes_per_s
     else:
-        once_s = all_reduce_s(payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s)
-    return np.asarray(2 * llm.layers * once_s)
+        per_reduce_s = all_reduce_s(payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s)
+    return np.asarray(2 * llm.layers * per_reduce_s)
 
 
 def send_recv_s(
@@ -96,9 +98,9 @@ def send_recv_s(
 
     `link_bytes_per_s` is one GPU's share of the link between the stages; without it the stages share a node.
     """
-    between = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
+    between_bytes_per_s = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
     payload_bytes = np.asarray(tokens, dtype=float) * 2 * llm.hidden * ACTIVATION_BYTES
-    sent_s = payload_bytes / tp / (between * LINK_FRAC)
+    sent_s = payload_bytes / tp / (between_bytes_per_s * LINK_FRAC)
     gathered_s = payload_bytes * (tp - 1) / tp / (gpu.link_bytes_per_s * LINK_FRAC)
     return np.asarray(SEND_RECV_S + sent_s + gathered_s)
 
@@ -108,9 +110,9 @@ def add_pipeline(
 ) -> StepLatency:
     """Step times of one micro-batch through all stages, from the fit of the same `tp` without a pipeline.
 
-    The layers do the same work on as many GPUs per stage, so the sum over the stages is the step of PP = 1,
-    plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap
-    in the simulator.
+    A stage has as many GPUs as the whole worker without a pipeline, so the stages together take as long as
+    its step, plus PP - 1 hand-overs. A hand-over is affine in N, so f stays piecewise linear. Up to PP steps
+    overlap in the simulator.
     """
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")

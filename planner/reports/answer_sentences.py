@@ -31,7 +31,8 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
-    # Values also count the GPUs in use if an answer that pays for idle GPUs has just that price as its value.
+    # Without that argument it shows in an answer that pays for idle GPUs: its value is the price of those in
+    # use.
     is_by_gpu |= unit == "USD/h" and any(
         _is_paid_otherwise(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )
@@ -50,7 +51,8 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
         )
         for answer in plan.certificate.answers
     ]
-    # The first price column shows the answers' values, the second the price that these are not.
+    # The first price column shows the answers' values. The second shows the other price: if values are paid
+    # prices, that of the GPUs in use; otherwise what is paid.
     if not is_by_node:
         price_columns: tuple[str, ...] = (unit,)
     elif unit != "USD/h":
@@ -82,7 +84,9 @@ def _is_paid_otherwise(answer: facts.Answered) -> bool:
 
 
 def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> str:
-    """The price that the answer's value is not: that of the GPUs in use, or that of whole nodes."""
+    """The price in the second price column: of the GPUs in use if values are paid prices, otherwise of whole
+    nodes.
+    """
     usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
     return "-" if usd_per_h is None else show_amount(usd_per_h, "USD/h")
 

@@ -23,6 +23,7 @@ LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
 SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver found.
 SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
+MOST_NAMED_GPUS = 4  # Of more GPUs with old prices a sentence says only how many they are; set by hand.
 
 _OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
 # What a plan may leave unsimulated when its work is used up (`facts.NotSimulated`).
@@ -800,23 +801,24 @@ def _(fact: facts.UncheckedLeftOut) -> str:
 
 @fact_sentence.register
 def _(fact: facts.GpusConsidered) -> str:
-    each = [
+    by_basis = [
         f"{basis}: {', '.join(names)}"
         for basis, names in (("of measured kernels", fact.measured), ("of a roofline", fact.estimated))
         if names
     ]
-    return f"GPUs that were considered, with step times {'; '.join(each)}"
+    return f"GPUs that were considered, with step times {'; '.join(by_basis)}"
 
 
 @fact_sentence.register
 def _(fact: facts.GpusTooSmall) -> str:
     no_room = f"no room beside {fact.weight_bytes / 1e9:.0f} GB of weights"
     rooms = [f"{worker.kv_tokens:,} KV tokens" if worker.kv_tokens else no_room for worker in fact.workers]
-    each = [
+    workers = [
         f"{left_out_words(worker.label)} ({room})" for worker, room in zip(fact.workers, rooms, strict=True)
     ]
     return (
-        f"too small for this LLM and the longest request, {fact.longest_tokens:,} tokens: {', '.join(each)}"
+        f"too small for this LLM and the longest request, {fact.longest_tokens:,} tokens: "
+        f"{', '.join(workers)}"
     )
 
 
@@ -987,8 +989,8 @@ def _(fact: facts.RooflineWon) -> str:
             "measures it on your GPUs"
         )
     return (
-        f"{won} GPUs where kernels "
-        f"of this LLM were measured: fleet: {{gpus: [{', '.join(gpus)}]}} says what those cost"
+        f"{won} GPUs where kernels of this LLM were measured: "
+        f"fleet: {{gpus: [{', '.join(gpus)}]}} says what those cost"
     )
 
 
@@ -999,7 +1001,7 @@ def _(fact: facts.NearestEngine) -> str:
 
 @fact_sentence.register
 def _(fact: facts.OldPrices) -> str:
-    named = ", ".join(fact.gpus) if len(fact.gpus) <= 4 else f"{len(fact.gpus)} GPUs"
+    named = ", ".join(fact.gpus) if len(fact.gpus) <= MOST_NAMED_GPUS else f"{len(fact.gpus)} GPUs"
     return (
         f"prices of {named} were listed more than {fact.enough_days} days ago, the oldest {fact.date}: look "
         "them up and give them in fleet: prices, or read a list with `plan catalog prices`"

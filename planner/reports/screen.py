@@ -73,7 +73,7 @@ NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
     "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
 )
-# Of more GPUs over which a roofline won the headline says only how many they are; chosen by hand.
+# If a roofline won over more GPUs than this, the headline says only how many they are; chosen by hand.
 MOST_WON_OVER = 3
 # By objective, what is said if the fleet carries the additional traffic as it is.
 NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}

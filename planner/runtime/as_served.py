@@ -47,8 +47,9 @@ class ServedLengths:
 def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     """The requests that were sent or given up, as a trace with the served lengths, and a journal of them.
 
-    The journal has the requests' numbers in this trace. Both are unchanged if no request was sent. A request
-    that did not finish keeps its length of `trace`, as nobody counted another one.
+    The new journal has the requests' numbers in the new trace. Trace and journal are returned unchanged if no
+    request was sent. A request that did not finish keeps its length of `trace`, as no other was counted. The
+    parts of a journal are uninterrupted stretches of the run (`live_replay.ReplayPart`).
     """
     requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
     if not requests:

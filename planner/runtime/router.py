@@ -108,14 +108,14 @@ class RouterSettings:
     """The router's limits. Their defaults end what hangs, and leave alone what is only slow."""
 
     max_in_flight: int = 20_000  # Further requests are refused.
-    retries: int = 3  # After a failure so many other workers are tried.
-    patience_s: float = 30.0  # A request waits so long for a worker to come up.
+    retries: int = 3  # After a failure up to this many other workers are tried.
+    patience_s: float = 30.0  # A request waits at most this time for a worker to come up.
     max_body_bytes: int = MAX_BODY_BYTES
     longest_tokens: int = 131_072  # Prompt and output of the longest request that the engines take.
     keys: tuple[str, ...] = field(default=(), repr=False)  # API keys of clients; without any, none is needed.
     body_s: float = 60.0  # A body must arrive within this time.
     client_s: float = 60.0  # A client must read what is written to it within this time.
-    silence_s: float = 300.0  # A stream is ended after so long without a byte.
+    silence_s: float = 300.0  # A stream is ended after this time without a byte.
     first_byte_s: float = 600.0  # A stream must begin within this time: a long queue, then a long prompt.
     whole_s: float = 3600.0  # An answer that is no stream must be complete within this time.
     answer_bytes: int = ANSWER_BYTES  # No answer may be larger.
@@ -300,7 +300,8 @@ class LiveRouter:
 
     async def _watch(self) -> None:
         """End attempts on workers that went down, answers that begin late or have stopped, and the
-        connections of clients that do not read. Everything is checked every WATCH_EVERY_S.
+        connections of clients that do not read (the times are those of `exchange.Reply`). Everything is
+        checked every WATCH_EVERY_S.
         """
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -335,7 +336,7 @@ class LiveRouter:
                 refused = refusal_response(
                     413, f"the body is larger than {self.settings.max_body_bytes} bytes"
                 )
-            elif refused.content_type != "application/json":
+            elif refused.content_type != "application/json":  # The refusal is aiohttp's own.
                 allowed = refused.headers.get("Allow")
                 refused = refusal_response(refused.status, refused.reason)
                 if allowed:
@@ -538,6 +539,7 @@ class LiveRouter:
         while True:
             now_s = _now_s()
             self._note_who_is_up(now_s)
+            # A suspect goes neither where another suspect is on trial nor where a health check failed.
             barred = self.trust.with_suspects(now_s) | silent if reply.is_suspect else set[int]()
             w = self._pick(choose, reply.seat, failed, barred, now_s)
             self._restart_turned()
@@ -565,9 +567,9 @@ class LiveRouter:
     ) -> int | None:
         """The worker that the policy chooses, or None.
 
-        First it may be none of the workers that failed this request, that failed others lately, or that are
-        `barred`. If no worker is left, those that failed others are allowed too, then those that failed this
-        request; `barred` workers never are.
+        The first attempt excludes the workers that failed this request, those that failed others lately, and
+        those that are `barred`. If no worker is left, the second allows those that failed others, and the
+        third those that failed this request too; no attempt allows `barred` workers.
         """
         resting = self.trust.resting(now_s)
         strictest = [failed.union(resting, barred)] if resting else []
@@ -740,6 +742,7 @@ class LiveRouter:
         return web.json_response({"status": status} | counts, status=200 if status == "ok" else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
+        """OpenAI's list of models, which holds the fleet's LLM alone."""
         return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -788,4 +791,5 @@ def _end_block(timeout: asyncio.Timeout, now_s: float) -> None:
 
 
 def _now_s() -> float:
+    """Seconds on the event loop's clock, which the timeouts use too."""
     return asyncio.get_running_loop().time()

@@ -178,8 +178,9 @@ def _form_step(state, l, time_s):
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
-    # Equal steps are simulated as one run unless the next one may have other requests: after a preemption;
-    # where an admission by TetriInfer may find room after any step; where an engine knows more in the next.
+    # Equal steps are simulated as one run unless the next one may have other requests: after a preemption; if
+    # TetriInfer's admission (RESERVE_DYNAMIC) may find room after any step; if the engine will know of more
+    # requests, seats or blocks at the next step.
     goes_on = not has_preempted
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
         goes_on = False
@@ -236,7 +237,8 @@ def _is_next_fuller(state, worker):
     The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
-    # Where requests without a slot are passed over, any of the list may go first, so the last one decides.
+    # Where requests without a slot for their adapter are passed over, any of READY may go first, so that the
+    # last one decides.
     decisive = worker.tail[READY] if passes_over(state) else worker.head[READY]
     is_early = worker.head[READY] != NONE and not _has_kv(state, worker, decisive)
     are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
@@ -292,7 +294,7 @@ def can_admit(state, l, r, step_blocks, time_s):
 def _use_prefix(state, w, r, time_s):
     """Let request r use what worker w has cached of its prompt."""
     hit = take_prefix(state, w, r, time_s)
-    # The router had counted `expected_tokens` as cached; what is not so is pending too.
+    # The router had counted `expected_tokens` as cached. Those of them that are not are pending work too.
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     note_admission(state, w, r)
 
@@ -318,7 +320,8 @@ def admit_request(state, w, r, time_s):
 def _leave_queue(state, w, r, time_s):
     """Take request r out of the queue of worker w; it uses what the worker has cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
-    # Preempted requests are in no scheduling batch: their keys are below 0.
+    # The keys of scheduling batch b are b * LONGEST and more (`slots.enqueue_request`). Preempted requests
+    # are in no batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
     leave_queue(state, w, r)
@@ -441,7 +444,9 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
-            may_admit = may_admit and kind.batching != SARATHI  # The token budget is used up.
+            # A prompt of Sarathi is only cut where the token budget ends, so there is none for those that
+            # wait.
+            may_admit = may_admit and kind.batching != SARATHI
             if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
                 append_to_list(state.requests, worker, PARTIAL, r)
     if not may_admit:
@@ -452,7 +457,8 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         budget = _seat_handed_over(state, l, budget)
         put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
-        evict_idle(state, w, step_blocks, time_s)  # Now, as requests that have ended give back blocks later.
+        # Evict now: the requests that have ended give their blocks back only after this step is formed.
+        evict_idle(state, w, step_blocks, time_s)
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
@@ -515,13 +521,13 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
         r = following
         request = state.requests[r]
         following = request.next
-        is_next = budget > 0 and worker.running + worker.late_seats < kind.seats and is_loaded(state, w, r)
-        if is_next:
+        gets_seat = budget > 0 and worker.running + worker.late_seats < kind.seats and is_loaded(state, w, r)
+        if gets_seat:
             keep_prefix(state, w, r)
             need = blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
             if need > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
-                is_next, budget = False, ZERO
-        if not is_next:
+                gets_seat, budget = False, ZERO
+        if not gets_seat:
             append_to_list(state.requests, memory, LOADING, r)
             continue
         # Where the whole prompt was loaded, its last token is computed again to make the first one.
@@ -571,7 +577,8 @@ def _seat_handed_over(state, l, budget):
 def _chunk_tokens(state, l, r, longest, spent):
     """How many tokens the next step computes of r, a prompt computed in part.
 
-    They are what requests that were admitted before it leave of the budget; of these, prompts take `spent`.
+    At most as many as the token budget leaves: `spent` tokens go to the prompts before r, and the decodes
+    have theirs. Where the length of chunks is limited, decodes that were admitted after r come after it.
     """
     lane, request = state.lanes[l], state.requests[r]
     kind = state.types[state.workers[lane.worker].type]
@@ -615,8 +622,8 @@ def _coming_blocks(state, l, longest):
 def _blocks_until_short(state, l, longest):
     """KV blocks that the running requests take in the next step until one of them finds too few free.
 
-    Prompts and decodes take them in the order of their admission. If all find enough, the result is what all
-    of them take. A cache gives up as many blocks before a request is preempted.
+    Prompts and decodes take blocks in the order of their admission. If all find enough, the result is what
+    all of them take. A cache gives up as many blocks before a request is preempted.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -624,19 +631,20 @@ def _blocks_until_short(state, l, longest):
     taken, spent, r = ZERO, ZERO, worker.head[PARTIAL]
     while r != NONE:
         request = state.requests[r]
-        before = taken
+        needed = taken  # Blocks for all that were admitted before r: here prompts, then decodes.
         for slot in range(lane.decodes):
             entry = state.slots[l, slot]
             if entry.admission_number < request.admission_number:
                 if lane.width > 1:
-                    before += entry.next_blocks - entry.held_blocks
+                    needed += entry.next_blocks - entry.held_blocks
                 else:
-                    before += (entry.context_offset + lane.decode_step) % BLOCK == 0
+                    needed += (entry.context_offset + lane.decode_step) % BLOCK == 0
         n, c = _chunk_tokens(state, l, r, longest, spent), request.computed_tokens
         spent += n
-        taken += blocks_of(c + n) - blocks_of(c)
-        if before + blocks_of(c + n) - blocks_of(c) > free:
-            return before
+        chunk_blocks = blocks_of(c + n) - blocks_of(c)
+        taken += chunk_blocks
+        if needed + chunk_blocks > free:
+            return needed
         r = request.next
     return taken + blocks_for(lane, ONE)
 
@@ -699,9 +707,10 @@ def _secure_decode_blocks(state, l):
         return _secure_tokens(state, l)
     if kind.reserved_blocks > 0 or kind.kv_blocks - worker.used_blocks >= lane.decodes:
         return False
-    served, taken, is_preempted = NONE, 0, False  # `served`: the admission number of the last decode served.
+    # `served` is the admission number of the decode that was served last.
+    served, taken, is_preempted = NONE, 0, False
     while True:
-        slot = NONE  # The decode that was admitted next after it.
+        slot = NONE  # Of the decode that was admitted next.
         for other in range(lane.decodes):
             if state.slots[l, other].admission_number > served and (
                 slot == NONE or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
@@ -754,16 +763,16 @@ def _admit_prompts_first(state, l, time_s):
         if lane.decodes > 0 and worker.steps_since_prompts < kind.patience_steps:
             return
         worker.steps_since_prompts = 0
-    longest, tokens = ZERO, ZERO
+    longest_prompt, tokens = ZERO, ZERO
     while worker.running < kind.seats:
         r = worker.first_waiting
         if r == NONE:
             return
         length = state.requests[r].length_tokens
-        longest = max(longest, length)
+        longest_prompt = max(longest_prompt, length)
         tokens += length
         # vLLM v0 counts every prompt of the step as long as the longest.
-        step_tokens = tokens if is_lightllm else (lane.prefills + 1) * longest
+        step_tokens = tokens if is_lightllm else (lane.prefills + 1) * longest_prompt
         if lane.prefills > 0 and step_tokens > kind.token_budget:
             return
         if is_lightllm:
@@ -850,9 +859,9 @@ def _peak_tokens(state, l, r):
 def run_length(state, l, time_s, goes_on):
     """How many steps, the one that was formed and others like it, may be simulated at once.
 
-    A run lasts until a decode ends or blocks run out. It is one step unless `goes_on`, which says that no
-    request waits that may join after a step, and unless all decodes had their last token now: otherwise the
-    first gap differs from the others.
+    A run lasts until a decode ends or blocks run out. It is one step where a request may join after a step
+    (`goes_on` is False), and where not all decodes had their last token now: then the first gap differs from
+    the others.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -872,7 +881,7 @@ def run_length(state, l, time_s, goes_on):
         # A block must be free for every decode when a step starts.
         steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
     elif kind.reserved_blocks == 0:
-        # Fewer are free, so `_secure_decode_blocks` looks again when one is needed.
+        # Fewer blocks are free, so `_secure_decode_blocks` looks again when a decode needs one.
         steps = min(steps, steps_with_blocks(lane, ZERO))
     return max(steps, ONE)
 
@@ -891,7 +900,7 @@ def _launch_step_alone(state, l, time_s, goes_on):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    stage_s, extra_s, send_s, growth_s, longest = engine_seconds(state, kind, lane, adapters_s(state, l))
+    stage_s, extra_s, send_s, growth_s, most_steps = engine_seconds(state, kind, lane, adapters_s(state, l))
     slow = step_time_factor(state, w)
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
@@ -902,7 +911,7 @@ def _launch_step_alone(state, l, time_s, goes_on):
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
         # A step that loads adapters is longer than those after it; a load of KV may end after any step.
         goes_on = goes_on and not is_loading(state) and not is_loading_kv(state, w)
-        lane.run_steps = max(min(run_length(state, l, time_s, goes_on), longest), 1)
+        lane.run_steps = max(min(run_length(state, l, time_s, goes_on), most_steps), 1)
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return
     if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:

@@ -84,7 +84,8 @@ def _take_free_entry(state, w, node, blocks):
     caches = state.caches
     e = caches.numbers[FREE]
     entry = caches.entries[e]
-    caches.numbers[FREE] = e + 1 + entry.newer  # Free entries are linked by `newer`.
+    # Free entries are linked by `newer`, as a distance: 0, as in a new array, is the entry after this one.
+    caches.numbers[FREE] = e + 1 + entry.newer
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
     entry.refs, entry.is_cached, entry.is_on_disk, entry.window_uses, entry.is_late = 0, 0, 0, 0, 0
     return e
@@ -400,11 +401,12 @@ def show_prefix(state, w, r):
 def _release_entry(state, w, e, is_late):
     """A request uses entry e of worker w no more: it is idle if no other does.
 
-    If it is released too late for the next step (`is_late`), which is formed already, it is used until then.
-    The caller has taken its blocks off `used_blocks`.
+    If the entry is released too late for the next step (`is_late`), which is formed already, it stays used
+    until the step after that is formed. The caller has taken the entry's blocks off `used_blocks`.
     """
     cache, entry = state.caches.workers[w], state.caches.entries[e]
-    if is_late and entry.refs == entry.is_late:  # The list of late entries counts among `refs`.
+    # The list of late entries counts as a user (`refs`); here no request uses the entry besides.
+    if is_late and entry.refs == entry.is_late:
         if entry.is_late:
             _unlist_late(state, w, e)
         cache.late_blocks += entry.blocks
@@ -632,7 +634,7 @@ def read_notices(state, time_s, notices_to_leave):
         if notice.time_s > time_s:
             return
         e = find_entry(state, notice.worker, notice.node)
-        if e == NONE or caches.entries[e].is_cached == 0:  # It may have been cached again meanwhile.
+        if e == NONE or caches.entries[e].is_cached == 0:  # The node may have been cached again meanwhile.
             _hide_node(state, notice.worker, notice.node)
         caches.numbers[FIRST_NOTICE] = (caches.numbers[FIRST_NOTICE] + 1) % len(caches.notices)
         caches.numbers[NOTICES] -= 1
@@ -660,7 +662,7 @@ def remember_routed(state, w, r, time_s, prefill_s):
     """Request r, whose prefill takes `prefill_s`, goes to worker w: add it to e2's window."""
     caches = state.caches
     prompt, cache = caches.prompts[r], caches.workers[w]
-    if prompt.worker != NONE:  # It is in the window already, and is routed again since its worker went down.
+    if prompt.worker != NONE:  # In the window already: r is routed again because its worker went down.
         return
     prompt.worker, prompt.routed_s, prompt.next = w, time_s, NONE
     prompt.prefill_s, prompt.output_tokens = prefill_s, NONE
@@ -720,7 +722,7 @@ def _count_wait(state, r, half, sign):
         prefix = state.caches.prefixes[prompt.prefix]
         prefix.wait_count[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s
-        if prefix.wait_count[half] == 0:  # No waits take no time, though rounding may have left some.
+        if prefix.wait_count[half] == 0:  # Without waits the sum is 0; rounding may have left a rest.
             prefix.wait_s[half] = 0.0
 
 
@@ -756,7 +758,7 @@ def forget_routed(state):
     prompt.worker = NONE
     cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
-    if cache.routed == 0:  # No prefills take no time, though rounding may have left some.
+    if cache.routed == 0:  # Without prefills the sum is 0; rounding may have left a rest.
         cache.prefill_s = 0.0
     if prompt.output_tokens != NONE:
         cache.finished -= 1

@@ -40,11 +40,10 @@ class ElasticPool:
     """How one pool of a fleet may change.
 
     A worker is ready `start_s` after it is requested. Of the workers that start at one time the first `warm`
-    are ready after `warm_start_s`, because their nodes hold the image and the weights already. Before that
-    such nodes are not paid. A worker is stopped `drain_limit_s` after it is given up, even if it still runs
-    requests.
-    Spot workers are interrupted `interruptions_per_h` times per hour of a worker, with a notice of
-    `notice_s`.
+    are ready after `warm_start_s`, because their nodes hold the image and the weights already. Until a worker
+    is requested on it, such a node is not paid. A worker is stopped `drain_limit_s` after it is given up,
+    even if it still runs requests. Spot workers are interrupted `interruptions_per_h` times per hour of a
+    worker, with a notice of `notice_s`.
 
     `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
     `least` to `most` workers. Draining workers count among the `most`: a worker for which there is no room
@@ -283,10 +282,11 @@ def simulate_in_windows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticFleet:
-    """One of several fleets with its own traffic and controller, as in `simulate_elastic`.
+    """A fleet with its own traffic and controller, alone or beside others with which it shares GPUs; the
+    fields are the arguments of `simulate_elastic`.
 
-    Until `until_s` its controller resizes it even if all of its requests are done, as the GPUs that it gives
-    back may be wanted by the other fleets, and are paid no longer.
+    Until `until_s` the controller resizes the fleet even if all of its requests are done, because the GPUs
+    that it gives back may be wanted by the other fleets, and are paid no longer.
     """
 
     fleet: Fleet
@@ -448,8 +448,8 @@ class _ElasticRun:
         is_prefill = np.array([int(pool.role == "prefill") for pool in fleet.pools])
         self.counting = readings.Counting(state, np.array(pool_of_worker), is_prefill)
         self.events: list[_Event] = []  # A heap.
-        # The disturbances until the next pause, which the kernel carries out: (time, kind, first rank).
-        self.rows: list[tuple[float, int, int]] = []
+        # What the kernel is to carry out until the next pause: (time, kind of disturbance, first rank).
+        self.due_disturbances: list[tuple[float, int, int]] = []
         self.spans: list[Span] = []
         self.readings: list[MetricsReading] = []
         self.requested_s: list[float] = []
@@ -473,7 +473,7 @@ class _ElasticRun:
     def add_decision(self, time_s: float) -> None:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
         lag_s = self.controller.lag_s
-        if time_s - lag_s > 0.0:
+        if time_s - lag_s > 0.0:  # The reading at time zero is planned when the simulation begins.
             self.add_event(max(time_s - lag_s, self.now_s), _READS_METRICS)
         self.add_event(time_s, _DECIDES)
 
@@ -522,18 +522,21 @@ class _ElasticRun:
             yield pause_s
             pause_s = self.pause_s()  # Another run may have woken this one.
             if pause_s >= self.elastic_fleet.until_s and self.events[0].kind != _IS_EMPTY:
+                # The controller has nothing to do any more; only the ends of draining workers are still due.
                 heapq.heappop(self.events)
                 continue
             self.now_s = max(self.now_s, pause_s)
-            self.rows.clear()
+            self.due_disturbances.clear()
             self.carry_out_events()
         self.now_s = max(self.now_s, self.elastic_fleet.until_s)
 
     def carry_out_events(self) -> None:
-        """Carry out what is planned for now, one kind of event after another."""
+        """Carry out what is planned for now, one kind of event after another, up to the next worker that
+        becomes ready, which `pause_s` passes on to the kernel.
+        """
         kind = self.events[0].kind
         while self.events and self.events[0].time_s <= self.now_s and self.events[0].kind != _IS_READY:
-            if self.events[0].kind != kind and self.rows:
+            if self.events[0].kind != kind and self.due_disturbances:
                 break  # The kernel first carries out what has happened, so that later events see it.
             event = heapq.heappop(self.events)
             kind = event.kind
@@ -565,24 +568,24 @@ class _ElasticRun:
             slot = self.slots[event.slot]
             if slot.lives == event.life and slot.phase == _STARTING:
                 slot.phase = _READY
-                self.rows.append((event.time_s, layout.UP, slot.first))
+                self.due_disturbances.append((event.time_s, layout.UP, slot.first))
                 self.draw_interruption(slot)
         return self.events[0].time_s if self.events else math.inf
 
     def run_to_pause(self, stop_early: bool) -> bool:
         """Let the kernel run to the next pause. False if the run ends before it."""
         pause_s = self.pause_s()
-        self.rows.append((pause_s, layout.PAUSE, 0))
-        rows = self.state.disturbances
-        # One row more, at an infinite time, ends the list.
-        if len(rows) < len(self.rows) + 1:
-            rows = np.zeros(2 * len(self.rows) + 1, layout.DISTURBANCE)
-            self.state = self.state._replace(disturbances=rows)
-        for i, (time_s, kind, worker) in enumerate(self.rows):
-            rows[i] = (time_s, kind, worker, 1.0)
-        rows[len(self.rows)]["time_s"] = np.inf
-        pause = len(self.rows) - 1
-        self.rows.clear()
+        self.due_disturbances.append((pause_s, layout.PAUSE, 0))
+        disturbances = self.state.disturbances
+        # One disturbance more, at an infinite time, ends the list.
+        if len(disturbances) < len(self.due_disturbances) + 1:
+            disturbances = np.zeros(2 * len(self.due_disturbances) + 1, layout.DISTURBANCE)
+            self.state = self.state._replace(disturbances=disturbances)
+        for i, (time_s, kind, worker) in enumerate(self.due_disturbances):
+            disturbances[i] = (time_s, kind, worker, 1.0)
+        disturbances[len(self.due_disturbances)]["time_s"] = np.inf
+        pause = len(self.due_disturbances) - 1
+        self.due_disturbances.clear()
         self.state.counters[layout.NEXT_DISTURBANCE] = 0
         kernel.simulate_events(for_whole_kernel(self.state), 0, stop_early)
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
@@ -658,7 +661,7 @@ class _ElasticRun:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
             self.stock.draining.append(self)
             self.stock.wake(self.now_s)
-            self.rows.append((self.now_s, layout.DRAIN, slot.first))
+            self.due_disturbances.append((self.now_s, layout.DRAIN, slot.first))
         if self.is_done and self.is_empty(slot):
             self.add_event(self.last_work_s(slot), _IS_EMPTY, slot.number)
         elif self.is_empty(slot):
@@ -692,7 +695,7 @@ class _ElasticRun:
 
     def remove_worker(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:
         """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
-        self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
+        self.due_disturbances.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
         self.end_life(slot, gone_s, was_stopped)
 
     def end_life(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:

@@ -213,8 +213,9 @@ def _enter_engine(state, r, w, time_s, cause):
     else:
         enqueue_request(state, w, r)
     # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
-    # only for a request that is first, or may overtake. Orders up to EDF show that in `first_waiting`, but an
-    # asynchronous engine has not queued r yet.
+    # only for a request that is first, or may overtake. In the orders up to EDF, a request that overtakes all
+    # others is `first_waiting` now. An asynchronous engine has not queued r yet, so there only FCFS, where no
+    # request overtakes, is left out.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -261,8 +262,8 @@ def _release_kv(state, w, r):
 def hand_off(state, r, time_s, cause):
     """Choose a decode worker for request r, whose KV is on its prefill worker.
 
-    It fetches the KV once the router has sent it the request and its API server has made tokens of the
-    prompt.
+    The decode worker fetches the KV once the router has sent it the request, and its API server has made
+    tokens of the prompt.
     """
     request = state.requests[r]
     flip_if_due(state, BACK, time_s)
@@ -679,7 +680,8 @@ def _reroute_without_kv(state, v, time_s):
         else:
             append_to_list(state.requests, state.workers[v], INBOUND, r)
         r = following
-    receive_handoffs(state, v, time_s, len(state.lanes) + 1)
+    outside = len(state.lanes) + 1  # The entity after the link (layout.State).
+    receive_handoffs(state, v, time_s, outside)
 
 
 @kernel_jit
@@ -743,8 +745,8 @@ def simulate_events(fields, closed_loop, stop_early):
     if following < len(state.disturbances):
         set_time(state, link + 1, state.disturbances[following].time_s)
     front_end_s = state.policy[FRONT_END_S]
-    # Before then no request becomes late (`see_late`). Requests of sessions are not in order of arrival, so
-    # they are not looked at.
+    # No request becomes late (`see_late`) before this moment. Requests of sessions are not in order of
+    # arrival, so they are not looked at.
     seen_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
     while state.counters[DONE] < n:
         entity, time_s = state.heap[0], next_time_s(state)
@@ -790,6 +792,7 @@ def simulate_events(fields, closed_loop, stop_early):
         else:
             end_run(state, entity, time_s)
             # The lane's next step starts at once, unless other events of this moment come first.
+            # In a closed loop a request arrives because another one completed, so after those steps.
             none_arrives = not is_released or closed_loop > 0
             none_arrives = none_arrives or state.requests[entered].arrival_s + front_end_s > time_s
             if none_arrives and is_alone(state, time_s):

@@ -1,8 +1,8 @@
 """What CPU memory behind prefix caches adds to the kernel's state, made from a fleet and a trace.
 
-Such memory holds nodes of the prefix tree (cache_layout.py). Each is an entry of the caches under a worker
-number of its own: the memory of worker w, of W workers, has number W + w. A store that all workers share has
-number W, and its size and link are in the record of worker 0.
+CPU memory holds nodes of the prefix tree (cache_layout.py). A node in memory is an entry of the caches, as on
+a worker; for this, each memory has a worker number of its own: that of worker w, of W workers, has number
+W + w. A store that all workers share has number W, and its size and link are in the record of worker 0.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
 LOAD = np.dtype(  # What a request has to do with the memory of its worker.
     [
         ("next", "i8"),  # The next request in the list LEFT.
-        ("nodes", "i8"),  # Nodes that are being loaded: the last ones of those that are computed or cached.
+        ("nodes", "i8"),  # How many nodes are being loaded: the last ones of its `computed_tokens`.
         ("begun_s", "f8"),
         ("end_s", "f8"),
         ("known_step", "i8"),  # The worker's first step that may include it, 0 until the load has ended.
         ("stored", "i8"),  # How many of its nodes, from the root on, it has offered to the memory.
-        # Its nodes from `first_seen` to `last_seen` become the last used ones when it leaves; NONE: it has
-        # none.
+        # When the request leaves, its nodes from `first_seen` to `last_seen` become the most recently used of
+        # the memory. NONE: there are none.
         ("first_seen", "i8"),
         ("last_seen", "i8"),
         ("loaded_tokens", "i8"),  # Tokens loaded when it was first admitted, NONE before.
@@ -96,7 +96,7 @@ def make_offload(
         return None
     block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, worker.tp) for worker in types]
     memories["block_s"] = np.array(block_s)[type_indices]
-    memories["free_s"] = memories["disk_free_s"] = -np.inf
+    memories["free_s"] = memories["disk_free_s"] = -np.inf  # Free from the beginning.
     memory_nodes = [kv_offload.memory_tokens(llm, worker.tp) // trace.prefix_block_tokens for worker in types]
     memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[type_indices], NONE
     disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, worker.tp) for worker in types]

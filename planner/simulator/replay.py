@@ -81,7 +81,8 @@ def simulate(
     # In a closed loop arrival times mean nothing, so all requests are measured.
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    # If there is too little room, the kernel counts on, and the run is repeated with as much as it needs.
+    # If there is too little room, the kernel records no more runs but counts them, and is run again with as
+    # much room as it needs.
     runs = room_for_runs(trace) if record else 0
     parts = runs if record_parts else 0
     while True:
@@ -103,15 +104,15 @@ def room_for_runs(trace: Trace) -> int:
     return RUNS_PER_REQUEST * len(trace) + LEAST_RUNS
 
 
-def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), least: int | None = None) -> bool:
+def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), longer_than: int | None = None) -> bool:
     """Whether requests are streamed through the kernel's memory (streaming_requests.py): on traces with more
-    than `least` requests (default: LONG_REQUESTS), if no request depends on another's record or is of a
+    than `longer_than` requests (default: LONG_REQUESTS), if no request depends on another's record or is of a
     class.
     """
     policies = fleet.policies
     return (
         not selectors_of(limits)
-        and len(trace) > (streaming_requests.LONG_REQUESTS if least is None else least)
+        and len(trace) > (streaming_requests.LONG_REQUESTS if longer_than is None else longer_than)
         and engine_of(fleet) == STEPWISE
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
         and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets or policies.due)
@@ -159,9 +160,10 @@ def _simulate_streamed(
     `predicted_tokens` (n,) are output lengths that schedulers predict, by default the true ones;
     `patience_s` and `is_prefilled` are as in `simulate_if_kept`.
     """
-    per_request = streaming_requests.RUNS_PER_REQUEST
+    runs_per_request = streaming_requests.RUNS_PER_REQUEST
 
-    # StreamedRequests calls these two: for records that are about to be needed, and for those that are done.
+    # StreamedRequests calls `lay_out` on records that are about to be needed, and `read` on those of requests
+    # that are done.
     def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
         make_fresh(records, trace, first)
         if predicted_tokens is not None:
@@ -179,7 +181,7 @@ def _simulate_streamed(
         streamed = streaming_requests.StreamedRequests(
             trace.arrival_s, lay_out, read, streaming_requests.CHUNK_REQUESTS
         )
-        runs = per_request * streaming_requests.CHUNK_REQUESTS if record else 0
+        runs = runs_per_request * streaming_requests.CHUNK_REQUESTS if record else 0
         window_s = measured_window(trace)
         state = first_state(fleet, trace, streamed.requests, limits=limits, window_s=window_s, runs=runs)
         if every_s is not None:
@@ -192,7 +194,7 @@ def _simulate_streamed(
                 state, lambda paused: kernel.simulate_events(for_kernel(paused), 0, stop_early), deadline
             )
         except streaming_requests.MoreRuns:
-            per_request *= 4  # There was too little room for recorded runs, so the simulation begins anew.
+            runs_per_request *= 4  # There was too little room for runs: begin anew (the 4 is set by hand).
             continue
         _check_done(state)
         sampled_runs = np.concatenate([state.runs[:0], *streamed.sampled])
@@ -200,6 +202,7 @@ def _simulate_streamed(
         columns = streamed.columns(state)
         for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
             release_memory(column)
+        # The records were reused for many requests, so no result is read from them.
         state = state._replace(runs=sampled_runs, requests=streamed.requests[:0])
         simulation = read_simulation(state, fleet, trace, tuple(limits), columns)
         # The parts of the run whose steps were recorded, (first, last moment) each.
@@ -310,8 +313,9 @@ def read_if_kept(
     patience_s: float = np.inf,
     is_prefilled: bool = False,
 ) -> Result | None:
-    """What `read` makes of the kernel's arrays after the run of `simulate_if_kept`, or None as there; for a
-    trace that is not long (`is_long`). `read` must not keep the arrays: the next simulation uses them.
+    """What `read` makes of the kernel's arrays at the end of the simulation; None if the SLO is missed, as in
+    `simulate_if_kept`, whose arguments it has. For traces that are not long (`is_long`). `read` must not keep
+    the arrays: the next simulation uses them.
     """
     state = first_state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
@@ -342,9 +346,10 @@ def _holds_over_the_whole(state: State, n: int, limits: Sequence[Limit]) -> bool
 def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
     """Have the kernel stop once the backlog test (`slo_verdict.judge_slo`) cannot be passed any more.
 
-    It is passed if at least half of the requests of the last tenth wait at most `patience_s`, for the first
-    token and in every gap. A request of more than one token that does not decode two patiences after the last
-    arrival has waited longer than one of them, before its first token or after it.
+    The test is passed if at least half of the requests of the last tenth wait at most `patience_s`, for the
+    first token and in every gap. Take the moment 2 `patience_s` after the last arrival. A request of more
+    than one token that does not decode by then has waited longer than `patience_s`, either before its first
+    token or after it.
     """
     if trace.after.size:  # The last arrival depends on the fleet, so the kernel cannot stop before the end.
         return

@@ -20,11 +20,11 @@ tokens that have left count as part of the prompt. Requests that only had it as 
 another one at once, and keep their KV on the prompt machine. Requests without a machine wait for one.
 
 Peculiarities of that program that are kept, because its results depend on them: the list of waiting tasks is
-sorted by (batches left out, arrival) as these were when each task was put in, by bisection of a list that is
-no longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the load of a
-new request is never added, though it is subtracted at the end, so that one machine of each pool gets
-everything. One is not kept: where all memory is reserved by tasks that wait for more, the program runs for
-ever, and we reject the requests that can never go on.
+sorted by (batches that left the task out, arrival) as these were when each task was put in, by bisection of a
+list that is no longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the
+load of a new request is never added, though it is subtracted at the end, so that one machine of each pool
+gets everything. One peculiarity is not kept: where all memory is reserved by tasks that wait for more, the
+program runs for ever, and we reject the requests that can never go on.
 
 Letters: w is a machine, which is a worker and its only lane in layout.py; r is a request, `code` a task.
 """
@@ -323,6 +323,7 @@ def _select_batch(state, w):
     stay = min(decodes, kind.seats - machine.batch_tasks, max(kind.token_budget - machine.batch_tokens, ZERO))
     machine.batch_tasks += stay
     machine.batch_tokens += stay
+    # If the budget evicts decodes, none of the other waiting tasks joins either.
     r = worker.head[WAITING] if stay == decodes else NONE
     while r != NONE and (
         state.tasks[r].is_picked or (not _is_batch_full(state, w, r) and _pick_task(state, w, r))
@@ -639,7 +640,8 @@ def _stop_machine(state, w, time_s):
         slot = state.slots[w, i]
         request = state.requests[slot.request]
         request.generated_tokens = request.output_tokens - (slot.finish_step - lane.decode_step)
-        if i < lane.decodes - lane.late_decodes:  # Late ones have their own.
+        # Late decodes, in the last slots, keep the time of their own last token.
+        if i < lane.decodes - lane.late_decodes:
             request.last_token_s = lane.last_token_s
     clear_chunks(lane)
     lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
@@ -672,7 +674,7 @@ def _restart_request(state, r, w, time_s):
     """Reset request r, which has lost its KV or its place on machine w; _place_requests finds machines for
     it.
 
-    What its token machine v, if another one, had reserved for it is given back.
+    If its token machine v is another one, v gets back what it had promised and reserved for the request.
     """
     request, task = state.requests[r], state.tasks[r]
     v = request.decode_worker
@@ -701,7 +703,7 @@ def _take_down(state, w, time_s):
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
         if request.status != UNFINISHED or request.prefill_worker == NONE:
-            continue
+            continue  # It is done, or has no machine yet.
         is_moving = state.heap_index[len(state.workers) + r] != NONE
         holder = request.decode_worker  # The machine on which the request has its KV, or waits.
         if state.tasks[r].phase == PROMPT or is_moving:
@@ -730,7 +732,7 @@ def _place_requests(state, time_s):
 
 @kernel_jit
 def _place_token_task(state, r, time_s):
-    """Find a machine for the tokens of r, whose prompt has one. Without one nothing changes."""
+    """Find a machine for the tokens of r, whose prompt has one. If there is none, nothing changes."""
     request, whole = state.requests[r], whole_tokens(state, r)
     source = request.prefill_worker
     if state.marks[MOVES_MACHINES]:
@@ -751,6 +753,7 @@ def _place_token_task(state, r, time_s):
     if state.marks[COUNTS_ADDED]:
         assign_request(state, target, r, 1.0)
     if target == source:
+        # The machine has promised the prompt already, and `whole` counts it too.
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
         _deliver_task(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:
@@ -763,8 +766,8 @@ def _apply_disturbance(state, time_s):
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following, entity = state.counters[NEXT_DISTURBANCE], len(state.workers) + len(state.requests)
-    at_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
-    set_time(state, entity, at_s)
+    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    set_time(state, entity, next_s)
     w = disturbance.worker
     if disturbance.kind == LINK_SLOW:
         state.link[0].slow_factor = disturbance.factor

@@ -48,6 +48,7 @@ def engine_seconds(state, kind, lane, more_s):
 @small_jit
 def with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps):
     """The result of `step_seconds` with the engine's host, as in `engine_seconds`."""
+    # In a step whose decodes wait (`is_decoding` 0) there are prompts alone.
     sequences = lane.decodes * lane.is_decoding + lane.prefills
     host_s = kind.host_s[0] + kind.host_s[1] * sequences
     if lane.prefills > 0:
@@ -106,11 +107,13 @@ def _other_seconds(state, kind, lane):
         return (t + kv_s) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == DISTSERVE_FIT:
         per_rank_s, overhead_s, overhead_token_s = k[9], k[10], k[11]
+        # Context tokens are those before this step's: each decode has one new token in its KV.
         extra = overhead_s + overhead_token_s * (prefill + kv_tokens - decodes)
         if prefill > 0:
             t = k[0] + k[1] * prefill + k[2] * squares
             return t / kind.pp + per_rank_s * kind.pp, extra, 0.0, 0.0, UNBOUNDED
-        i = 3 if decodes < width[0] else 6  # a', b' and c' of small batches, or of large ones.
+        # a', b' and c' of small batches, or of large ones from `threshold` decodes on.
+        i = 3 if decodes < width[0] else 6
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + overhead_token_s * decodes, UNBOUNDED
     if kind.form == CORRECTED:
@@ -183,9 +186,10 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     """
     k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
     s, c, b, d, h = k[0], k[2], k[4], k[5], k[11]
-    floor_s = np.sqrt(s * s + (c * decodes) ** 2) + b * decodes  # p = 2 without prefills.
+    # The exponent that correction.py calls p is 2 without prefills.
+    floor_s = np.sqrt(s * s + (c * decodes) ** 2) + b * decodes
     context = 1.0 + kv_tokens / decodes
-    i = min(int(kind.table_width[2] * np.log2(context)), knots - 2)
+    i = min(int(kind.table_width[2] * np.log2(context)), knots - 2)  # table_width[2] knots per doubling.
     left, right = tables[at[3] + i], tables[at[3] + i + 1]
     cell = at[2] + decodes * knots + i
     slope = (tables[cell + 1] - tables[cell]) / (right - left)
@@ -204,9 +208,9 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
 def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks):
     """Seconds of a step with prefills.
 
-    k[6:11] are the scales of the coordinates z. In the table of measured steps a row has the five scaled
-    coordinates, then the weights for steps of prefills alone and for steps with decodes
-    (`correction.CorrectedFormula.compile_for_kernel`).
+    The loop sums r, with the covariance of correction.py. k[6:11] are the scales of the coordinates z. In the
+    table of measured steps a row has the five scaled coordinates, then the weights for steps of prefills
+    alone and for steps with decodes (`correction.CorrectedFormula.compile_for_kernel`).
     """
     k, at = kind.numbers, kind.table_at
     s, s_p, c, a, b, d, h = k[0], k[1], k[2], k[3], k[4], k[5], k[11]
@@ -224,5 +228,6 @@ def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chun
             r += tables[j + 6] * product * (1.0 + x1) * (1.0 + x2) * np.exp(-(exponent + x1 + x2))
         else:
             r += tables[j + 5] * product * np.exp(-exponent)
-    dense = np.cbrt((s + s_p) ** 3 + (c * tokens) ** 3)  # p = 3 with prefills.
+    # The exponent that correction.py calls p is 3 with prefills.
+    dense = np.cbrt((s + s_p) ** 3 + (c * tokens) ** 3)
     return (dense + a * pairs + b * decodes + d * kv_tokens) * np.exp(r) + h

@@ -63,7 +63,8 @@ LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Each kind of draw seeds its generator with its own number and the user's seed, so that no two draws are
 # alike.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
-_OPEN = 1e-12  # Probabilities stay this far from 0 and 1, because normal scores are infinite there.
+# Probabilities stay this far from 0 and 1, because normal scores are infinite there.
+_TINY_FRAC = 1e-12
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -162,8 +163,8 @@ class Description:
 
     def _scaled_by(self, factor: float) -> Description:
         """The same traffic at `factor` times the rate; F(T) - cv^2 is proportional to the rate."""
-        base = 1.0 if self.gap_cv is None else self.gap_cv**2
-        fano = tuple((window_s, base + (value - base) * factor) for window_s, value in self.fano)
+        squared_cv = 1.0 if self.gap_cv is None else self.gap_cv**2
+        fano = tuple((window_s, squared_cv + (value - squared_cv) * factor) for window_s, value in self.fano)
         return replace(self, growth=self.growth * factor, fano=fano)
 
     @property
@@ -173,6 +174,7 @@ class Description:
 
     @property
     def is_curve(self) -> bool:
+        """Whether the rate changes over time."""
         return len(set(self.rate_rps)) > 1
 
     def expected_requests(self, edges_s: FloatArray) -> FloatArray:
@@ -219,18 +221,18 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 def check_description(description: Description) -> None:
     """Raise InputError for too few or too many requests, or for Fano factors that no bursts can have.
 
-    Those are factors below that of the gaps, or over windows whose counts the rate already fixes.
+    No bursts can have a factor below that of the gaps alone, or one over a window whose count the rate fixes.
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
-        least = requests < LEAST_DRAWN
-        enough_s = (LEAST_DRAWN if least else MOST_DRAWN) / description.mean_rps
+        are_too_few = requests < LEAST_DRAWN
+        enough_s = (LEAST_DRAWN if are_too_few else MOST_DRAWN) / description.mean_rps
         raise InputError(
             f"duration: {description.mean_rps:g} requests/s for {description.duration_s:g} s are "
             f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set "
-            f"duration to {enough_s:.6g} s or {'more' if least else 'less'}"
+            f"duration to {enough_s:.6g} s or {'more' if are_too_few else 'less'}"
         )
-    base = 1.0 if description.gap_cv is None else description.gap_cv**2
+    squared_cv = 1.0 if description.gap_cv is None else description.gap_cv**2
     if description.fano:
         least_s = description.every_s if description.is_curve else description.duration_s
         for window_s, value in description.fano:
@@ -240,10 +242,10 @@ def check_description(description: Description) -> None:
                     f"{'an interval of the rate curve' if description.is_curve else 'the duration'}, in "
                     "which the rate is given already; leave it out"
                 )
-            if value < base:
+            if value < squared_cv:
                 raise InputError(
-                    f"burstiness: fano: {value:g} at {window_s:g} s is less than {base:g}, which gaps alone "
-                    "make (cv, squared); set cv lower"
+                    f"burstiness: fano: {value:g} at {window_s:g} s is less than {squared_cv:g}, which "
+                    "gaps alone make (cv, squared); set cv lower"
                 )
 
 
@@ -417,8 +419,8 @@ def _curve_corrections(
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description.from_s()
     interval = np.floor(middle_s / description.every_s).astype(np.int64)
     interval -= interval.min()  # With sessions the cells begin before time 0.
-    before, after = np.bincount(interval, expected), np.bincount(interval, expected * factor)
-    return np.divide(before, after, out=np.ones(len(before)), where=after > 0)[interval]
+    wanted, with_factor = np.bincount(interval, expected), np.bincount(interval, expected * factor)
+    return np.divide(wanted, with_factor, out=np.ones(len(wanted)), where=with_factor > 0)[interval]
 
 
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -453,7 +455,8 @@ def _gamma_arrivals(
     # any other.
     before = 10 * max(cv, cv**2)
     span = ends + before
-    # More gaps than are expected are drawn, by six standard deviations, so that they do not run out.
+    # More gaps than are expected are drawn, by six standard deviations and some for short spans, so that they
+    # do not run out.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())
@@ -525,15 +528,15 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
 
 @lru_cache(maxsize=32)
 def _fit_scales(
-    fano: tuple[tuple[float, float], ...], rate_rps: float, base: float, evened_s: float
+    fano: tuple[tuple[float, float], ...], rate_rps: float, squared_cv: float, evened_s: float
 ) -> list[tuple[float, float]]:
-    """The scales and variances of `time_scales`, fitted to the formula of v(T), where cv^2 is `base`.
+    """The scales and variances of `time_scales`, fitted to the formula of v(T); `squared_cv` is cv^2.
 
     `_curve_corrections` fixes the requests of each interval, `evened_s` long, which takes away some variance.
     So the target of the fit is raised until a rate that was drawn and corrected has the variances of `fano`.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
-    fano_variances = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
+    fano_variances = np.array([max(value - squared_cv, 0.0) for _, value in fano]) / (rate_rps * windows_s)
     if not fano_variances.any():
         return []
     # Each scale is about 3 times the one before, from the shortest window to four times the longest.
@@ -569,6 +572,8 @@ def _fit_variances(target_variances: FloatArray, windows_s: FloatArray, taus_s: 
             variances.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * covariance, lag))
         return np.asarray((np.array(variances) - target_variances) * weight)
 
+    # All sigmas start equal, and above 0, where the gradient vanishes. The limit on evaluations is set by
+    # hand.
     start = np.full(len(taus_s), math.sqrt(max(target_variances.max() / len(taus_s), 1e-3)))
     return np.asarray(least_squares(residuals, start, max_nfev=100).x ** 2)
 
@@ -630,7 +635,8 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 def _is_from_long_turn(fits: BoolArray, session: IntArray) -> BoolArray:
     """(n,): whether the turn, or an earlier one of its session, does not fit. Sessions' rows are adjacent."""
-    # The count runs over all sessions, so each session subtracts the count of those before it.
+    # The count runs over all sessions, so each session subtracts the count of those before it. Sessions have
+    # whole numbers in a row, the first `session[0]`.
     too_long = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
     before_session: IntArray = too_long[first] - ~fits[first]
@@ -714,7 +720,7 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
     # on a grid that holds all scores but one in 10^12.
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
-    return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _OPEN, 1 - _OPEN))))
+    return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _TINY_FRAC, 1 - _TINY_FRAC))))
 
 
 def _scores_by_table(
@@ -725,7 +731,7 @@ def _scores_by_table(
     """
     from scipy.special import ndtr, ndtri
 
-    joint = np.array(table) + _OPEN  # An empty row would divide by 0.
+    joint = np.array(table) + _TINY_FRAC  # An empty row would divide by 0.
     joint /= joint.sum()
     # The row of a request is where its prompt's percentile falls. Its column is drawn with the probabilities
     # of that row, and its output's percentile lies within the column.
@@ -736,14 +742,14 @@ def _scores_by_table(
     cumulative /= cumulative[:, -1:]
     # One lookup serves all rows: row r has its columns' cumulative shares in [r, r + 1].
     all_edges = (cumulative + np.arange(len(joint))[:, None]).ravel()
-    drawn = np.clip(ndtr(second), _OPEN, 1 - _OPEN)
+    drawn = np.clip(ndtr(second), _TINY_FRAC, 1 - _TINY_FRAC)
     column = np.searchsorted(all_edges, row + drawn, side="right") - 1 - row * cumulative.shape[1]
     column = np.clip(column, 0, joint.shape[1] - 1)
     low, high = cumulative[row, column], cumulative[row, column + 1]
     within_column = (drawn - low) / (high - low)
     widths = np.diff(column_edges)
     quantile_frac = column_edges[column] + within_column * widths[column]
-    return np.asarray(ndtri(np.clip(quantile_frac, _OPEN, 1 - _OPEN)))
+    return np.asarray(ndtri(np.clip(quantile_frac, _TINY_FRAC, 1 - _TINY_FRAC)))
 
 
 def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
