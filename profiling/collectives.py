@@ -30,7 +30,7 @@ from planner.errors import InputError
 from planner.models.latency import Array
 
 WARM_UP, REPEATS = 3, 9  # All-reduces of a size: the first open connections, the median of the others counts.
-TIMEOUT_S = 300.0  # For all sizes of one rank.
+TIMEOUT_S = 300.0  # The limit on all sizes of one rank.
 PER_LAYER = 2  # All-reduces: one after attention and one after the feed-forward block.
 
 
@@ -56,7 +56,7 @@ class Collectives:
         return PER_LAYER * layers * self.once_s(tokens)
 
     def to_csv(self) -> str:
-        """Vidur's columns: bytes and milliseconds."""
+        """The measured all-reduces in the columns of Vidur's tables: bytes and milliseconds."""
         rows = ["size,num_workers,devices_per_node,time_stats.all_reduce.median"]
         for tokens, seconds in zip(self.tokens, self.seconds, strict=True):
             size = int(tokens) * self.bytes_per_token
@@ -152,7 +152,7 @@ def _run_rank(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """What one rank's process runs."""
+    """What the process of one rank runs."""
     parser = argparse.ArgumentParser(description="One rank of profiling.collectives.all_reduces.")
     for name, kind in (("folder", str), ("ranks", int), ("rank", int), ("hidden", int), ("dtype", str)):
         parser.add_argument(f"--{name}", type=kind, required=True)

@@ -66,7 +66,8 @@ class StepMeasurement:
         """The row of a step table (`planner.models.step_tables`), with all-reduces added to the time."""
         return {
             **dict(zip(COLUMNS, self.step.column_sums, strict=False)),  # All but the last, `t_s`.
-            "kv_tokens": self.step.decodes * self.context_tokens,  # As measured, not as asked for.
+            # The context that the engine had, which may differ from the one asked for.
+            "kv_tokens": self.step.decodes * self.context_tokens,
             "t_s": six_digits(self.t_s + all_reduce_s),
             "context_tokens": self.step.context,
             "host_s": six_digits(self.host_s),

@@ -34,7 +34,8 @@ from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power_sampling import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
-# So many bytes of weights are run, on a GPU several times any cache; on a CPU fewer, as steps take long.
+# Bytes of weights that a measurement reads: on a GPU several times any cache; on a CPU fewer, as steps take
+# long.
 WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
 CPU_KV_BYTES = 2**30  # KV cache at most on a CPU, whose memory other programs share.
 GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.

@@ -35,7 +35,7 @@ def form_of_section(given: object) -> Form:
     section: DaySection = parse_day(given, "slo.yaml: day")
     controllers = given.get("controllers") if isinstance(given, Mapping) else None
     parameters: dict[str, Any] = {}
-    if isinstance(controllers, Mapping):  # Else they are names alone, with default parameters.
+    if isinstance(controllers, Mapping):  # A list has names alone, with default parameters.
         parameters = {name: dict(value) for name, value in controllers.items() if value}
     billing = next(name for name, unit_s in BILLED_S.items() if unit_s == section.billed_s)
     return {
@@ -83,7 +83,7 @@ def section(form: Mapping[str, Any]) -> Document:
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
     settings |= {} if form["types"] is None else {"types": form["types"]}
-    if "start" not in settings:  # Else the start-up time is given, and does not follow from these two.
+    if "start" not in settings:  # A start-up time that is given does not follow from storage and image.
         defaults = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
         settings |= {key: form[key] for key, default in defaults.items() if form[key] != default}
     return settings

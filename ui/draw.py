@@ -23,7 +23,8 @@ LATENCIES = (
     "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
     "p90: nine of ten are no slower."
 )
-_FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # For instance 1,024 or "+5.98 USD/h".
+# A cell with a figure, for instance 1,024 or "+5.98 USD/h".
+_FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 _CODE = re.compile(r"(`[^`\n]+`)")
 # On a dark page each colour that the planner draws for a light one becomes the report's own dark colour.

@@ -136,7 +136,7 @@ class Jobs:
                     _kill(job.process)
 
     def close(self) -> None:
-        """End all worker processes."""
+        """End all worker processes; jobs that still run are lost."""
         for session, place in list(self._jobs):
             self.cancel(session, place)
         with self._lock:

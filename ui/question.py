@@ -88,7 +88,7 @@ SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None
 
 
 def sample_form(catalog: Catalog) -> Form:
-    """The question of examples/slo.yaml."""
+    """The inputs of the page Plan as in examples/slo.yaml."""
     stock = {"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32}
     form: Form = {
         "source": SAMPLE,

@@ -38,7 +38,7 @@ FILE = Path("slo.yaml")  # Errors and the command line name the question like th
 
 
 def example_form(catalog: Catalog, traces: Sequence[str]) -> Form:
-    """The question of examples/slo-two-llms.yaml."""
+    """The inputs of the page Several LLMs as in examples/slo-two-llms.yaml."""
     written = read_yaml(repository_dir("examples") / "slo-two-llms.yaml")
     return form_of_document(written, {"shared": question.sample_form(catalog)}, catalog, traces)
 
@@ -135,7 +135,7 @@ def add_llm(form: Mapping[str, Any]) -> Form:
 
 
 def remove_llm(form: Mapping[str, Any], k: int) -> Form:
-    """All LLMs but the k-th."""
+    """The inputs without the k-th LLM."""
     return {**form, "llms": [llm_form for number, llm_form in enumerate(form["llms"]) if number != k]}
 
 

@@ -72,7 +72,7 @@ class MeasuredEngine:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     kv_tokens: int | None = None
-    version: Engine | None = None  # Its scheduling and host time.
+    version: Engine | None = None  # The engine, with its scheduling and host time.
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,9 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise _malformed_error(problem, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
-        except (ValueError, LookupError, AttributeError, TypeError):  # As for 2023-13-45, !!int x, !!bool x.
-            value = None  # It is refused below.
+        # For instance for 2023-13-45, !!int x or !!bool x.
+        except (ValueError, LookupError, AttributeError, TypeError):
+            value = None  # No value can be made of this node; the lines below refuse it.
         else:
             if isinstance(node, yaml.ScalarNode) and (advice := _explain_misread(node, value)):
                 raise _malformed_error(advice, node.start_mark)
@@ -489,6 +490,7 @@ def _swap_files(
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:
+        """Rename a file, and note how to undo it."""
         if target.is_dir():
             raise IsADirectoryError(0, f"{target} is a directory")
         source.replace(target)

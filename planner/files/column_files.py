@@ -72,7 +72,7 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
         shapes = {column: (str(values.dtype), list(values.shape)) for column, values in columns.items()}
         text = json.dumps({"columns": shapes, "about": about})
         (unfinished / ABOUT).write_text(text, encoding="utf-8")
-        if (root / name).exists():  # They are damaged: columns that can be read are not written again.
+        if (root / name).exists():  # These columns are damaged: readable ones are not written again.
             shutil.rmtree(root / name, ignore_errors=True)
         unfinished.rename(root / name)
         return True

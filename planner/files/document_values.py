@@ -323,6 +323,7 @@ class Section:
     def one_of(
         self, key: str, known: Collection[str], default: Default | _Required = _REQUIRED
     ) -> str | Default:
+        """The text under `key`, which must be one of `known`."""
         return self._read_value(
             key, lambda value, where: check_one_of(value, known, where, self.wording), default
         )

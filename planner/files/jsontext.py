@@ -20,7 +20,7 @@ MOST_DIGITS = 100  # Whole numbers with more digits take long to read; hashes of
 
 
 class TwiceError(ValueError):
-    """A key is given twice."""
+    """An object of a JSON text has the same key twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key!r} is given twice")

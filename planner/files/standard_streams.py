@@ -13,7 +13,7 @@ def fill_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # It takes the lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDWR)  # `open` takes the lowest free number, which is this one.
 
 
 def keep_native_prints_off_stdout() -> None:

@@ -91,7 +91,7 @@ def read_number_column(
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
-        # As an object a cell is shown as it was read, not as a type of NumPy.
+        # Without `object` the cell would be shown as a type of NumPy, not as it was read.
         shown_value = show_value(table[name].astype(object).iloc[int(bad[0])])
         row = table.index[int(bad[0])] + 1
         bound = f"below {LARGEST:g}" if values[bad[0]] >= LARGEST else f">= {least:g}"

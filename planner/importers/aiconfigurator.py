@@ -84,7 +84,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         run = MeasuredRun(
             name=f"{isl:g}x{osl:g} c{concurrency}",
             requests=ROUNDS * concurrency,
-            input_tokens=(isl,),  # One value stands for all requests.
+            input_tokens=(isl,),  # The one length of all requests.
             output_tokens=(osl,),
             latency_s={"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
             concurrency=concurrency,

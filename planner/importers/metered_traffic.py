@@ -83,7 +83,7 @@ class MeteredTraffic:
     warnings: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """The section `traffic` of slo.yaml."""
+        """The rate curve and the lengths as the section `traffic` of slo.yaml."""
         curve = [_six_digits(rate) for rate in self.rate_rps]
         return {"rate": {"curve": curve, "every": f"{_six_digits(self.every_s)} s"}, **self.lengths}
 

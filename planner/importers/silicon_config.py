@@ -215,7 +215,7 @@ class ConfigKernels:
         if not heads or not of_prompts or not of_decodes:
             raise ValueError("its operations are not those of a decoder")
         if self._tp > 1 and not self._by_row:
-            count = self._count_reduces() + 1.0  # One more is of the embeddings.
+            count = self._count_reduces() + 1.0  # The embeddings have one more.
             of_tokens.append(all_reduces(self._llm, self._tp, count))
         self._is_shared = np.array([_is_shared(each) for each in of_tokens], dtype=bool)
         self._token_operations = list(range(len(of_tokens)))

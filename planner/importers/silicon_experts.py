@@ -88,6 +88,7 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
     ]
 
     def both_ways_ms(tokens: int) -> float:
+        """Milliseconds in which tokens go to their experts and come back."""
         own = -(-tokens // gpus)  # AIConfigurator wants the tokens of one GPU.
         return sum(
             float(engine.evaluate_ops_json(each, is_context=True, batch_size=1, s=own)[0][1])

@@ -26,6 +26,7 @@ def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Mill
     by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
 
     def table_ms(routing: str) -> Milliseconds:
+        """Milliseconds of a layer by its tokens, from the table of this routing."""
         table = by_routing[routing]
         for key in ("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"):
             table = table[fields[key]]

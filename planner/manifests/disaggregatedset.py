@@ -38,7 +38,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """The objects, workers first."""
+    """The Kubernetes objects that deploy the fleet: those of the workers, then those of the router."""
     pools = fleet.running_pools
     if any(pool.role == "mixed" for pool in pools):
         raise InputError("disaggregatedset: holds prefill and decode pools only, found a mixed one; take lws")

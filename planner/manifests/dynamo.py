@@ -55,7 +55,8 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for prefill and decode pools and one for mixed pools, as far as the fleet has them."""
-    engine_command.plain_name(fleet, "dynamo")  # For its InputError; the graphs take the name as it is.
+    # Called only to refuse names that need quotes; the graphs take the name as it is.
+    engine_command.plain_name(fleet, "dynamo")
     engine_command.refuse_ranks(fleet, "dynamo", on_nodes=False)
     engine_command.refuse_offload(fleet, "dynamo")
     if len(fleet.running_pools) >= MAX_COMPONENTS:

@@ -47,7 +47,7 @@ USER {ROUTER_USER}:{ROUTER_USER}
 EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
-GPU_MEMORY_UTILIZATION = 0.9  # As planner.models.memory assumes.
+GPU_MEMORY_UTILIZATION = 0.9  # vLLM's share of the memory, which planner.models.memory assumes too.
 # `max-model-len` is rounded up to a multiple of this, so that a slightly longer request still fits.
 LENGTH_STEP = 256
 
@@ -177,7 +177,7 @@ def engine_version(fleet: Fleet) -> str:
 
 
 def engine_title(fleet: Fleet) -> str:
-    """For instance "vLLM 0.33.0"."""
+    """The engine's name and version, for instance "vLLM 0.33.0"."""
     return f"{NAMES['vllm' if fleet.engine is None else fleet.engine.name]} {engine_version(fleet)}"
 
 

@@ -109,7 +109,7 @@ def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """The objects, workers first."""
+    """The Kubernetes objects that deploy the fleet: those of the workers, then those of the router."""
     engine_command.refuse_several_nodes(fleet, "kubernetes")
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):

@@ -99,7 +99,7 @@ def mark_of(app: str) -> str:
 def _claim_gib(fleet: Fleet) -> int:
     """GiB of the volume for the LLM's weights and the files beside them."""
     gpu = fleet.running_pools[0].type.gpu  # Any will do: all pools serve the same checkpoint.
-    weight_bytes = worker_memory(fleet.llm, gpu, 1).weight_bytes  # With TP 1 all weights.
+    weight_bytes = worker_memory(fleet.llm, gpu, 1).weight_bytes  # A worker of TP 1 has all weights.
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 
 

@@ -66,7 +66,7 @@ def store_config(master: str, protocol: str) -> str:
         "metadata_server": HANDSHAKE,
         "master_server_address": f"{master}:{MASTER_PORT}",
         "global_segment_size": 0,  # The worker's own memory in the store.
-        "local_buffer_size": "4GB",  # As in vLLM's usage guide.
+        "local_buffer_size": "4GB",  # The value of vLLM's usage guide for Mooncake.
         "protocol": protocol,
         "device_name": "",  # Mooncake finds the network device itself.
     }

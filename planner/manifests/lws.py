@@ -37,7 +37,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """The objects, workers first."""
+    """The Kubernetes objects that deploy the fleet: those of the workers, then those of the router."""
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)

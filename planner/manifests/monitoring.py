@@ -32,6 +32,7 @@ def _alert_rules(llm: str) -> dict[str, Any]:
     """Four alerts: the plan no longer holds, headroom is low, traffic drifted, nothing was watched."""
 
     def alert_rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
+        """A rule of Prometheus: `text` is sent once `expression` has been true for the time `wait`."""
         return {
             "alert": name,
             "expr": expression,

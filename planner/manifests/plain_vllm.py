@@ -118,7 +118,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
     if kv_store.uses_store(fleet, pool):
-        config_path = "$" + kv_store.CONFIG_PATH  # As the shell reads it.
+        config_path = "$" + kv_store.CONFIG_PATH  # The variable in the shell's notation.
         lines += [
             f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',
             f"export {kv_store.CONFIG_PATH}=$(mktemp)",

@@ -30,7 +30,7 @@ _CHART_VALUES = {
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """production-stack.values.yaml: values of the chart."""
+    """The file production-stack.values.yaml: the values of the chart."""
     header = f"# helm install ... -f production-stack.values.yaml   (chart {CHART_VERSION})\n"
     return {"production-stack.values.yaml": header + to_yaml(values(fleet, max_model_len))}
 

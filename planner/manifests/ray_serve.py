@@ -41,7 +41,7 @@ _ACCELERATORS = {
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """ray-serve.yaml: for `serve deploy`."""
+    """The file ray-serve.yaml, which `serve deploy` takes."""
     llm, gpus = engine_command.one_line(fleet.llm.name), count_text(fleet.gpus, "GPU")
     about = f"# {llm} on {gpus}.   serve deploy ray-serve.yaml\n"
     return {"ray-serve.yaml": about + to_yaml(document(fleet, max_model_len))}

@@ -41,7 +41,7 @@ def sglang_release(version: str) -> str:
 
 
 def sglang_image(version: str) -> str:
-    """SGLang's image of the release."""
+    """The container image of the release that runs this version of SGLang."""
     return f"lmsysorg/sglang:v{sglang_release(version)}"
 
 

@@ -41,7 +41,7 @@ ACCELERATORS = {
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """skypilot.yaml: for `sky serve up`."""
+    """The file skypilot.yaml, which `sky serve up` takes."""
     header = "# sky serve up skypilot.yaml --secret HF_TOKEN\n"
     return {"skypilot.yaml": header + to_yaml(document(fleet, max_model_len))}
 

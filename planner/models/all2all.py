@@ -57,7 +57,7 @@ EXPERT_LAUNCHES_S = 390e-6
 class Exchange:
     """How ranks on several nodes exchange tokens: vLLM's --all2all-backend, and each GPU's own link."""
 
-    all2all: All2All = HIGH_THROUGHPUT  # It takes steps of any size.
+    all2all: All2All = HIGH_THROUGHPUT  # The default takes steps of any size.
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
 
 

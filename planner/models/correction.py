@@ -149,7 +149,8 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
     if context_step == 1:
         return X
     rounded = X.copy()
-    context = np.floor(X[:, KV_TOKENS] / np.maximum(X[:, DECODES], 1))  # As the kernel rounds.
+    # The simulator's kernel rounds down too.
+    context = np.floor(X[:, KV_TOKENS] / np.maximum(X[:, DECODES], 1))
     rounded[:, KV_TOKENS] = X[:, DECODES] * np.ceil(context / context_step) * context_step
     return rounded
 

@@ -34,7 +34,7 @@ from planner.errors import InputError
 
 FirstToken = Literal["prefill", "decode"]
 
-NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # As reports write them.
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # The engines' names in reports.
 DEPLOYED_VERSION = "0.33.0"  # The version of vLLM in manifests that name no other.
 
 

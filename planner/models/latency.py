@@ -314,6 +314,7 @@ class StepLatency:
         floor_knot = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 
         def scaled(values_s: tuple[float, ...]) -> tuple[float, ...]:
+            """The floor, at `floor_knot`, times `decode`, and what lies above it times `prefill`."""
             if not values_s:
                 return ()
             floor_s = values_s[floor_knot]

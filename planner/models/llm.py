@@ -72,6 +72,7 @@ class GroupedAttention:
             raise CatalogError(f"{self.heads} heads do not share {self.kv_heads} KV heads")
 
     def parameters(self, hidden: int) -> float:
+        """The parameters of one layer, whose input has `hidden` numbers per token."""
         # A gate doubles the queries' projection.
         queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
         keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
@@ -125,6 +126,7 @@ class LatentAttention:
     bf16_parameters: float = 0.0
 
     def parameters(self, hidden: int) -> float:
+        """The parameters of one layer, whose input has `hidden` numbers per token."""
         query_width = self.heads * (self.nope_dim + self.rope_dim)
         queries = hidden * self.q_rank + self.q_rank * query_width if self.q_rank else hidden * query_width
         latent = hidden * (self.kv_rank + self.rope_dim)
@@ -141,7 +143,8 @@ class LatentAttention:
         if not self.index_heads:
             return 0
         queries = self.index_heads * self.index_dim * (self.q_rank or hidden)
-        return queries + hidden * (self.index_dim + self.index_heads)  # Its keys, and a weight per head.
+        # Queries, then the index's keys and a weight per head.
+        return queries + hidden * (self.index_dim + self.index_heads)
 
     @property
     def kv_values(self) -> int:
@@ -198,6 +201,7 @@ class CompressedAttention:
     bf16_parameters: float = 0.0
 
     def parameters(self, hidden: int) -> float:
+        """The parameters of one layer, whose input has `hidden` numbers per token."""
         queries = (hidden + self.heads * self.head_dim) * self.q_rank
         output = self.output_rank * (self.heads * self.head_dim + self.output_groups * hidden)
         return float(queries + hidden * self.head_dim + output + self._choosing_parameters(hidden))

@@ -220,8 +220,8 @@ def correct_for_version(
         latency = _with_added_s(latency, -shorter_s, why)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, gpu, engine):
-        # This is f(G) + s layers of the module's docstring. `step_s` includes h, which is added to every
-        # step.
+        # The second value is f(G) + s layers of the module's docstring; h, which every step adds, is taken
+        # off `step_s`.
         least_s = max(least_s, float(latency.step_s(captured)) - latency.h_s + launches_s)
     if least_s:
         basis = (

@@ -140,7 +140,7 @@ def step_utilisations(
 
 @cache
 def shipped_power() -> Power:
-    """The model fitted in catalogs/power.yaml."""
+    """The power model whose constants were fitted and are kept in catalogs/power.yaml."""
     path = repository_dir("catalogs") / "power.yaml"
     document = read_yaml(path)
     try:

@@ -159,7 +159,7 @@ def _between_nodes_s(
 
 
 def experts_layers(llm: Llm) -> int:
-    """Layers that have routed experts."""
+    """How many layers have routed experts (two or more)."""
     return sum(
         group.count
         for group in llm.layer_groups

@@ -76,6 +76,7 @@ class StepTable:
 
     @property
     def X(self) -> Array:
+        """(n, 5): the columns of latency.py: tokens, pairs, decodes, KV tokens, prompts."""
         steps = self.steps
         tokens = steps.prefill_tokens + steps.n_decode
         columns = [tokens, steps.prefill_pairs, steps.n_decode, steps.kv_tokens, steps.n_prefill]

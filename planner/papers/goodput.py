@@ -81,6 +81,7 @@ def poisson_traffic(lengths: Trace) -> Traffic:
         )
 
     def traffic(rate_rps: float, requests: int, seed: int) -> Trace:
+        """This number of requests at this rate, with exponential gaps; lengths are drawn from the trace's."""
         rows = np.random.default_rng([seed, 0]).integers(0, len(lengths), requests)
         gaps = np.random.default_rng([seed, 1]).standard_exponential(requests)
         gaps[0] = 0.0
@@ -136,6 +137,7 @@ class Steady:
         """Whether the fleet keeps the SLO in a run that is long enough."""
 
         def simulate_kept(trace: Trace) -> Simulation | None:
+            """The simulation of this trace if the fleet keeps the SLO in it, else None."""
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             requests, every_s = RequestRecords(trace), self.slo.every_s
             simulation = simulate_if_kept(fleet, trace, limits, requests, every_s, patience_s=patience_s)

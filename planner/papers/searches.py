@@ -178,6 +178,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     shown = [row for row in rows if row is rows[0] or row in frontiers[0] or row in frontiers[1]]
 
     def shown_row(row: vidur_search.SearchedConfiguration) -> dict[str, Any]:
+        """A configuration as a row of the table that is shown."""
         names = ("TTFT", "TBT")
         return {
             "configuration": row.name,

@@ -350,6 +350,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     import altair as alt
 
     def is_beaten(name: str) -> bool:
+        """Whether another fleet takes no more money and no more power, and less of one."""
         cost, power_kw = dots[name]
         return any(
             other_cost <= cost and other_kw <= power_kw and (other_cost, other_kw) != (cost, power_kw)

@@ -125,7 +125,7 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
     is_finite = np.isfinite(values_s)
     count, total = int(is_finite.sum()), len(values_s)
     values = {"mean": float(values_s.sum(where=is_finite) / count) if count else float("nan")}
-    del is_finite  # It takes memory that the partition needs.
+    del is_finite  # The partition below needs this memory.
     rank_by_percentile = {
         percentile_frac: nearest_rank(percentile_frac, total) - 1 for percentile_frac in PERCENTILES
     }

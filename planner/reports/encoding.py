@@ -129,7 +129,8 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
     """Both ends of a logarithmic axis that shows all values and limits, but at most MOST_DECADES."""
     ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
-    low, high = min(ends, default=0.1), max(ends, default=1.0)  # With nothing to show, any decade.
+    # Without values and limits any decade will do.
+    low, high = min(ends, default=0.1), max(ends, default=1.0)
     high *= AXIS_ROOM
     return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
 

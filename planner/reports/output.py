@@ -515,8 +515,8 @@ def _facts(plan: Plan) -> Document:
     certificate = plan.certificate
     return facts_document(
         binding=certificate.binding,
-        assumptions=certificate.assumptions,  # Those of the model.
-        assumed=certificate.assumed,  # Those of the search, its pruning rules.
+        assumptions=certificate.assumptions,  # What the model takes for granted.
+        assumed=certificate.assumed,  # What the search takes for granted: its pruning rules.
         warnings=plan.warnings,
         prices=plan.prices,
     )

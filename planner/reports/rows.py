@@ -93,7 +93,7 @@ def split_text(worker: WorkerType) -> str:
 
 
 def fleet_rows(fleet: Fleet) -> Rows:
-    """A line per pool."""
+    """A line per pool: name, role, workers, GPUs, settings."""
     rows: list[tuple[str, ...]] = [
         (
             pool.name,

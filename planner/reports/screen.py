@@ -877,7 +877,7 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
     roles = [pool.role for pool in plan.fleet.running_pools]
     parts = [f"{count} {role}" for count, role in zip(worker_counts, roles, strict=True)]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(worker_counts)  # Those of the running pools: a pool without workers has no count there.
+    counts = iter(worker_counts)  # Counts of the running pools alone: a pool without workers has none.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD

@@ -208,7 +208,7 @@ def proof_lines(plan: SharedPlan) -> list[str]:
 
 
 def answer_sentence(plan: SharedPlan) -> str:
-    """All fleets in one sentence."""
+    """The GPUs and the price of the fleets of all LLMs in one sentence."""
     gpus = count_text(_totals(plan)["gpus"], "GPU")
     return f"{list_text(list(plan.plans))} on {gpus}: {price_text(plan.bill)}."
 

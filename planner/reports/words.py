@@ -50,7 +50,7 @@ TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 ye
 
 
 def answer_sentence(plan: Plan) -> str:
-    """The plan in one sentence."""
+    """The fleet and its price in one sentence, and the rate it carries if that was maximised."""
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
     return f"{carried}{describe_fleet(plan.fleet)}: {price_text(plan.bill)}."
 
@@ -232,7 +232,7 @@ def is_free(certificate: Certificate) -> bool:
 
 
 def cheaper_text(certificate: Certificate) -> str:
-    """`excluded_text` of a certificate."""
+    """How many of the cheaper fleets of level 0 the plan's search simulated (`excluded_text`)."""
     less = "smaller" if is_free(certificate) else "cheaper"
     return excluded_text(certificate.cheaper, certificate.cheaper_simulated, less)
 

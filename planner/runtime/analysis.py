@@ -170,7 +170,7 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
         )
     by_client = None
     if measurement.is_timed_by_engines:
-        without_logs = replace(measurement, logs={})  # Its times are the client's.
+        without_logs = replace(measurement, logs={})  # Without logs the times are the client's.
         by_client = compare_with_simulation(without_logs, setup.fleet, setup.slo, tolerances)
     return Validation(
         setup=setup,

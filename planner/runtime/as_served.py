@@ -62,7 +62,8 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
             inputs[number[request]] = sent.input_tokens or inputs[number[request]]
             outputs[number[request]] = len(sent.token_s)
     served_trace = trace.select(requests)
-    if served_trace.image_tokens is not None:  # They are part of the prompt, which may be shorter now.
+    # Image tokens are part of the prompt, which may be shorter now.
+    if served_trace.image_tokens is not None:
         served_trace = replace(served_trace, image_tokens=np.minimum(served_trace.image_tokens, inputs))
     parts = tuple(
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts

@@ -209,7 +209,7 @@ async def post_request(
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     post = client.post(
         f"{endpoint.url}{path}",
-        data=io.BytesIO(body),  # As a file, because aiohttp warns of large bytes.
+        data=io.BytesIO(body),  # Given as a file, because aiohttp warns of large bytes.
         headers=headers,
         allow_redirects=False,
         timeout=timeout,

@@ -72,6 +72,7 @@ class EngineLog:
         wall_s, own_s = np.r_[from_s, wall_s], np.r_[0.0, own_s]
 
         def to_own(times_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
+            """Times on the wall clock as times on the clock that stops while others have the core."""
             at_s = np.asarray(times_s, dtype=float)
             # Before `from_s`, where interp gives 0, the clock runs as the wall clock does. It stops at the
             # end of the last step.

@@ -129,7 +129,7 @@ class EngineScraper:
             if document["status"] == "success":
                 result = document["data"]["result"]
                 for row in result if document["data"]["resultType"] == "vector" else ():
-                    float(row["value"][1]), row["metric"].items()  # They only raise for a wrong form.
+                    float(row["value"][1]), row["metric"].items()  # Evaluated only to raise for a wrong form.
                 return result
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             pass

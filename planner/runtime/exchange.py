@@ -32,7 +32,7 @@ DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit
 MOST_OUTPUT_TOKENS = 10**9  # More are refused, as JSON allows integers of any length.
 # A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
 UNPACK_BYTES = 2**20
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # With this value zlib recognises the format by its first bytes.
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's value for "recognise the format by its first bytes".
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RoutedRequest:
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection."""
+    """The client closed its connection before its answer was complete."""
 
 
 def read_request(

@@ -52,7 +52,7 @@ class _EngineRequest:
     name: str
     prompt_tokens: int
     output_tokens: int
-    is_transferred: bool  # Its KV comes from a prefill worker, so one token is left to compute.
+    is_transferred: bool  # The request's KV comes from a prefill worker, so one token is left to compute.
     names: list[int] = field(default_factory=list)  # Names of its prompt's blocks (prompt_blocks.py).
     priority: int = 0
     computed: int = 0  # Tokens of its prompt and its output whose KV is there.

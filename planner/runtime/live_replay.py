@@ -118,7 +118,7 @@ class JournalFile:
             elif "request" in row:
                 row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
                 sent[row["request"]] = Sent(**row)
-                if row["status"] == "unsent":  # It was given up, so that no line says that it was sent.
+                if row["status"] == "unsent":  # The request was given up, so no line says that it was sent.
                     sends[row["part"]].append(row["request"])
         parts = (
             ReplayPart(part, start_s, tuple(sends[part]), at_s) for part, (start_s, at_s) in starts.items()

@@ -155,6 +155,7 @@ class PercentileRow:
         return self.tolerance_frac is None or not abs(self.error_frac) > self.tolerance_frac
 
     def as_dict(self) -> dict[str, Any]:
+        """The row as plain values, for validation.json."""
         return {
             "metric": self.metric,
             "percentile": percentile_name(self.percentile_frac),

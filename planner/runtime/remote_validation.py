@@ -54,7 +54,7 @@ class Failures:
 
     endpoint: Endpoint
     sent_rps: float
-    # For each of the recent requests 1 if it failed, else 0; and its HTTP code.
+    # The last RECENT requests: 1 for each that failed, else 0; and their HTTP codes.
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     codes: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     in_a_row: int = 0
@@ -123,6 +123,7 @@ class ToEndpoint:
     inexact: int = 0
 
     def body(self, request: int) -> bytes:
+        """The body of a request of the trace, in the endpoint's dialect."""
         trace, dialect = self.setup.trace, self.probed.dialect
         prompt = dialect.prompt_of(
             trace, request, self.setup.seed, shares_prefixes=self.setup.shares_prefixes
@@ -274,7 +275,7 @@ async def warm_up(
     times = warm_up_times(failures.sent_rps, min(requests, MOST_WARM_UPS))
     progress(f"warming up: {len(times)} requests in {times[-1]:.0f} s")
     start_s = time.monotonic()
-    warm_up_failures = Failures(endpoint, failures.sent_rps)  # They do not count for the traffic.
+    warm_up_failures = Failures(endpoint, failures.sent_rps)  # Counted apart from those of the traffic.
 
     async def send(number: int, charged_usd: float) -> None:
         # Another seed than the traffic's, so that no request of it finds its prompt in a cache.

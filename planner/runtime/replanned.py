@@ -55,6 +55,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
 
     @cache
     def holds(fleet: Fleet) -> bool:
+        """Whether this fleet keeps the SLO on the trace that was measured."""
         simulation = simulate_if_kept(
             fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s(judged_span_s(trace))
         )

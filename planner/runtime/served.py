@@ -54,7 +54,7 @@ from profiling.config import read_config, shard_config
 from profiling.vllm_install import is_cpu_build
 
 LEVEL_S = 6.0  # Each level of load is measured for this time, long enough for hundreds of steps.
-SETTLE_S = 1.0  # So long after a level's start steps are left out, because the batch is still filling.
+SETTLE_S = 1.0  # Steps in this time after a level's start are left out, because the batch is still filling.
 MOST_PROMPT_TOKENS = 1024  # Longer prompts would leave too few steps in a level.
 LEVEL_REQUESTS = 50_000  # The requests that are drawn for a level, more than it can send.
 OUTPUT_TOKENS = (16, 64)  # Answers are short, so that many requests begin and end in LEVEL_S.
@@ -144,6 +144,7 @@ def _watched_commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands
     options = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
     def command(place: workers.WorkerPlace, port: int) -> workers.EngineCommand:
+        """The command of the engine at this place, with the options of the measurement."""
         base_command = base_commands(place, port)
         return workers.EngineCommand(
             [*base_command.argv, *options, *watched.arguments], base_command.environment
@@ -180,7 +181,7 @@ async def _run_levels(
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
-                warm_up_level = 1  # It is measured like the others, and dropped.
+                warm_up_level = 1  # The first level is measured like the others, and dropped.
                 levels = (warm_up_level, *sequence_levels(watched.max_num_seqs))
                 for part_number, sequences in enumerate(levels):
                     before_s = _used_cpu_s(group)

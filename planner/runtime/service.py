@@ -47,7 +47,7 @@ async def serve_until_drained(
         deadline_s = time.monotonic() + drain_s
         while router.in_flight and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)  # Often enough that the end is not noticed late.
-        if router.in_flight:  # Their connections are closed at the end of `listening`.
+        if router.in_flight:  # `listening` closes the connections of these at its end.
             say(f"{router.in_flight} requests are broken off")
 
 
@@ -68,6 +68,7 @@ class LineLimit(logging.Filter):
         self.second, self.lines, self.left_out = 0, 0, 0  # `lines` counts those of the present `second`.
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is logged: each second has room for `lines_per_s`."""
         if (second := int(record.created)) != self.second:
             self.second, self.lines = second, 0
         self.lines += 1

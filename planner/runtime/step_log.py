@@ -174,7 +174,7 @@ class StepLog:
                 self.path.replace(self.path.with_name(self.path.name + ".1"))
                 self.lines[:] = self.head
         except OSError:
-            self.lines[:] = b"\n"  # It ends a line that was written in part.
+            self.lines[:] = b"\n"  # The newline ends a line that was written in part.
 
     def close(self) -> None:
         """Write the remaining lines and close the file; also called when the process ends."""
@@ -232,6 +232,7 @@ def _own_clock() -> Callable[[], float]:
     descriptors: dict[int, int] = {}
 
     def clock() -> float:
+        """Seconds of time.monotonic without those in which this thread waited for a core."""
         thread = threading.get_ident()
         if thread not in descriptors:
             descriptors[thread] = os.open(file, os.O_RDONLY)

@@ -29,7 +29,7 @@ STRIKES = 2  # One death may be chance; after two no third worker is risked.
 class Suspect(Protocol):
     """What `Trust` reads and writes of a request that may have killed a worker."""
 
-    is_shared: bool  # Its worker had another request at the same time.
+    is_shared: bool  # The request's worker had another request at the same time.
     is_suspect: bool
     strikes: int
 

@@ -12,7 +12,7 @@ import aiohttp
 LINE_BYTES = 16 * 2**20  # The limit of a line: an event with the log-probabilities of a long prompt fits.
 REFUSAL_BYTES = 2**20  # The limit of an answer that says what is wrong with a request.
 SPARE_TOKENS = 64  # Tokens that may come beyond the request's limit, as engines may count a stop or a role.
-_READ_VALUE = json.JSONDecoder().raw_decode  # For a short event twice as fast as json.loads.
+_READ_VALUE = json.JSONDecoder().raw_decode  # Twice as fast as json.loads on a short event.
 
 
 class WorkerError(Exception):

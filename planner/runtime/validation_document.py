@@ -74,7 +74,8 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "scatter": {
             metric: _scatter_summary(*comparison.scatter(metric))
             for metric, row in METRICS.items()
-            if not (row.is_of_gaps or row.is_of_agents)  # These have no single value of a request.
+            # Metrics of gaps and of agents have no single value of a request.
+            if not (row.is_of_gaps or row.is_of_agents)
         },
         "steps": [
             {

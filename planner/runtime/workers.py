@@ -421,6 +421,7 @@ def vllm_commands(
         )
 
     def command(place: WorkerPlace, port: int) -> EngineCommand:
+        """The command that starts vLLM at this place and port."""
         settings = engine_command.engine_flags(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
         arguments: list[str] = [
@@ -493,6 +494,7 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
     """
 
     def command(place: WorkerPlace, port: int) -> EngineCommand:
+        """The command that starts the fake engine at this place and port."""
         kind = place.pool.type
         settings: dict[str, Any] = {
             "kv_tokens": kind.kv_tokens,

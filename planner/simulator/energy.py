@@ -60,7 +60,7 @@ class ExpectedPower:
 
     @property
     def thousand_tokens_j(self) -> float:
-        """Joules per 1000 output tokens."""
+        """Expected joules per 1000 output tokens; NaN without output."""
         return 1000 * self.energy_j / self.output_tokens if self.output_tokens else float("nan")
 
 

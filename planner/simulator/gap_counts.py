@@ -43,7 +43,7 @@ class GapCounts:
 
     @property
     def total(self) -> int:
-        """How many gaps were counted."""
+        """How many gaps between tokens were counted."""
         return int(self._counts.sum())
 
     @property

@@ -64,10 +64,11 @@ TYPE = np.dtype(
         ("seats", "i8"),  # max_num_seqs
         ("kv_blocks", "i8"),
         ("longest_blocks", "i8"),  # Longer requests are rejected.
-        ("kv_capacity_tokens", "i8"),  # For batchings that count KV in tokens.
+        ("kv_capacity_tokens", "i8"),  # Read by batchings that count KV in tokens.
         ("decode_batch_tokens", "i8"),  # distserve.py: the most context of a batch of decodes.
-        ("watermark_blocks", "i8"),  # These are left free when a prompt is admitted.
-        ("reserved_blocks", "i8"),  # Every request takes these at once and keeps them; 0: as they are needed.
+        ("watermark_blocks", "i8"),  # Blocks that are left free when a prompt is admitted.
+        # Blocks that a request takes at once and keeps; 0: it takes them as needed.
+        ("reserved_blocks", "i8"),
         # Beside the blocks of its tokens a sequence takes `constant_blocks`, and `window_ratio` times those
         # of its attention window, at most `window_blocks` (models/kv_layout.py).
         ("constant_blocks", "i8"),
@@ -79,15 +80,16 @@ TYPE = np.dtype(
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does.
         ("pp", "i8"),
         ("lanes", "i8"),
-        # Of a worker with an `Engine` (models/engine.py):
+        # Fields that a worker with an `Engine` (models/engine.py) has:
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
         ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
-        ("kv_delay_steps", "i8"),  # This many steps go without KV that has arrived.
+        ("kv_delay_steps", "i8"),  # A request whose KV has arrived joins this many steps later.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
         # Seconds of the host that a step with prompts takes beyond these, for its launches.
         ("launch_s", "f8"),
-        ("rest_s", "f8", 2),  # As `host_s`, of the part that the host cannot do while the GPUs work.
+        # The part of the host's work that must wait for the GPUs, in seconds like `host_s`.
+        ("rest_s", "f8", 2),
         ("token_s", "f8"),  # Seconds of the API server per token: no step takes less for its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
         # Seconds from the end of a prefill until the API server of the decode worker has the request; then it
@@ -110,7 +112,7 @@ WORKER = np.dtype(
         ("type", "i8"),
         ("role", "i8"),
         ("is_up", "i8"),  # 0 down, 1 up; DRAINING: it ends its requests and takes no new ones; or TURNING.
-        ("pool_index", "i8"),  # Its place in its row of State.pools.
+        ("pool_index", "i8"),  # The worker's place in its row of State.pools.
         ("epoch", "i8"),  # How often it went down.
         ("slow_factor", "f8"),  # Every step takes this many times as long.
         ("first_lane", "i8"),
@@ -236,9 +238,10 @@ REQUEST = np.dtype(
 )
 AFTER = np.dtype(  # What a request waits for, in traces with sessions.
     [
-        ("parents", "i8"),  # Unfinished requests it waits for; NONE once it will arrive, or never will.
-        ("think_s", "f8"),  # It arrives this long after the last of them has finished.
-        ("child", "i8"),  # Its first child in State.children.
+        # Unfinished requests that it waits for; NONE once its arrival time is known, or it will never arrive.
+        ("parents", "i8"),
+        ("think_s", "f8"),  # The request arrives this long after the last of its parents has finished.
+        ("child", "i8"),  # The request's first child in State.children.
     ]
 )
 LIMIT = np.dtype(
@@ -255,7 +258,7 @@ LIMIT = np.dtype(
         ("seen", "i8"),  # The first request that may be late after `seen_s`.
     ]
 )
-REQUEST_CLASS = np.dtype(  # Of a request, where limits or the queue are of classes.
+REQUEST_CLASS = np.dtype(  # What a request has besides where limits or the queue are of classes.
     [
         ("of_class", "i8"),  # An index into the classes of the limits, NONE: of none.
         ("due_s", "f8"),  # For the queue `edf`: how long after its arrival it is due.

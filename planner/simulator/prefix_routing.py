@@ -130,7 +130,7 @@ def _hears_evictions(state, policy):
     """
     if policy >= AFFINITY:
         return policy != CACHE_AWARE and policy != TENANT_TURNS
-    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Its first weight is that of pending tokens.
+    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Weight 0 is that of pending tokens.
     return by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
@@ -467,7 +467,7 @@ def _waits_longer(state, r, nodes, time_s):
     prefix = caches.prefixes[node_at(state, r, nodes - 1)]
     if prefix.wait_count[0] == 0 or prefix.wait_count[1] == 0 or prefix.wait_s[1] <= 0.0:
         return False
-    # Both means times both counts, which spares the divisions.
+    # Each mean is multiplied by both counts, which spares the divisions.
     before_s, now_s = prefix.wait_s[0] * prefix.wait_count[1], prefix.wait_s[1] * prefix.wait_count[0]
     was_replicated = time_s - prefix.replicated_s < caches.settings[WINDOW_S]
     return now_s >= caches.settings[REPLICATE_RATIO] * before_s and not was_replicated

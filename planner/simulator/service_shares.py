@@ -171,7 +171,7 @@ class _ServiceCurve:
         )
 
     def until(self, times_s: Floats) -> Floats:
-        """Service up to these times."""
+        """The service given from time zero until each of these times."""
         ramps = np.interp(times_s, self.knots_s, self.at_knots) if len(self.knots_s) else 0.0
         return ramps + self.after_steps[np.searchsorted(self.steps_s, times_s, "right")]
 

@@ -237,7 +237,7 @@ def _free_children(state, r, time_s):
         wait, request = state.after[child], state.requests[child]
         wait.parents -= 1
         if wait.parents == 0:
-            wait.parents = NONE  # It will arrive (layout.py).
+            wait.parents = NONE  # The request has an arrival time now (WAIT in layout.py).
             request.arrival_s = max(request.arrival_s, time_s + wait.think_s)
             state.counters[FREED] = insert_in_heap(
                 state.requests, state.counters[FREED], child, request.arrival_s
@@ -551,7 +551,7 @@ def _preempt_request(state, w, r, tokens, cached, recomputed):
     worker.running -= 1
     request.computed_tokens = 0
     if len(state.parts) > 0:
-        record_part(state, r, ZERO, ZERO)  # Its parts begin anew.
+        record_part(state, r, ZERO, ZERO)  # The parts of its prompt begin anew.
     # A finished request may be preempted too: its engine has not seen its last token yet (LEAVING).
     if request.status == UNFINISHED:
         add_load(state, w, float(recomputed), 0.0, 0.0)
@@ -617,7 +617,8 @@ def preempt_waiting(state, w, list_number, r):
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached
-        if kind.batching == VLLM_V1:  # It takes blocks chunk by chunk, other engines those of a whole prompt.
+        # vLLM v1 takes blocks chunk by chunk, other engines those of a whole prompt.
+        if kind.batching == VLLM_V1:
             tokens = cached
         if kind.vidur_restarts > 0:  # Vidur's simulator then decodes the missing part of the prompt.
             missing = request.length_tokens - cached

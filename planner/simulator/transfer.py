@@ -263,7 +263,7 @@ def transfer_end_s(state, r, blocks, time_s):
     # Only long prompts are sent layer by layer.
     if request.length_tokens >= link.overlap_tokens:
         rest_s = seconds * (1.0 - link.overlap_frac)
-        if time_s == request.last_token_s:  # It starts as the prefill ends.
+        if time_s == request.last_token_s:  # The transfer starts as the prefill ends.
             overlap_s = min(request.prefill_step_s, seconds * link.overlap_frac)
     start = time_s - overlap_s
     if link.is_shared:

@@ -91,7 +91,7 @@ def _fill_type(
     reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved_blocks = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0  # Rounded up.
     if batching.simulator == OF_SPLITWISE:
-        reserved_blocks = 1  # Only a mark that KV is reserved: this engine counts how much itself.
+        reserved_blocks = 1  # 1 only marks that KV is reserved: Splitwise's engine counts how much itself.
     watermark_blocks = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
     if batching.simulator != STEPWISE and worker_type.kv_beside.is_any:
         raise InputError(
@@ -181,7 +181,7 @@ def routing_order(
     type keep their order in the fleet, so neither names nor the order of pools matter.
     """
     decodes = [pool.role == "decode" for pool in pools]
-    # Of the two times in a key, the one of the pool's own phase counts.
+    # A key has two times, of prefill and of decode; the one of the pool's own phase counts.
     keys = [(is_back, key[0][is_back], *key[1:]) for is_back, key in zip(decodes, tie_keys, strict=True)]
     position = np.empty(len(pools), np.int64)
     position[sorted(range(len(pools)), key=keys.__getitem__)] = np.arange(len(pools))

@@ -249,6 +249,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         return label, ["-" if cells[key] is None else show(cells[key]) for cells in variant_cells]
 
     def latency_text(cells: dict[str, Any], key: str) -> str:
+        """A latency in words; "never" if too many requests were lost for it to be reached."""
         if cells[key] is not None:
             return show_s(cells[key])
         # Lost requests count as infinitely late, so with enough of them a percentile is never reached.

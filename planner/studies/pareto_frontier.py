@@ -294,6 +294,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         counts, test = oracle.counts(answer.fleet), untimed_test(answer.problem)
 
         def keeps(limit_s: float) -> bool:
+            """Whether the fleet keeps the SLO with this limit, in production also in its scenarios."""
             slo = at(limit_s).slo
             if not replace(oracle, slo=slo).holds(counts):
                 return False

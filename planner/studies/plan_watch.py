@@ -515,6 +515,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
     """
 
     def holds(factor: float) -> bool:
+        """Whether the fleet keeps the written SLO with `factor` times the traffic."""
         busier_trace = with_times_the_traffic(trace, factor)
         slo = written.slo
         simulation = simulate_if_kept(

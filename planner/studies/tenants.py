@@ -50,7 +50,8 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
     weights = prices if prices.sum() > 0 else gpus  # A fleet of only owned GPUs may have no price.
-    used_weight = 0.0  # Of pools with work: an idle pool's part of the bill is divided as that of the others.
+    # Summed over pools with work: an idle pool's part of the bill is divided like that of the others.
+    used_weight = 0.0
     for number, pool in enumerate(fleet.pools):
         work_s = _request_work_s(simulation, pool, number, pool_of_worker)
         tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))

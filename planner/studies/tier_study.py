@@ -102,7 +102,7 @@ class TierStudy:
 
     @property
     def without(self) -> TierAnswer:
-        """The answer without tiers."""
+        """The answer for the fleet without KV tiers, with which the others are compared."""
         return self.answers[0]
 
 
@@ -159,6 +159,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
     answers: dict[TierSizes, TierAnswer] = {}
 
     def answer(sizes: TierSizes) -> TierAnswer:
+        """The plan with tiers of these sizes, which is made once."""
         if sizes not in answers:
             study.progress(f"KV tiers: {show_sizes(sizes)}")
             answers[sizes] = _answer_with_tiers(study, task, sizes, tiers, work_s)
@@ -218,6 +219,7 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
     tier_of_kind: dict[str, KvTier] = {tier.kind: tier for tier in tiers.values()}
 
     def sizes(kind: str, steps: Sequence[float]) -> tuple[float, ...]:
+        """The sizes to try of a tier [bytes]: 0, and the multiples of its base size that fit."""
         tier = tier_of_kind.get(kind)
         if tier is None:
             return (0.0,)

@@ -47,7 +47,7 @@ class Pause:
     cv: float = 1.0
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """(count,): random pauses [s]."""
+        """(count,): pauses [s], log-normal with this mean and coefficient of variation."""
         if not self.mean_s or not self.cv:
             return np.full(count, self.mean_s)
         log_variance = math.log1p(self.cv**2)

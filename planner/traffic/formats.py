@@ -543,7 +543,7 @@ class TraceRows:
             return codes, names
         if len(names) == 1:
             raise TraceError(f"{self.path}, column {self.adapter}: names none; drop the column")
-        without = names.index("")  # This code becomes -1, and larger codes lose one.
+        without = names.index("")  # The code of "" becomes -1, and larger codes fall by one.
         numbers = np.array([-1 if i == without else i - (i > without) for i in range(len(names))])
         return numbers[codes], tuple(name for name in names if name)
 

@@ -224,8 +224,8 @@ def _superpose(
 
     With `busiest_s` only the requests that may be in the busiest window of that length.
     """
-    whole, rest = divmod(requests, len(trace))  # One more copy, the last, has `rest` requests.
-    at_work = begin_together(trace)  # Then more agents work at the same time, so no copy is shifted.
+    whole, rest = divmod(requests, len(trace))  # `whole` copies of the trace, then one of `rest` requests.
+    at_work = begin_together(trace)  # If so, copies mean more agents at the same time, and none is shifted.
     copies = [_Copy(None, None)]
     for copy in range(1, whole + (rest > 0)):
         if copy < whole:
@@ -343,7 +343,8 @@ def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
     """For each use of a block, one prompt after the other: whether only one session uses the block."""
     ids, number = np.unique(trace.prefix_ids, return_inverse=True)
     session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
-    # It is one session if the lowest and the highest of those that use the block are the same.
+    # A block belongs to one session if the lowest and the highest number of a session that uses it are the
+    # same.
     lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(lowest, number, session)
     np.maximum.at(highest, number, session)

@@ -318,7 +318,8 @@ def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> T
     # A column with a stride of 0 is one value for all requests, which a trace has by default.
     arrays = {key: array for key, array in columns.items() if array is not None and array.strides != (0,)}
     column_files.keep_columns(name, arrays, {key: getattr(trace, key) for key in _DESCRIPTION})
-    cached = _kept_trace(name)  # Its columns are mapped from the file instead of held in memory.
+    # The same trace, with columns that are mapped from the file instead of held in memory.
+    cached = _kept_trace(name)
     return trace if cached is None else cached
 
 

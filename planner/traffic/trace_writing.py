@@ -73,6 +73,6 @@ def to_csv(trace: Trace) -> Iterator[str]:
         if trace.llms:
             columns["model"] = np.array(trace.llms, dtype=object)[trace.llm[part]]
         if trace.adapters:
-            # Its index -1, no adapter, finds "".
+            # The index -1 of a request without an adapter finds "", the last name.
             columns["adapter"] = np.array((*trace.adapters, ""), dtype=object)[trace.adapter[part]]
         yield pd.DataFrame(columns).to_csv(index=False, header=start == 0, lineterminator="\n")

@@ -100,7 +100,7 @@ def _draw_inputs(session: BrowserSession, form: Form) -> Form:
             help="Else the cheapest fleet that keeps the SLO all day, planned on paper.",
         )
     above = st.container()
-    with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
+    with st.popover("Another trace"):  # Run before `trace_input`, which chooses a new upload.
         inputs.upload_trace(session, PLACE)
     with above:
         chosen["trace"] = inputs.trace_input(session, PLACE)

@@ -16,7 +16,7 @@ from ui.question import Form
 from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, open_session, short_job
 from ui.store import SAMPLES, Document, SavedPlan
 
-MOST_CHANGES = 4  # So many changed inputs are listed at most, and further ones counted; chosen by hand.
+MOST_CHANGES = 4  # At most this many changed inputs are listed, and further ones counted; chosen by hand.
 SAME_RATE_FRAC = 0.01  # A planned rate that differs less from the trace's own is not mentioned.
 NEXT = {
     "what_if": ("What if", "another rate, price, limit or stock, planned anew"),

@@ -10,9 +10,9 @@ from ui import draw, question
 from ui.session import follow_job, open_session
 from ui.store import Document
 
-MOST_ROWS = 20  # So many placed prefixes are shown, the hottest first.
+MOST_ROWS = 20  # At most this many placed prefixes are shown, the hottest first; chosen by hand.
 SHARED = "shared-prefixes"  # The sample whose name has this in it is offered first.
-PLACING_LIMIT_S = 120.0  # As by default in `plan prefixes`.
+PLACING_LIMIT_S = 120.0  # The default of `plan prefixes`.
 
 
 def page() -> None:

@@ -149,7 +149,8 @@ def _offer_inputs(name: str, row: Document, key: str) -> Document:
     offer = dict(row)
     with st.container(border=True):
         st.markdown(f"**{draw.escape_markdown(name)}**")
-        fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")  # And interruptions, stock.
+        # Two more columns: interruptions and stock.
+        fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")
         for field, (price, label) in zip(fields, market.PRICES.items(), strict=False):
             value = field.number_input(
                 label,

@@ -126,7 +126,7 @@ def _traffic_inputs(session: BrowserSession, form: Form, place: str) -> Form:
         with st.expander("More on the traffic"):
             return inputs.description_inputs(session, place) | {"rate": rate_rps}
     above = st.container()
-    with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
+    with st.popover("Another trace"):  # Run before `trace_input`, which chooses a new upload.
         inputs.upload_trace(session, place)
     with above:
         chosen: Form = {"trace": inputs.trace_input(session, place)}
@@ -179,7 +179,8 @@ def _start_job(session: BrowserSession, form: Form) -> None:
             "time_limit_s": float(form["shared"]["time_limit"]),
         }
         job = session.jobs.start(owner, PAGE, "together", request, keep)
-        job.limit_s = request["time_limit_s"]  # For the progress bar; the search keeps to its request.
+        # The progress bar reads it; the search keeps to the limit in its request.
+        job.limit_s = request["time_limit_s"]
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
         draw.draw_error(error)

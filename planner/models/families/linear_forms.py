@@ -103,7 +103,8 @@ class DistServeForm(LinearPhases):
     def _fit_decode(self, X: Array, y: Array) -> None:
         sides = [X[:, DECODES] < self.large_batch, X[:, DECODES] >= self.large_batch]
         enough = [len(np.unique(X[side], axis=0)) >= _LEAST_ROWS for side in sides]
-        if not all(enough):  # One set for both: of the side that has enough, or else of all steps.
+        # Both sides get the same numbers: those of the side with enough steps, or of all steps.
+        if not all(enough):
             side = sides[enough.index(True)] if any(enough) else np.full(len(X), True)
             sides = [side, side]
         self.decode_ = np.array([fit_nonnegative(self._decode_columns(X[side]), y[side]) for side in sides])

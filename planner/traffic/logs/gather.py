@@ -244,7 +244,7 @@ class Gatherer:
             without_tokens = np.concatenate(self._ids_without_tokens)
             halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
-            # They were counted as rows without tokens before, and are subtracted there.
+            # These halves were counted as rows without tokens before, and are subtracted there.
             for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
                 moved = min(halves, self.dropped[reason])
                 self.dropped[reason] -= moved

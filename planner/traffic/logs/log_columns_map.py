@@ -173,7 +173,7 @@ def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Col
             units[role] = unit
     try:
         return Columns(**column_by_role, units=units)
-    except InputError as error:  # Its message says "map:", where the user wrote `where`.
+    except InputError as error:  # The message says "map:", where the user wrote `where`.
         raise InputError(str(error).replace("map", where, 1)) from None
 
 
@@ -298,7 +298,7 @@ def _unsure_error(
     if dated:
         name, pattern, is_certain = dated
         columns |= _dated_roles(sample, name, pattern)
-        if "end" in columns:  # With a duration, so the map needs no arrival.
+        if "end" in columns:  # End and duration give the arrival.
             del columns["arrival"]
             missing = [role for role in missing if role != "arrival"]
         swap = "" if is_certain else "; swap %d and %m if the month comes first"
@@ -556,7 +556,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
     for code, value in enumerate(values):
         text = str(value).strip().lower()
         number = pd.to_numeric(text, errors="coerce") if text else np.nan
-        if 100 <= number < 600:  # It is a status of HTTP, where 400 and above are errors.
+        if 100 <= number < 600:  # A status of HTTP, where 400 and above are errors.
             failed_by_code[code] = number >= 400
         elif text in _FAILED or text in ("000", "0.0"):  # A status of 0 says that there was no answer.
             failed_by_code[code] = True

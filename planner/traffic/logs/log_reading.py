@@ -92,7 +92,7 @@ class LogSource:
         return next_bytes
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """All lines with their numbers."""
+        """All lines of the file with their numbers, `first` included."""
         yield self.at, self.first
         yield from enumerate(self.stream, start=self.at + 1)
 
