@@ -76,7 +76,7 @@ START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole 
 # candidate, AGREED_TIMES in a row with other candidates each time, the profile ends early: more rows would
 # teach nothing.
 AGREED_FRAC, AGREED_TIMES = 0.004, 3
-MOST_REFUSED = 25  # An engine may refuse to run so many steps before the profile fails; set by hand.
+MOST_REFUSED = 25  # An engine may refuse this many steps before the profile fails; set by hand.
 FOLDS = 5  # The folds of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
 # For disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
@@ -212,8 +212,8 @@ def measure_into(
     progress: Callable[[str], None] = lambda _: None,
 ) -> StepTable:
     """Measure the start design, then the most informative steps, each appended to `out`, until the budget is
-    over, the fits agree or the table is full. `extra_s` gives the seconds of all-reduces to add to a step of
-    so many tokens. Raises InputError for an `out` of another measurement, an engine that refuses more than
+    over, the fits agree or the table is full. `extra_s` gives the seconds of all-reduces to add to a step, by
+    its tokens. Raises InputError for an `out` of another measurement, an engine that refuses more than
     MOST_REFUSED steps, and a budget without a step.
     """
     clock, budget_s = budget.clock, budget.seconds

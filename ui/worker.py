@@ -89,8 +89,8 @@ Send = Callable[[Document], None]
 SLIDERS_S = 20.0  # The time limit of the simulations behind the sliders; a page waits for them.
 # The files of a plan that `plan watch` reads; the last one is of traffic with prefixes or sessions only.
 WATCHED_FILES = ("plan.yaml", "certificate.json", "requests.csv", "traffic.jsonl")
-MOST_TENANTS = 20  # The table of tenants has so many rows at most; chosen by hand.
-# The plan with which the process warms up: of so few requests it takes a second or two. Before that the
+MOST_TENANTS = 20  # The table of tenants has at most this many rows; chosen by hand.
+# The plan with which the process warms up: with 60 requests it takes a second or two. Before that the
 # simulator may be compiled, which takes up to minutes: hence the long limit.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
 # A study with more requests than this is not used again, because its traces and simulations fill the memory.

@@ -27,8 +27,8 @@ from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
 # Larger input is no file of ours, and would take memory before it is refused.
-MAX_LINE_BYTES = 4 * 2**20  # A line of text may be so long: it has one request with its prompt.
-MAX_DOCUMENT_BYTES = 256 * 2**20  # A line that holds a whole JSON document may be so long.
+MAX_LINE_BYTES = 4 * 2**20  # The longest line of text: one request with its prompt.
+MAX_DOCUMENT_BYTES = 256 * 2**20  # The longest line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill the process.
@@ -331,6 +331,7 @@ class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # ty
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    """A list of numbers on one line, any other list with a line per item."""
     is_numbers = all(isinstance(item, int | float) for item in items)
     return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=is_numbers)
 
@@ -624,7 +625,9 @@ def _check_writable(directory: Path) -> None:
 
 
 def _is_directory(path: Path) -> bool | None:
-    """None where nothing exists; raises InputError for a name that no file can have."""
+    """Whether the path is a directory; None where nothing exists. Raises InputError for a name that no file
+    can have.
+    """
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

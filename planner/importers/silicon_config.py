@@ -66,7 +66,7 @@ LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
-# 2, 3, 4, 6, 8, 12 ... tokens; the time of an operation on so many is an upper bound of that on fewer.
+# 2, 3, 4, 6, 8, 12 ... tokens; an operation on one of these takes at least as long as on fewer tokens.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"  # The file beside config.json with the formats of quantised weights.

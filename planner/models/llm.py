@@ -38,7 +38,7 @@ def cuts_blocks(weights: str, width: int, tp: int) -> bool:
     return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
 
 
-# Llama 4's chunks. So long a window is hardly ever full, so it reads what attention to all tokens does.
+# The chunks of Llama 4. A window of this length is hardly ever full, so it reads what full attention reads.
 LONG_WINDOW_TOKENS = 8192
 
 

@@ -1,7 +1,7 @@
 """One function over many items: in this process, in processes of this machine, or on a cluster.
 
     serial        one item after the other, here
-    threads:N     here too, so many at a time; what Numba has compiled runs side by side
+    threads:N     here too, N items at a time; what Numba has compiled runs side by side
     processes:N   processes of this machine (loky), by default one per CPU
     ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
     dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
@@ -60,11 +60,11 @@ EXECUTOR_NAMES = ("serial", "threads", "processes", *EXAMPLE_ADDRESSES)
 WITH_NUMBER = ("threads", "processes")  # These may be followed by a number of workers: `threads:4`.
 PARENT_CHECK_S = 1.0  # A process checks this often that its parent is alive.
 CONNECT_TIMEOUT_S = 10.0  # A scheduler that runs answers within this time.
-FIRST_WORKER_TIMEOUT_S = 60.0  # A Dask cluster may be starting its first worker for so long.
+FIRST_WORKER_TIMEOUT_S = 60.0  # A Dask cluster may take this time to start its first worker.
 TRIES = 4  # Tries of one item: the first, and three after workers died.
 LONGEST_REASON_CHARS = 300  # Longer texts of foreign errors are cut in our messages.
-MOST_WORKERS = 1024  # A larger number is a typing error: no machine has so many CPUs for one plan.
-MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped. Set by hand.
+MOST_WORKERS = 1024  # A larger number is a typing error: no machine has more CPUs for one plan.
+MAPPED_VALUES = 32  # A worker process keeps the files of this many shared values mapped. Set by hand.
 # Loky's tracker of shared resources warns of what an interrupt leaves, although it removes that itself.
 IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"
 MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
@@ -407,7 +407,7 @@ class _ProcessCrew:
                 self._pool = self._start_pool()
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, also those that still compute."""
         with self._lock:
             self._is_closed = True
         threading.excepthook = partial(_ignore_loky_manager, threading.excepthook)
@@ -415,9 +415,9 @@ class _ProcessCrew:
 
 
 def _ignore_loky_manager(excepthook: Callable[[Any], object], raised: Any) -> None:
-    """A hook for errors in threads, which passes them on to `excepthook`, but for those of one thread.
+    """A hook for errors in threads, which passes them on to `excepthook`, except those of Loky's manager.
 
-    Loky's manager thread fails when a shutdown takes away the items that it waits for.
+    That thread fails when a shutdown takes away the items that it waits for.
     """
     if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
         excepthook(raised)
@@ -454,9 +454,8 @@ def _remove_killed_runs(parent: Path) -> None:
 def _workers_ignore_interrupts() -> Iterator[None]:
     """Let processes that are started in the block ignore SIGINT and SIGTERM.
 
-    Ctrl-C reaches every process of a terminal, but this process ends its workers itself.
-
-    Trackers of shared resources are started here too, and their warnings silenced (IGNORE_LEAK_WARNINGS).
+    Ctrl-C reaches every process of a terminal, but this process ends its workers itself. Trackers of shared
+    resources are started here too, and their warnings silenced (IGNORE_LEAK_WARNINGS).
     """
     from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
@@ -589,8 +588,8 @@ def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
 class _DaskValue:
     """A value on Dask's workers, and the function `put` that puts it there.
 
-    A scattered value is lost with the last worker that has it, and everything that waits for it is cancelled;
-    it is then put there again. `source` is the value that this one was computed from, if any.
+    A scattered value is lost with the last worker that has it, and everything that waits for it is cancelled.
+    The value is then put on the workers again. `source` is the value that this one was computed from, if any.
     """
 
     def __init__(self, put: Callable[[], Any], source: _DaskValue | None = None) -> None:
@@ -598,7 +597,7 @@ class _DaskValue:
         self.future = put()
 
     def put_again(self, lost: Any) -> None:
-        """Put the value there again, its source first if that is lost too.
+        """Put the value on the workers again, its source first if that is lost too.
 
         `lost` is the future that was cancelled. If another thread has replaced it already, nothing is done.
         """
@@ -728,6 +727,7 @@ def _cannot_import(executor: Executor) -> InputError:
 
 
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
+    """The error for workers of a cluster that died."""
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
         f"({_one_line(error)}); look for want of memory in the cluster's logs"
@@ -735,5 +735,6 @@ def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
 
 
 def _one_line(error: BaseException) -> str:
+    """The error's text on one line, cut after LONGEST_REASON_CHARS."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= LONGEST_REASON_CHARS else f"{text[:LONGEST_REASON_CHARS]} ..."

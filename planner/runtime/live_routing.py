@@ -46,9 +46,9 @@ from planner.traffic.trace import Trace
 
 # These sizes limit memory, and how long one request can wait for upkeep. No choice depends on them.
 SEATS = 1024  # Requests that fit at first; the arrays grow.
-WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps at most so many requests.
+WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps at most this many requests.
 NODES = 1 << 14  # Prompt blocks that fit at first; the arrays grow.
-SWEEP = 4096  # One step of the sweep for free nodes looks at so many nodes.
+SWEEP = 4096  # One step of the sweep for free nodes looks at this many nodes.
 FEW_FREED_FRAC = 1 / 8  # A round of the sweep that frees a smaller share of the nodes has freed few.
 TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
 # The router learns lengths from the latest requests, often enough to follow a change of traffic.

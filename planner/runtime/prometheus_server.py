@@ -16,7 +16,7 @@ from planner.runtime.addresses import split_address
 
 TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
 MOST_POINTS = 10_000  # Points per series and query; Prometheus refuses more than 11,000.
-MOST_BYTES = 512 * 2**20  # The limit of one answer; with so many points it has a few thousand series.
+MOST_BYTES = 512 * 2**20  # The limit of one answer, which then has a few thousand series.
 
 
 class PrometheusError(InputError):

@@ -13,7 +13,7 @@ from socket import socket
 from planner.runtime.connection_limits import listening
 from planner.runtime.router import LiveRouter
 
-# The router's own log has at most so many lines: enough to see a fault, too few to fill a disk in a day.
+# The router's own log has at most this many lines: enough to see a fault, too few to fill a disk in a day.
 LINES_PER_S = 20
 LOG_BYTES = 64 * 2**20  # The limit that validate.py sets for an engine's log, and for its step log.
 

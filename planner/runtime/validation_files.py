@@ -41,7 +41,7 @@ from planner.slo_metrics import METRICS, verdict_word
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
-POINTS = 1500  # A scatter chart has so many points at most, so that the page stays small.
+POINTS = 1500  # A scatter chart has at most this many points, so that the page stays small.
 # If the client sent a request later than this after its time, the page says that it did not keep up.
 LATE_S = 0.05
 

@@ -40,15 +40,15 @@ from planner.runtime import launch
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Pools with these names can name files.
 LOG = logging.getLogger("fleetplan.workers")
-STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
+STEADY_S = 60.0  # Once a worker is up for this time, its earlier failures are forgotten.
 # While an engine starts, its health is asked for ten times as often as later, and every
 # LONGEST_START_POLL_S at least.
 START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
 LAST_LINES = 3  # Lines at the end of a log that a message quotes.
-LAST_BYTES = 65_536  # Only so many bytes at the end of the log are searched for these lines.
+LAST_BYTES = 65_536  # The last lines are looked for in this many bytes at the end of the log.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
-EVENTS = 10_000  # A group of workers remembers so many of its latest events.
+EVENTS = 10_000  # A fleet's workers together remember this many of their latest events.
 # On a CPU vLLM needs a KV space (VLLM_CPU_KVCACHE_SPACE) larger than its blocks by this factor; found by
 # trial.
 KV_MARGIN = 1.25
@@ -63,10 +63,10 @@ class Patience:
     stop_s: float = 15.0  # An engine that does not end by itself within this time is killed.
     health_every_s: float = 2.0  # The time between two health checks.
     health_timeout_s: float = 5.0  # A busy engine answers within this time.
-    health_failures: int = 3  # After so many checks in a row without an answer the engine counts as down.
+    health_failures: int = 3  # After this many checks in a row without an answer the engine counts as down.
     backoff_s: float = 1.0  # The pause after the first failure; it doubles with each further one.
     longest_backoff_s: float = 30.0  # No pause is longer.
-    failures: int = 5  # After so many failures in a row the worker is given up.
+    failures: int = 5  # After this many failures in a row the worker is given up.
     cool_down_s: float = 300.0  # Time before a worker that was given up is tried again.
     # One failure may be a port that was taken; more are a mistake in the settings.
     failures_at_start: int = 2
@@ -76,7 +76,7 @@ class Patience:
 class WorkerPlace:
     """Where one worker runs: the numbers of its `devices` on this machine, and its `folder` for logs.
 
-    With `log_bytes` its log and its step log stay below so many bytes each: the newest lines are kept, and
+    With `log_bytes` its log and its step log stay below this many bytes each: the newest lines are kept, and
     the step log of one start before.
     """
 
@@ -202,7 +202,7 @@ class LiveWorker:
                         self.place.name, f"given up for {wait_s:g} s: {reason}, {failures} times in a row"
                     )
                     await asyncio.sleep(wait_s)
-                    # It gets one try: one more failure gives it up again.
+                    # After the pause the worker gets one try: one more failure gives it up again.
                     failures, self.gave_up = allowed_failures - 1, ""
                     continue
                 pause_s = self.patience.backoff_s * 2 ** (failures - 1)
@@ -295,7 +295,7 @@ class LiveWorker:
                         return_when=asyncio.FIRST_COMPLETED,
                     )
                     if turn_task.done():
-                        return "turns"
+                        return "turns"  # The caller restarts the engine in its new role.
                     if exit_task.done():
                         return f"died ({_exit_text(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
@@ -310,6 +310,7 @@ class LiveWorker:
 
     @property
     def _exit(self) -> int | None:
+        """The exit code of the engine's process; None while it runs, and before its start."""
         return None if self.process is None else self.process.returncode
 
     def _client(self) -> aiohttp.ClientSession:
@@ -342,6 +343,7 @@ class LiveWorker:
             await self.process.wait()
 
     def _signal(self, number: int) -> None:
+        """Send a signal to all processes of the engine's session."""
         if self.process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
@@ -474,6 +476,7 @@ def _on_cpu(
     if isinstance(transfer := settings.get("kv-transfer-config"), Mapping):
         settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     worker_cores = [cores[device % len(cores)] for device in place.devices]
+    # GiB, rounded up.
     kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
     in_process = (

@@ -174,8 +174,9 @@ def expected_tokens(state, r):
 def _match_nodes(state, r):
     """Set `match` to how many nodes of request r each worker has.
 
-    It goes down the prompt's path while any worker has all nodes so far. The bits of a word of `alive` stand
-    for 64 workers; a worker whose bit goes out at node i has i nodes.
+    The loop goes down the prompt's path while any worker has all nodes so far. A word of `alive` has a bit
+    for each of 64 workers, which is set while the worker has all nodes; if it goes out at node i, the match
+    is i.
     """
     caches = state.caches
     alive, match, words = caches.alive, caches.match, len(caches.alive)
@@ -184,15 +185,15 @@ def _match_nodes(state, r):
     for i in range(nodes + 1):
         is_any = False
         for k in range(words):
-            here = caches.holders[node_at(state, r, i), k] if i < nodes else np.uint64(0)
+            having = caches.holders[node_at(state, r, i), k] if i < nodes else np.uint64(0)
             if i > 0:
-                here &= alive[k]
-                gone = alive[k] & ~here
+                having &= alive[k]
+                gone = alive[k] & ~having
                 while gone != 0:
                     match[64 * k + _lowest_bit(gone)] = i
                     gone &= gone - np.uint64(1)
-            alive[k] = here
-            is_any |= here != 0
+            alive[k] = having
+            is_any |= having != 0
         if not is_any:
             return
 
@@ -264,7 +265,7 @@ def _cache_aware_worker(state, r):
     """
     caches, need = state.caches, _needed_blocks(state, r)
     most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
-    idlest, smallest, nearest = NONE, NONE, NONE
+    idlest, smallest, longest = NONE, NONE, NONE  # Workers: fewest requests, smallest cache, longest match.
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         requests = state.workers[w].assigned
@@ -275,17 +276,17 @@ def _cache_aware_worker(state, r):
             idlest = w
         if caches.workers[w].known_nodes < fewest_nodes:
             smallest, fewest_nodes = w, caches.workers[w].known_nodes
-        if nearest == NONE or caches.match[w] > caches.match[nearest]:
-            nearest = w
-    if nearest == NONE:
+        if longest == NONE or caches.match[w] > caches.match[longest]:
+            longest = w
+    if longest == NONE:
         return NONE
     if most - fewest > caches.settings[BALANCE_REQUESTS] and most > caches.settings[BALANCE_RATIO] * fewest:
         return idlest
-    is_near = (
-        caches.match[nearest] * caches.numbers[NODE_TOKENS]
+    is_long_enough = (
+        caches.match[longest] * caches.numbers[NODE_TOKENS]
         > caches.settings[MATCH_FRAC] * state.requests[r].length_tokens
     )
-    return nearest if is_near else smallest
+    return longest if is_long_enough else smallest
 
 
 @kernel_jit
@@ -541,15 +542,15 @@ def _d2lpm_worker(state, r):
         most += quanta * quantum
         for w in range(len(credit)):
             credit[w] += quanta * quantum
-    best, is_best_near = NONE, False
+    best, has_best_longest = NONE, False
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         if credit[w] <= 0.0 or not fits_worker(state, w, need):
             continue
-        is_near = caches.match[w] == longest
+        has_longest = caches.match[w] == longest
         is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
-        if is_near > is_best_near or (is_near == is_best_near and is_fewer):
-            best, is_best_near = w, is_near
+        if has_longest > has_best_longest or (has_longest == has_best_longest and is_fewer):
+            best, has_best_longest = w, has_longest
     credit[best] -= caches.settings[EXTEND_WEIGHT] * _missed_tokens(state, best, r)
     return best
 

@@ -202,7 +202,7 @@ def assign_none(state, w):
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
     forget_errors(worker)
-    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows.
+    add_load(state, w, 0.0, 0.0, 0.0)  # Adds nothing, but renews the router's score.
 
 
 @kernel_jit
@@ -327,8 +327,9 @@ def seat_blocks(state, w, r):
 def blocks_for_next_step(kind, lane, request, c):
     """KV blocks that a decode with c tokens in the cache needs for its next step.
 
-    They are those of its tokens, of the drafted tokens that the step checks (`width`), and of tokens reserved
-    ahead; but no more than the worker has, since otherwise a sequence that just fits could never run.
+    It needs blocks for its tokens, for the drafted tokens that the step checks (`width`), and for tokens
+    reserved ahead; but no more than the worker has, since otherwise a sequence that just fits could never
+    run.
     """
     available = kind.kv_blocks - growing_blocks(kind, request)
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
@@ -387,10 +388,10 @@ def enqueue_request(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     worker.waiting += 1
-    count_waiting(state, w, r, 1)  # Per adapter.
+    count_waiting(state, w, r, 1)  # Counts requests by adapter.
     # Queue orders above EDF keep queues of their own (queue_orders.py).
     if kind.queue_order > EDF:
-        line_up(state, w, r, False)  # At the end.
+        line_up(state, w, r, False)  # False: at the end of its queue.
         return
     tokens = float(request.length_tokens)
     if kind.queue_order == FCFS:
@@ -426,7 +427,7 @@ def enqueue_first(state, w, r):
     worker.waiting += 1
     count_waiting(state, w, r, 1)
     if state.types[worker.type].queue_order > EDF:
-        line_up(state, w, r, True)
+        line_up(state, w, r, True)  # True: at the front.
         return
     # Below every other key, and below those of earlier preemptions.
     worker.first_waiting = insert_in_heap(
@@ -446,15 +447,15 @@ def add_chunk(lane, cached, tokens):
     """Add a chunk of `tokens` tokens, which come after `cached` ones of their prompt, to the step being
     formed.
 
-    Step times need these sums: pairs of tokens that attend, squares of chunks, cached tokens, and these in
-    64s.
+    Step times need sums over the chunks: pairs of tokens that attend, squares of lengths, cached tokens, and
+    cached tokens in units of 64.
     """
     lane.prefills += 1
     lane.prefill_tokens += tokens
     lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
     lane.squares += float(tokens) * tokens
     lane.cached += cached
-    lane.cached_64 += (cached + 63) // 64  # The tile in which Vidur's tables count them.
+    lane.cached_64 += (cached + 63) // 64  # Vidur's tables count cached tokens in tiles of 64.
 
 
 @kernel_jit
@@ -541,8 +542,8 @@ def refresh_next_finish_step(state, l):
 def _preempt_request(state, w, r, tokens, cached, recomputed):
     """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens.
 
-    The first `cached` of them stay in a prefix cache. It waits before all others, to compute `recomputed`
-    tokens again.
+    The first `cached` of these tokens stay in a prefix cache. The request waits before all others, to compute
+    `recomputed` tokens again.
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
@@ -652,10 +653,10 @@ def steps_done(lane, time_s):
 
 @kernel_jit
 def blocks_of_run(kind, lane, time_s):
-    """KV blocks that the decodes of a lane have taken in its current run of steps, that of now included.
+    """KV blocks that the decodes of a lane have taken in its current run, the step under way included.
 
-    They are added to the worker's used_blocks when the run ends. 0 if blocks are reserved for whole requests
-    or lanes share a worker, since `used_blocks` is then always up to date.
+    These blocks are added to the worker's used_blocks when the run ends. 0 if blocks are reserved for whole
+    requests or lanes share a worker, since `used_blocks` is then always up to date.
     """
     if (
         kind.lanes > 1

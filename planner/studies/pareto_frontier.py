@@ -55,7 +55,7 @@ PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
 # whole number give the same draw.
 ALMOST_HALF = 0.5 - 1e-6
-# If there are at most so many draws between two rates, each is simulated. A trace of 130 requests has about
+# If there are at most this many draws between two rates, each is simulated. A trace of 130 requests has about
 # 200 from half to twice its rate.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.

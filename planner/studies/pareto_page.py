@@ -17,7 +17,7 @@ from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
-BEYOND_FIRST = 1.05  # If the first plan had no limit, the chart ends at so many times the first corner.
+BEYOND_FIRST = 1.05  # If the first plan had no limit, the chart ends at this many times the first corner.
 
 
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:

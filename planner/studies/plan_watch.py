@@ -124,6 +124,7 @@ class LiveDrift:
 
     @property
     def is_drift(self) -> bool:
+        """Whether the quantity is outside the plan's levels now."""
         return self.since_s is not None
 
     @property
@@ -253,10 +254,11 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
         # The levels differ by chance, so there is one level, with an interval of about 95 %.
         half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
-    # Chance makes the measured levels scatter more than the true ones, whose variance is `between`. So each
-    # is moved towards the mean (shrinkage), by the root of the ratio, which leaves them that variance.
-    between = (chi_square / freedom - 1) * float(noise.mean())
-    shrunk = mean * (1 + deviation * np.sqrt(between / (between + noise)))
+    # Chance makes the measured levels scatter more than the true ones, whose variance is `true_variance`. So
+    # each level is moved towards the mean (shrinkage), by the root of the ratio, after which the levels have
+    # that variance.
+    true_variance = (chi_square / freedom - 1) * float(noise.mean())
+    shrunk = mean * (1 + deviation * np.sqrt(true_variance / (true_variance + noise)))
     return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
 
 

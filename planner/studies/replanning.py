@@ -60,8 +60,8 @@ Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
 # The requests that all simulations of cheaper vectors may have together, which bounds the time of a replan.
 MOST_REQUESTS = 8_000_000
-# However short or long the trace is, at least FEWEST_TRIES and at most MOST_TRIES vectors are simulated, if
-# so many are cheaper and the time suffices. Set by hand, as is MOST_REQUESTS.
+# However short or long the trace is, FEWEST_TRIES to MOST_TRIES vectors are simulated, if as many are cheaper
+# and the time suffices. Set by hand, as is MOST_REQUESTS.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
 # The costs of starting and of stopping a worker, where a user gives none, set by hand. A start that costs

@@ -200,6 +200,7 @@ class TraceRows:
             *self.lists,
             *self.rivals,
         )
+        # The columns that readers pass to `add_rows`; all others are not read.
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
         rows = sum(map(len, self.ticks))  # Rows that were read before such a column began.
         for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
