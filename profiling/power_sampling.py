@@ -26,6 +26,7 @@ class GpuPower:
 
     @property
     def name(self) -> str:
+        """The GPU's name, as its driver gives it."""
         return _text(self.nvml.nvmlDeviceGetName(self.handle))
 
     @property
@@ -34,6 +35,7 @@ class GpuPower:
 
     @property
     def limit_w(self) -> float:
+        """The power limit that is enforced now [W]."""
         return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) / 1e3
 
     def clocks(self) -> str:
@@ -49,6 +51,7 @@ class GpuPower:
             return "unknown"
 
     def power_w(self) -> float:
+        """The power that the GPU draws now [W]."""
         return float(self.nvml.nvmlDeviceGetPowerUsage(self.handle)) / 1e3
 
     def energy_j(self) -> float | None:

@@ -106,6 +106,7 @@ class KernelTable:
         return "dense" if self.llm.experts == 1 else "mixture"
 
     def predicted_s(self, efficiency: Efficiency) -> Array:
+        """Seconds (n,) of the table's steps by a roofline with this efficiency."""
         return roofline(self.llm, self.gpu, self.tp, efficiency=efficiency).step_s(*self.X.T)
 
 

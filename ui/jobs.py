@@ -63,6 +63,7 @@ class Job:
 
     @property
     def elapsed_s(self) -> float:
+        """Seconds since the job began, until its end if it has ended."""
         return (self.ended_s or time.monotonic()) - self.began_s
 
     def end(self, state: State, error: str = "", *, is_our_bug: bool = False) -> None:

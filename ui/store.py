@@ -174,6 +174,7 @@ class Store:
         return _saved(row) if row else None
 
     def rename_plan(self, plan: str, name: str) -> None:
+        """Give a saved plan another name."""
         with self._open() as db:
             db.execute("update plans set name = ? where id = ?", (name, plan))
 

@@ -97,6 +97,7 @@ class Calibrated:
 
     @property
     def uncertainty_frac(self) -> float:
+        """The relative standard error of the calibration; 0 if it is not known."""
         return self.latency.uncertainty_frac or 0.0
 
     def as_dict(self) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class LiveTraffic:
 
     @property
     def windows(self) -> int:
+        """How many windows were sampled."""
         return len(self.edges_s) - 1
 
     @property

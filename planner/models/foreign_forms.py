@@ -101,6 +101,7 @@ class SplitwiseLookup:
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """Tables of p and q by tokens and by decodes, and the numbers of SPLITWISE_LOOKUP."""
         is_fit = len(self.token_s) == 1  # Not Splitwise's own lookup, which has a time per knot.
         tokens = np.arange(most_tokens + 1, dtype=float)
         prompt = interpolate_linearly(tokens, self.knots_tokens, self.prompt_s)
@@ -168,6 +169,7 @@ class DistServeSteps:
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """The numbers of DISTSERVE_FIT; the width of its table is `threshold`."""
         numbers = (
             *self.prefill_s,
             *self.decode_small_s,

@@ -79,6 +79,7 @@ class KvBeside:
 
     @property
     def is_any(self) -> bool:
+        """Whether a sequence takes any blocks beside those of its tokens."""
         return self.constant_blocks > 0 or self.window_ratio > 0
 
     def sequence_blocks(self, tokens: int) -> int:

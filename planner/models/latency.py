@@ -107,6 +107,7 @@ class StepLatency:
         return hash((self.f_s[0], self.f_s[-1], self.a_s, self.d_s, self.kind))
 
     def _check_joint(self) -> None:
+        """Raise InputError unless experts' and a rank's own seconds are positive and never fall."""
         if len(self.joint_s) != len(self.knots_tokens):
             raise InputError(
                 f"step latency: {len(self.joint_s)} values of joint_s, must be one per knot "
@@ -348,6 +349,7 @@ class StepsOfRanks:
     dp: int
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """The form of one rank, with a further table: seconds of experts by the tokens of all ranks."""
         of_rank = self.latency.of_rank.compile_for_kernel(most_tokens, most_decodes)
         joint_s = self.latency.joint_experts_s(np.arange(self.dp * most_tokens + 1, dtype=float))
         tables = (*of_rank.tables, joint_s)

@@ -82,6 +82,7 @@ class GroupedAttention:
 
     @property
     def kv_values(self) -> int:
+        """Numbers that a token leaves in a layer's cache: its keys and values."""
         return 0 if self.reuses_kv else self.kv_heads * (self.head_dim + self.value_dim)
 
     @property
@@ -140,6 +141,7 @@ class LatentAttention:
         return float(to_latent + self._index_parameters(hidden))
 
     def _index_parameters(self, hidden: int) -> int:
+        """Parameters of the index in a layer; 0 without one."""
         if not self.index_heads:
             return 0
         queries = self.index_heads * self.index_dim * (self.q_rank or hidden)
@@ -148,6 +150,7 @@ class LatentAttention:
 
     @property
     def kv_values(self) -> int:
+        """Numbers that a token leaves in a layer's cache: one latent vector and its rotated part."""
         return self.kv_rank + self.rope_dim
 
     @property
@@ -274,6 +277,7 @@ class StateAttention:
     bf16_parameters: float = 0.0
 
     def parameters(self, hidden: int) -> float:
+        """The parameters of one layer: its projections and its convolution."""
         return float(hidden * (self.projected + self.output) + self.conv_width * self.conv_tokens)
 
     @property
@@ -305,6 +309,7 @@ class FeedForward:
         return 3 if self.is_gated else 2
 
     def expert_parameters(self, hidden: int) -> float:
+        """The parameters of one expert, or of the only block."""
         return float(self.matrices * (self.inner or hidden) * self.width)
 
     def shared_parameters(self, hidden: int) -> float:
@@ -442,6 +447,7 @@ class Llm:
 
     @property
     def layers_parameters(self) -> float:
+        """Parameters of all layers, without embeddings, output head and encoders."""
         return sum(parameters for _, _, parameters, _ in self.parts())
 
     @property
@@ -474,14 +480,17 @@ class Llm:
 
     @property
     def layers_bytes(self) -> float:
+        """Bytes of the weights of all layers, each part in its own format."""
         return sum(parameters * self.bytes_per_weight(weights) for _, weights, parameters, _ in self.parts())
 
     @property
     def encoder_bytes(self) -> float:
+        """Bytes of the encoders for images or sound, in 16 bits."""
         return 2.0 * self.encoder_parameters
 
     @property
     def weight_bytes(self) -> float:
+        """Bytes of all weights that an engine loads: layers, embeddings, output head, encoders."""
         embeddings_bytes = 0.0 if self.tied_embeddings else self.embedding_dtype_bytes
         head_bytes = self.vocab * self.hidden * (self.head_dtype_bytes + embeddings_bytes)
         return self.layers_bytes + head_bytes + self.encoder_bytes
@@ -543,4 +552,5 @@ class Llm:
 
     @property
     def is_mixture(self) -> bool:
+        """Whether some layers have routed experts."""
         return self.experts > 1

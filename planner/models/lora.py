@@ -114,9 +114,11 @@ class Lora:
 
     @property
     def adapter_count(self) -> int:
+        """How many adapters there are in all."""
         return self.adapters if isinstance(self.adapters, int) else len(self.adapters)
 
     def has_module(self, module: str) -> bool:
+        """Whether this module of the LLM has slots for adapters."""
         return self.targets is None or module in self.targets
 
 
@@ -128,6 +130,7 @@ class LoraSlots:
     cost: LoraCost
 
     def with_longer_times(self, longer_frac: float) -> LoraSlots:
+        """The same slots with every step and every load longer by this share."""
         return replace(self, cost=self.cost.with_longer_times(longer_frac))
 
     def without_cost(self) -> LoraSlots:

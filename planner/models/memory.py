@@ -130,6 +130,7 @@ class Memory:
 
     @property
     def kv_bytes(self) -> float:
+        """Bytes that are left for KV."""
         return self.budget_bytes - self.weight_bytes - self.activation_bytes - self.reserve_bytes
 
     @property

@@ -37,6 +37,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.beyond = beyond
 
     def fit(self, X: Floats, y: Floats) -> Self:
+        """Fit to rows X (n, 2) of prompt and generated tokens, and output tokens y (n,)."""
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         if X.shape[1] != 2:
             raise InputError(
@@ -90,6 +91,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Floats) -> Ints:
+        """The bucket (n,) of each row's output; the commonest one if no tree was grown."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         if self.trees_ is None:

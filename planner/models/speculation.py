@@ -95,6 +95,7 @@ class Speculation:
 
     @property
     def has_weights(self) -> bool:
+        """Whether the drafter is an LLM, or layers of one, that takes memory and passes."""
         return self.method in WITH_WEIGHTS
 
     @property

@@ -45,6 +45,7 @@ class Image:
 
     @property
     def pull_s(self) -> float:
+        """Seconds to pull the image onto a node that does not have it."""
         return self.size_bytes / self.bandwidth_bytes_per_s
 
 
@@ -110,6 +111,7 @@ class StartTime:
 
     @property
     def start_s(self) -> float:
+        """Seconds from the request of a worker until it is ready, the sum of all phases."""
         engine_s = self.compile_s + self.profile_s + self.capture_s
         return self.node_s + self.image_s + self.boot_s + self.load_s + engine_s
 

@@ -67,6 +67,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         self.beyond = beyond  # Outside the profiled range a prediction may "raise" or "extrapolate".
 
     def fit(self, X: Array, y: Array) -> Self:
+        """Fit the five-number form to steps X (n, 5) and their seconds y (n,)."""
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         if X.shape[1] != 5:
             raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
@@ -98,6 +99,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         return self
 
     def predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5)."""
         X = check_profiled(self, X)
         return self.latency_.steps_s(X) if self.reads_cached else self.latency_.step_s(*X.T)
 

@@ -84,6 +84,7 @@ class StepTable:
 
     @property
     def y(self) -> Array:
+        """(n,): the measured seconds of the steps."""
         return self.steps.t_s.to_numpy(float)
 
     @property
@@ -114,6 +115,7 @@ class StepTable:
         return is_measured and bool((self.steps.cached_tokens > 0).any())
 
     def to_csv(self) -> str:
+        """The table as text: the lines of `about` as comments, then a row per step."""
         header = "".join(f"# {key}: {value}\n" for key, value in self.about.items())
         return header + self.steps.to_csv(index=False, lineterminator="\n")
 

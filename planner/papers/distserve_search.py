@@ -104,6 +104,7 @@ class MeasuredFleet:
 
     @property
     def gpu_rate_rps(self) -> float:
+        """Requests/s per GPU, by which DistServe compares fleets."""
         return self.rate_rps / self.gpus
 
     @property

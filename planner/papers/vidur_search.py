@@ -61,6 +61,7 @@ class SearchedConfiguration:
 
     @property
     def requests_per_usd(self) -> float:
+        """Requests that one USD pays for, by which Vidur-Search ranks configurations."""
         return HOUR_S * self.rate_rps / self.fleet.price_usd_per_h
 
     @property

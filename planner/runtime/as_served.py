@@ -35,6 +35,7 @@ class ServedLengths:
     clumped_frac: float
 
     def as_dict(self) -> dict[str, Any]:
+        """The lengths as plain values, for validation.json."""
         error = self.prompt_error_frac
         return {
             "asked_output_tokens": self.requested_output_tokens,

@@ -86,6 +86,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
+        """Host and port of the endpoint's address."""
         return urlsplit(self.url).netloc
 
     @property
@@ -167,6 +168,7 @@ class EndpointAnswer:
 
     @property
     def is_good(self) -> bool:
+        """Whether the answer came whole and without an error."""
         return not self.trouble
 
 

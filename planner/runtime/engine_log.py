@@ -50,6 +50,7 @@ class EngineLog:
 
     @property
     def has_own_clock(self) -> bool:
+        """Whether every step has its time on the clock that runs only while the engine has a core."""
         return bool(self.steps.own_end_s.notna().all())
 
     def on_its_own_clock(self, from_s: float) -> tuple[EngineLog, float]:

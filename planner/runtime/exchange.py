@@ -57,6 +57,7 @@ class RoutedRequest:
 
     @property
     def is_stream(self) -> bool:
+        """Whether the client asked for the answer as a stream."""
         return bool(self.body.get("stream"))
 
 
@@ -223,6 +224,7 @@ class Reply:
             self.request.transport.abort()
 
     async def finish(self) -> None:
+        """End the answer that was begun."""
         assert self.response is not None
         with _noticing_client_loss():
             await self.response.write_eof()

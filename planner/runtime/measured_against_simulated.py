@@ -195,6 +195,7 @@ class MeasuredComparison:
 
     @property
     def judged_rows(self) -> tuple[PercentileRow, ...]:
+        """The rows that have a tolerance, which decide whether the prediction was right."""
         return tuple(row for row in self.rows if row.is_judged)
 
     @property

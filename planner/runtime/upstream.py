@@ -120,6 +120,7 @@ class StreamCheck:
             raise WorkerError(f"{self.worker}: more tokens came than the {self.most_tokens} requested")
 
     def _invalid_event(self) -> WorkerError:
+        """The error for an event that is not one of an answer."""
         return WorkerError(f"{self.worker}: the stream brought what is no event of an answer")
 
 

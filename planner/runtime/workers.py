@@ -165,6 +165,7 @@ class LiveWorker:
 
     @property
     def log(self) -> Path:
+        """The file of the engine's output."""
         return self.place.folder / f"{self.place.name}.log"
 
     async def run(self) -> None:
@@ -314,6 +315,7 @@ class LiveWorker:
         return None if self.process is None else self.process.returncode
 
     def _client(self) -> aiohttp.ClientSession:
+        """An HTTP client for health checks."""
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self.patience.health_timeout_s))
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:

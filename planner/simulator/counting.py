@@ -344,7 +344,7 @@ def count_zero_gaps_of_class(state, w, r, tokens, time_s):
 def count_zero_gaps(state, w, tokens, time_s):
     """Count `tokens` gaps of 0 s against the limits of all requests.
 
-    They are of tokens that came in the same step as the one before them, as accepted drafts do.
+    A gap is 0 s if a token came in the same step as the one before it, as accepted drafts do.
     """
     _count_zero_gaps(state, NONE, tokens, time_s)
     if len(state.runs) > 0:

@@ -44,18 +44,22 @@ class ExpectedPower:
 
     @property
     def mean_w(self) -> float:
+        """Mean power of all workers over the measured window [W]."""
         return float(self.worker_w.sum())
 
     @property
     def idle_w(self) -> float:
+        """Power of all workers without work [W]."""
         return float(self.worker_idle_w.sum())
 
     @property
     def energy_j(self) -> float:
+        """Energy of all workers over the measured window [J]."""
         return self.mean_w * (self.window_s[1] - self.window_s[0])
 
     @property
     def request_j(self) -> float:
+        """Energy per request [J]; NaN without requests."""
         return self.energy_j / self.requests if self.requests else float("nan")
 
     @property

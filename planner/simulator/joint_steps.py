@@ -37,9 +37,8 @@ def start_ranks(state, w, time_s):
     end = w + state.dp_ranks[w].count
     kind, tables = state.types[state.workers[w].type], state.tables
     tokens, active = ZERO, ZERO
-    # First the slowest batch of a rank (seconds of its first step, and how much longer each next one is),
-    # then, with the time of the experts, the slowest rank with its host.
-    own_s, growth_s, steps = -np.inf, 0.0, UNBOUNDED
+    # The slowest batch of a rank: seconds of its first step, and how much longer each next one is.
+    batch_s, batch_growth_s, steps = -np.inf, 0.0, UNBOUNDED
     for v in range(w, end):
         l = state.workers[v].first_lane
         start_step(state, l, time_s)
@@ -49,23 +48,23 @@ def start_ranks(state, w, time_s):
             continue
         active += 1
         tokens += lane.prefill_tokens + lane.decodes * lane.is_decoding
-        stage_s, _, _, rank_growth_s, _ = step_seconds(state, kind, lane)
-        own_s, growth_s, steps = _slower_run(own_s, growth_s, steps, stage_s, rank_growth_s)
+        stage_s, _, _, growth_s, _ = step_seconds(state, kind, lane)
+        batch_s, batch_growth_s, steps = _slower_run(batch_s, batch_growth_s, steps, stage_s, growth_s)
     if active == 0:
         return
-    gpus_s, gpus_growth_s = own_s + tables[kind.table_at[1] + tokens], growth_s
-    own_s, growth_s = -np.inf, 0.0
+    gpus_s = batch_s + tables[kind.table_at[1] + tokens]  # With the time of the experts.
+    rank_s, rank_growth_s = -np.inf, 0.0  # The slowest rank, with its host.
     for v in range(w, end):
         l = state.workers[v].first_lane
         lane = state.lanes[l]
         if lane.run_steps == 0:
             continue
-        stage_s, extra_s, _, rank_growth_s, longest = with_host(
-            kind, lane, gpus_s, 0.0, 0.0, gpus_growth_s, UNBOUNDED
+        stage_s, extra_s, _, growth_s, most_steps = with_host(
+            kind, lane, gpus_s, 0.0, 0.0, batch_growth_s, UNBOUNDED
         )
-        own_s, growth_s, steps = _slower_run(own_s, growth_s, steps, stage_s + extra_s, rank_growth_s)
-        steps = min(steps, longest, run_length(state, l, time_s, state.dp_ranks[v].goes_on == 1))
-    _run_together(state, w, max(steps, 1), own_s, growth_s, time_s)
+        rank_s, rank_growth_s, steps = _slower_run(rank_s, rank_growth_s, steps, stage_s + extra_s, growth_s)
+        steps = min(steps, most_steps, run_length(state, l, time_s, state.dp_ranks[v].goes_on == 1))
+    _run_together(state, w, max(steps, 1), rank_s, rank_growth_s, time_s)
 
 
 @kernel_jit

@@ -42,7 +42,7 @@ GROUP = 16  # Routers look at the workers of a pool in groups of this many (Stat
     READY,  # Requests whose KV has arrived, and that wait for a seat.
     PARTIAL,  # Prompts that are computed in part.
     UNKNOWN,  # Asynchronous engines: prompts that came after the step in flight had begun.
-    LEAVING,  # The same: requests with their last token, which keep seat and blocks until the next step.
+    LEAVING,  # Asynchronous engines: requests with their last token, which keep seat and blocks for a step.
     RESTING,  # Decodes that the token budget has left out of a step.
 ) = (np.int64(i) for i in range(6))
 LISTS = 6
@@ -86,7 +86,7 @@ TYPE = np.dtype(
         ("kv_delay_steps", "i8"),  # A request whose KV has arrived joins this many steps later.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
-        # Seconds of the host that a step with prompts takes beyond these, for its launches.
+        # Seconds of the host that a step with prompts takes beyond `host_s`, for its launches.
         ("launch_s", "f8"),
         # The part of the host's work that must wait for the GPUs, in seconds like `host_s`.
         ("rest_s", "f8", 2),
@@ -100,7 +100,7 @@ TYPE = np.dtype(
         ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
         # Speculative decoding:
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
-        ("lookahead_tokens", "i8"),  # KV slots that it keeps beyond the tokens it checks.
+        ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
         # The routing score per pending prompt token, request, prompt token of a request, and waiting request:
         # a row for arrivals (FRONT) and one for hand-offs (BACK).

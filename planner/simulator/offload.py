@@ -103,7 +103,8 @@ def next_load_s(state, w, time_s):
 def note_ended_loads(state, w, time_s):
     """Let worker w, which forms a step, learn of loads that ended by `time_s`.
 
-    Their requests may run some steps later. Nodes of loads that have become known so may be evicted again.
+    The requests of these loads may run some steps later. Nodes of loads that the worker knows to have ended
+    may be evicted again.
     """
     offload, worker = state.offload, state.workers[w]
     r = offload.memories[w].head[LOADING]
@@ -256,7 +257,7 @@ def _unlist_in_memory(state, w, e):
 def note_no_load(state, r):
     """Note that nothing is loaded for request r, which is admitted: its `loaded_tokens` become 0.
 
-    If it was admitted before and then preempted, those of its first admission stay.
+    A request that was admitted before, and then preempted, keeps the number of its first admission.
     """
     load = state.offload.loads[r]
     load.loaded_tokens = max(load.loaded_tokens, ZERO)

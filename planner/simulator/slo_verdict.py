@@ -47,6 +47,7 @@ class WindowResult:
 
     @property
     def span_s(self) -> tuple[float, float]:
+        """The first and the last moment of the window."""
         return self.start_s, self.end_s
 
 
@@ -124,10 +125,14 @@ class Verdict:
 
     @property
     def guarantees_hold(self) -> bool:
+        """Whether every tenant with a guarantee got its share of service."""
         return all(line.holds for line in self.guarantees)
 
     @property
     def holds(self) -> bool:
+        """Whether the SLO is kept: every line, the guarantees, the attainment and the backlog test, and no
+        request was rejected.
+        """
         lines_hold = all(line.holds for line in self.lines) and self.guarantees_hold
         return lines_hold and self.attainment_holds and self.is_steady and not self.rejected
 

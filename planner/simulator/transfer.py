@@ -154,8 +154,8 @@ def _has_room(state, w, r, time_s):
 def _has_room_async(state, w, r, steps):
     """`_has_room` on an asynchronous engine that has begun `steps` steps of its run.
 
-    It has formed the step after these, so its requests have the blocks for all of them, and so have earlier
-    hand-offs that find a seat. Preempted requests, which wait, go first.
+    The engine has formed the step after these too. So blocks for all these steps are taken, by its requests
+    and by earlier hand-offs that find a seat. Preempted requests, which wait, go first.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]

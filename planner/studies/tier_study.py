@@ -57,6 +57,7 @@ class TierSizes:
 
     @property
     def total_bytes(self) -> float:
+        """Bytes of all tiers together."""
         return self.memory_bytes + self.disk_bytes + self.store_bytes
 
 

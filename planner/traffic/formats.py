@@ -77,6 +77,7 @@ class TraceFormat:
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns by which the format is recognised, the clock first."""
         return (self.clock, self.input, self.output, *self.also)
 
 

@@ -56,9 +56,11 @@ class Fixed:
         return float(self.tokens)
 
     def of_scores(self, scores: FloatArray) -> IntArray:
+        """The lengths (n,) whose percentiles are those of these standard normal scores (n,)."""
         return np.full(len(scores), self.tokens, np.int64)
 
     def scaled(self, factor: float) -> Fixed:
+        """The same distribution with all lengths times `factor`."""
         return Fixed(max(round(self.tokens * factor), 1))
 
 
@@ -70,12 +72,14 @@ class Lognormal:
     cv: float
 
     def of_scores(self, scores: FloatArray) -> IntArray:
+        """The lengths (n,) whose percentiles are those of these standard normal scores (n,)."""
         log_variance = math.log1p(self.cv**2)
         return _tokens(
             np.exp(math.log(self.mean_tokens) - log_variance / 2 + math.sqrt(log_variance) * scores)
         )
 
     def scaled(self, factor: float) -> Lognormal:
+        """The same distribution with all lengths times `factor`."""
         return replace(self, mean_tokens=self.mean_tokens * factor)
 
 
@@ -93,6 +97,7 @@ class LengthHistogram:
         return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))
 
     def of_scores(self, scores: FloatArray) -> IntArray:
+        """The lengths (n,) whose percentiles are those of these standard normal scores (n,)."""
         from scipy.special import ndtr
 
         below = np.concatenate(([0.0], np.cumsum(self.counts)))
@@ -100,6 +105,7 @@ class LengthHistogram:
         return _tokens(np.ceil(lengths))
 
     def scaled(self, factor: float) -> LengthHistogram:
+        """The same distribution with all lengths times `factor`."""
         return replace(self, edges_tokens=tuple(edge * factor for edge in self.edges_tokens))
 
 
@@ -132,9 +138,11 @@ class Percentiles:
             _check_mean(self, _mean_of(self, scores, logs))
 
     def of_scores(self, scores: FloatArray) -> IntArray:
+        """The lengths (n,) whose percentiles are those of these standard normal scores (n,)."""
         return _tokens(_curve(self)(scores))
 
     def scaled(self, factor: float) -> Percentiles:
+        """The same distribution with all lengths times `factor`."""
         return Percentiles(
             self.fracs,
             tuple(tokens * factor for tokens in self.tokens),

@@ -187,6 +187,7 @@ class Trace:
 
     @property
     def has_prefixes(self) -> bool:
+        """Whether the trace has ids of prefix blocks."""
         return bool(self.prefix_ids.size)
 
     def select(self, index: npt.ArrayLike, *, arrival_s: FloatArray | None = None) -> Trace:

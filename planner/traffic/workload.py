@@ -36,6 +36,7 @@ class Distribution:
 
     @classmethod
     def from_values(cls, values: IntArray | FloatArray) -> Distribution:
+        """Mean, percentiles and extremes of these values."""
         p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
         return cls(float(values.mean()), p50, p90, p99, float(values.max()))
 

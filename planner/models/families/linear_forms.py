@@ -47,9 +47,11 @@ class LinearPhases(TwoPhases):
         self.beyond = beyond
 
     def _prefill_columns(self, X: Array) -> Array:
+        """The columns (n, k) that the time of prefills is linear in."""
         return np.column_stack([np.ones(len(X)), prefill_tokens(X)])
 
     def _decode_columns(self, X: Array) -> Array:
+        """The columns (n, k) that the time of decodes is linear in."""
         raise NotImplementedError
 
     def _fit_prefill(self, X: Array, y: Array) -> None:

@@ -31,15 +31,18 @@ class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     latency_: StepLatency | None
 
     def fit(self, X: Array, y: Array) -> Self:
+        """Fit to steps X (n, 5) and their seconds y (n,); `_fit` is the family's own part."""
         X, y = self._checked(X, y)
         self.latency_ = None
         self._fit(X, y)
         return self
 
     def predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5); raises ExtrapolationError beyond what was profiled."""
         return self._predict(check_profiled(self, X))
 
     def _checked(self, X: Array, y: Array) -> tuple[Array, Array]:
+        """X and y as arrays, once their shapes and ranges are checked."""
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         if X.shape[1] != 5:
             raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
@@ -49,9 +52,11 @@ class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return X, y
 
     def _fit(self, X: Array, y: Array) -> None:
+        """Learn the family's numbers from checked X and y."""
         raise NotImplementedError
 
     def _predict(self, X: Array) -> Array:
+        """Seconds (n,) of checked steps X."""
         raise NotImplementedError
 
 
