@@ -79,7 +79,7 @@ AGREED_FRAC, AGREED_TIMES = 0.004, 3
 MOST_REFUSED = 25  # An engine may refuse this many steps before the profile fails; set by hand.
 FOLDS = 5  # The folds of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
-# For disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
+# Bounds for disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
 DISTURBED_RATIO, MOST_TRIES = 1.4, 3
 
 
@@ -127,7 +127,7 @@ def profile(
 
     `budget_s` counts from this call, so that it includes the start of the engine, and what earlier runs into
     the same file spent counts too. With tp > 1 one rank's share is measured on one GPU, and the time of its
-    all-reduces is added. If the machine has so many GPUs, they are measured between `tp` ranks
+    all-reduces is added. If the machine has `tp` GPUs, the all-reduces are measured between `tp` ranks
     (profiling/collectives.py), and written beside the table; otherwise they come from the roofline.
     """
     started_s = time.monotonic()

@@ -66,6 +66,7 @@ from planner.simulator.slots import (
 
 @small_jit
 def _worker_of(state, r):
+    """The worker that request r is on: its decode worker, once it decodes."""
     request = state.requests[r]
     return request.decode_worker if request.status == DECODING else request.prefill_worker
 
@@ -93,7 +94,7 @@ def _new_prompt(state, r, start, depth, tenant):
 
 @where_has("caches", lambda state, w, r, time_s: ZERO)
 def _take_prefix(state, w, r, time_s):
-    """Take the cached prefix of request r and return its tokens, as `batching.admit` does.
+    """Take the cached prefix of request r and return its tokens, as `batching.admit_request` does.
 
     Tokens that were expected in the cache and are not there become load of the worker.
     """

@@ -139,6 +139,7 @@ class LiveFleet:
 
     @property
     def caches(self) -> Caches:
+        """The records of prefix caches in the state; only for policies that need them."""
         caches: Caches = self.state.caches
         return caches
 
@@ -148,7 +149,7 @@ class LiveFleet:
         return self.state.workers
 
     def fits(self, tokens: int) -> bool:
-        """Whether a mixed worker, or a prefill and a decode worker, could hold so many tokens when idle."""
+        """Whether a mixed worker, or a prefill and a decode worker, could hold this many tokens when idle."""
         most_tokens = self.most_tokens
         return tokens <= max(most_tokens["mixed"], min(most_tokens["prefill"], most_tokens["decode"]))
 
@@ -262,7 +263,7 @@ class LiveFleet:
     def release_seat(self, seat: int) -> None:
         """Give back the seat of a request that is on no worker.
 
-        With the policy e2 the request keeps the seat until it has left the window (`_free_seats`).
+        With the policy e2 the request keeps the seat until it has left the window (`_find_free_seats`).
         """
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
@@ -532,9 +533,9 @@ def priority_number(
 
     `tenant` and `llm` are the names by which classes of the SLO select requests.
 
-    The order is that of the simulator (slots.enqueue). Where the simulator uses the longest prompt of the
-    trace, this uses `longest_tokens`, the longest request that the engines take: a request of this length may
-    be overtaken by requests that arrive up to `queue_window_s` later.
+    The order is that of the simulator (`slots.enqueue_request`). Where the simulator uses the longest prompt
+    of the trace, this uses `longest_tokens`, the longest request that the engines take: a request of this
+    length may be overtaken by requests that arrive up to `queue_window_s` later.
     """
     if QUEUE[policies.queue].by_deadline:
         # vLLM's priorities are whole numbers, so times become milliseconds.

@@ -421,7 +421,7 @@ class State(NamedTuple):
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V) the limits there; V = 0: none
     caches: Any = None  # A cache_layout.Caches where workers keep prefixes or policies count tenants.
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
-    adapters: Any = None  # An adapter_layout.Adapters where workers serve LoRA.
+    adapters: Any = None  # An adapter_layout.AdapterState where workers serve LoRA.
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # An offload_layout.Offload where CPU memory keeps KV blocks.
     classes: Any = None  # (n,) REQUEST_CLASS where limits or the queue are of classes of requests
