@@ -176,26 +176,26 @@ def _detailed(
     errors = row.get("errors")
     # Without usable errors, a request that failed still shows by zeros in its columns.
     request_errors = errors if isinstance(errors, list) and len(errors) == n else [""] * n
-    good = [
+    finished = [
         i
         for i in range(n)
         if not request_errors[i]
         and min(columns["ttfts"][i], columns["output_lens"][i], columns["input_lens"][i]) > 0
     ]
-    if not good:
+    if not finished:
         raise InputError(f"{name}: no request finished; there is nothing to import")
-    decoding_s = [sum(gaps[i]) for i in good]
-    output = [columns["output_lens"][i] for i in good]
-    ttft_s = [columns["ttfts"][i] for i in good]
+    decoding_s = [sum(gaps[i]) for i in finished]
+    output = [columns["output_lens"][i] for i in finished]
+    ttft_s = [columns["ttfts"][i] for i in finished]
     e2e_s = (
-        [columns["latencies"][i] for i in good]
+        [columns["latencies"][i] for i in finished]
         if "latencies" in columns
         else [t + d for t, d in zip(ttft_s, decoding_s, strict=True)]
     )
     tpot_s = [
         seconds / (tokens - 1) for seconds, tokens in zip(decoding_s, output, strict=True) if tokens > 1
     ]
-    every_gap = [gap for i in good for gap in gaps[i]]
+    every_gap = [gap for i in finished for gap in gaps[i]]
     latency = {
         metric: values
         for metric, values in (
@@ -209,13 +209,13 @@ def _detailed(
     after_first = sum(tokens - 1 for tokens in output)
     # `failed`, the file's own count, is 0 where the file has none; requests without output count too.
     remarks = foreign_fields.run_remarks(
-        failed=max(failed, n - len(good)),
+        failed=max(failed, n - len(finished)),
         tokens_per_chunk=after_first / len(every_gap) if every_gap else 1.0,
         gap_p50=float(np.median(every_gap)) if every_gap else None,
         gap_mean=float(np.mean(every_gap)) if every_gap else None,
     )
     start = columns.get("start_times", [])
-    first = min((start[i] for i in good), default=0.0) if start else 0.0
-    start_s = tuple(start[i] - first for i in good) if start else ()
-    lengths = (tuple(columns["input_lens"][i] for i in good), tuple(output))
-    return len(good), lengths, latency, start_s, remarks
+    first = min((start[i] for i in finished), default=0.0) if start else 0.0
+    start_s = tuple(start[i] - first for i in finished) if start else ()
+    lengths = (tuple(columns["input_lens"][i] for i in finished), tuple(output))
+    return len(finished), lengths, latency, start_s, remarks

@@ -2,7 +2,7 @@
 
 The router watches pods by label, for which it needs a Role of its own. Behind a Service's address it could
 not choose: a Service spreads connections blindly, and the plan's routing would be lost. Other targets that
-run pods take theirs from here.
+run pods take parts of theirs from this module.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ routing = engine_command.routing_sentence
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
-# What a worker requests of its node beside GPUs: these for the process of each GPU, and one CPU more for the
-# API server.
+# What a worker requests of its node beside GPUs: this much for the process of each GPU, and one CPU more for
+# the API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 STOP_S = 120  # A worker that is to stop has this time to end its requests; then Kubernetes kills it.
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}

@@ -126,8 +126,8 @@ def step_utilisations(
 ) -> tuple[Array, Array]:
     """Utilisation of compute and of memory bandwidth (see the module) in a step of N tokens.
 
-    The decodes of the step attend to K tokens (`kv_tokens`), each on `tp` GPUs, by default on all: those of
-    another rank or pipeline stage do not read it.
+    The decodes of the step attend to K tokens (`kv_tokens`). The KV of a token is read by `tp` GPUs, by
+    default by all; GPUs of another rank or pipeline stage do not read it.
     """
     gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Nothing is divided by 0.
     # With more GPUs than KV heads every GPU reads a copy of one.

@@ -2,7 +2,7 @@
 
     start_s = node_s + image_s + boot_s + load_s + compile_s + profile_s + capture_s
 
-    node_s, boot_s, profile_s                    a node is there; the engine's processes; its profiling step
+    node_s, boot_s, profile_s     until a node is there; to start the engine's processes; its profiling step
     image_s = size of the image / bytes that a node pulls and unpacks per second       0 on a node that has it
     load_s = max(weights / bandwidth of the storage, weights / GPUs / load of a GPU)
     compile_s = layers of a stage * (trace + (compile, or read compiled kernels))

@@ -148,7 +148,8 @@ def live_spec(chart: Any) -> dict[str, Any]:
 def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
     """The same specification, changed in place: with tooltips, zoom and a legend that hides lines.
 
-    Each layer that draws a line of data becomes a layer of two (`_live_part`): only these have a "layer".
+    A layer that draws a line of data becomes a layer with two layers inside (`_live_part`). So a layer is one
+    of data lines if it has the key "layer".
     """
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)

@@ -144,4 +144,5 @@ def _metric_lines(metric: _Metric) -> list[str]:
 
 
 def _escaped(value: str) -> str:
+    """A label's value with the characters escaped that end it in the text format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

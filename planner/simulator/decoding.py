@@ -64,11 +64,11 @@ def accept_drafts(state, l, time_s):
         entry = state.slots[l, slot]
         r = entry.request
         left = entry.finish_step - lane.decode_step
-        before = state.requests[r].output_tokens - left - 1  # Its tokens before this step.
+        tokens_before = state.requests[r].output_tokens - left - 1  # Output tokens before this step.
         more = ZERO
         # A handed-over decode begins with one token, or with none where the prefill worker's is discarded.
-        if worker.role != DECODE or before > 1 - kind.discards_token:
-            draw = _random_unit(kind.draw_seed, r, before)
+        if worker.role != DECODE or tokens_before > 1 - kind.discards_token:
+            draw = _random_unit(kind.draw_seed, r, tokens_before)
             # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
             while more < min(drafts, left) and draw < kind.accepted[more]:
                 more += 1
@@ -97,8 +97,8 @@ def accept_drafts(state, l, time_s):
 def evict_for_run(state, l, steps, taken_blocks, time_s):
     """Evict idle entries for the `taken_blocks` that the first `steps` steps of the run of lane l take.
 
-    Where routers hear of evictions later (NOTICE_S), each one is as of the beginning of the step that takes
-    its block. `used_blocks` does not hold those of the run yet.
+    Where routers hear of evictions later (NOTICE_S), each eviction counts from the beginning of the step that
+    takes its block. `used_blocks` does not have the blocks of the run yet.
     """
     lane = state.lanes[l]
     w = lane.worker

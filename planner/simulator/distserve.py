@@ -77,7 +77,7 @@ def _move_to_batch(state, l, list_number):
 def _count_waiting(state, w, requests):
     """Add `requests`, which may be negative, to those that wait at rank 0 of worker w, for routing."""
     state.workers[w].waiting += requests
-    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows.
+    add_load(state, w, 0.0, 0.0, 0.0)  # Adds nothing, but renews the router's score.
 
 
 @small_jit
@@ -213,7 +213,7 @@ def _finish_batch(state, l, time_s):
 def _count_gap(state, w, since_s, time_s, sequences):
     """Count and record the gap of `sequences` requests whose tokens came at `since_s` and come now."""
     if sequences > 0:
-        # Any lane will do: it matters for limits of classes alone, which this engine has not.
+        # Any lane will do, here the first: only limits of classes read it, which this engine does not have.
         count_run(state, ZERO, since_s, time_s - since_s, 0.0, ONE, sequences)
         record_gap(state, w, since_s, time_s - since_s, sequences)
 

@@ -82,7 +82,7 @@ def _change_role(state, w, time_s):
     worker.is_up, worker.idle_since_s = 1, time_s
     if state.policy[RESTART_S] > 0.0:
         worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
-    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows its role.
+    add_load(state, w, 0.0, 0.0, 0.0)  # Adds nothing, but renews the score, which depends on the role.
     set_pools(state)
 
 
@@ -117,7 +117,7 @@ def _check_shortage(state, pool, time_s):
     state.policy[since] = np.inf
     state.workers[least].is_up = DRAINING
     set_pools(state)
-    _end_drains(state, time_s)  # It may be idle already.
+    _end_drains(state, time_s)  # The worker may be idle already.
 
 
 @kernel_jit

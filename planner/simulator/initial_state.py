@@ -30,7 +30,7 @@ from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace, measured_window
 from planner.units import count_text
 
-WRITTEN_AT_ONCE = 2048  # Records are written this many at a time: so many fit into a processor's cache.
+WRITTEN_AT_ONCE = 2048  # Records are written this many at a time, which fit into a processor's cache.
 DISTURBANCE_KINDS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -326,7 +326,7 @@ def _make_caches(
 
 
 def _disturbance_rows(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
-    """The disturbances in order of time; one of a worker names its first rank.
+    """The disturbances in order of time; a disturbance of a worker names the worker's first rank.
 
     `first_ranks` (W,) has for each of the kernel's workers, a rank, the first rank of the same worker.
     """
@@ -344,7 +344,7 @@ def _disturbance_rows(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
 
 def _await_disturbance(state: State, *, outside: int) -> None:
     """Put the entity `outside`, which causes disturbances, into the heap of events, due at the first one."""
-    state.sequence[outside] = np.iinfo(np.int64).max  # It comes after all other events of its moment.
+    state.sequence[outside] = np.iinfo(np.int64).max  # Disturbances come after all other events of a moment.
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 

@@ -20,7 +20,7 @@ def _mean_longer(table, input_tokens, generated):
     """The mean of the outputs longer than `generated` tokens, in whole tokens
     (`OutputTable.expected_tokens`).
 
-    It is over prompts of about this length, or over all prompts if none of those had a longer output.
+    The mean is over prompts of about this length, or over all prompts if none of these had a longer output.
     """
     # Binary search for the bucket of this prompt length.
     first, last = ZERO, len(table.edges)
@@ -61,7 +61,7 @@ def predicted_at_first(state, r):
 )
 def _new_prediction(state, r, generated):
     """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short.
-    Without a table of outputs it was made before the simulation (`predicted_later_tokens`).
+    Without a table of outputs the prediction was made before the simulation (`predicted_later_tokens`).
     """
     request = state.requests[r]
     later = request.predicted_tokens

@@ -101,8 +101,8 @@ def _count_waiting_prompt(state, w, r):
     """Count request r among those of its tenant that wait on worker w.
 
     A tenant of which none waited loses its credit, and counts as served no less than the waiting tenant with
-    the least service: pauses are not saved up. If nobody waits, the tenant that was served last stands for
-    them.
+    the least service: pauses are not saved up. If no tenant waits, the service of the one that was served
+    last counts instead.
     """
     tenants = state.caches.tenants
     u = state.caches.prompts[r].tenant

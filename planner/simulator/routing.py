@@ -229,8 +229,8 @@ def _smallest_score_at_place(state, pool, need, other):
 def _random_with_room(state, pool, r, need, policy, time_s):
     """One worker at random or, if the policy is POWER_OF_TWO, the one with the lower score of two at random.
 
-    It is drawn among workers whose free blocks hold all of request r, as predicted; if there are none, among
-    all that can hold `need` blocks, which the request has at its end.
+    Workers are drawn among those whose free blocks hold all of request r, as predicted; if there are none,
+    among all that can hold `need` blocks, which the request has at its end.
     """
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
@@ -289,8 +289,8 @@ def _heavy_light(state, pool, r, need, time_s):
     with fewer decodes of the request's kind, heavy or light, so that their ratio becomes the same on all
     workers.
 
-    It draws among workers that had room for all of request r, as predicted, when they last reported their
-    loads; if none had, among all that can hold `need` blocks.
+    The two are drawn among workers that had room for all of request r, as predicted, when they last reported
+    their loads; if none had, among all that can hold `need` blocks.
     """
     request = state.requests[r]
     if time_s - state.policy[HEARD_S] >= state.policy[LOAD_PERIOD_S]:
@@ -446,8 +446,9 @@ def _keeps_constraints(state, w, r):
     wait_s = (
         whole * tables[first + kind.token_budget] + tables[first + int(tokens) - whole * kind.token_budget]
     )
-    # (c), and for best-fit-rebalanced (d). For best-fit `least_saved_s` stays infinite: decodes go on during
-    # a prefill there, so (b) is all that they need.
+    # The first condition is (c), the second, which matters for best-fit-rebalanced alone, is (d). With
+    # best-fit `least_saved_s` stays infinite: there decodes go on during a prefill, so (b) is all that they
+    # need.
     return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 
@@ -491,9 +492,9 @@ def _update_saved_s(state, pool, time_s):
 def _rebalance_request(state, pool, r, need, planned):
     """Aladdin's Algorithm 2, for request r alone: the worker to which it moves from the `planned` one.
 
-    Of the workers that keep every constraint it is the one that brings the prediction errors of both workers
-    closest to zero. The request stays if no move brings them closer, or if the planned worker breaks a
-    constraint itself.
+    Of the workers that keep every constraint, that worker is chosen that brings its own prediction error and
+    the planned worker's closest to zero. The request stays if no move brings them closer, or if the planned
+    worker breaks a constraint itself.
 
     The error of a worker (tokens l^e, sequences b^e) is its distance from the line k2 l^e + c2 b^e = 0.
     """
@@ -507,7 +508,7 @@ def _rebalance_request(state, pool, r, need, planned):
         if w == planned or not fits_worker(state, w, need) or not _keeps_constraints(state, w, r):
             continue
         change = by_leaving + _error_distance(state, w, predicted, 1.0) - _error_distance(state, w, 0.0, 0.0)
-        if change < best_change - 1e-9:  # Smaller differences are rounding.
+        if change < best_change - 1e-9:  # A smaller difference is rounding.
             best, best_change = w, change
     if best != planned:
         state.workers[planned].error_tokens -= predicted
@@ -521,11 +522,11 @@ def _rebalance_request(state, pool, r, need, planned):
 def _error_distance(state, w, tokens, sequences):
     """The error of worker w with `tokens` and `sequences` more than predicted.
 
-    It is the distance from the line in `_rebalance_request`, whose slopes are the seconds that a token (k2)
-    and a sequence (c2) add to a step.
+    The error is the distance from the line in `_rebalance_request`, whose slopes are the seconds that a token
+    (k2) and a sequence (c2) add to a step.
     """
     worker = state.workers[w]
-    if worker.assigned == 0.0:  # Nothing is left there of which a prediction could be wrong.
+    if worker.assigned == 0.0:  # The worker has no request whose prediction could be wrong.
         forget_errors(worker)
     kind = state.types[worker.type]
     first, token_s = kind.table_at[0], kind.numbers[2]

@@ -157,9 +157,9 @@ def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
     """As `percentile_s` without weights; reorders `values_s`."""
     if len(values_s) == 0:
         return float("nan")
-    at = nearest_rank(percentile_frac, len(values_s)) - 1
-    values_s.partition(at)
-    return float(values_s[at])
+    index = nearest_rank(percentile_frac, len(values_s)) - 1
+    values_s.partition(index)
+    return float(values_s[index])
 
 
 def measured_mask(simulation: Simulation) -> npt.NDArray[np.bool_]:
@@ -205,7 +205,7 @@ def _measured_with_value(
 def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[np.void]:
     """The recorded runs that gave tokens, cut to the steps that ended inside the measured window.
 
-    With `of_class` they are those that gave tokens to the class. The simulation needs `record=True`.
+    With `of_class`, only runs that gave tokens to that class. The simulation needs `record=True`.
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = simulation.window_s
@@ -302,7 +302,7 @@ def value_s(
 ) -> float:
     """A percentile of a metric over the measured requests, or over the gaps between tokens.
 
-    With `limit` only those of its class count.
+    With `limit` only requests of its class, or their gaps, count.
     """
     if METRICS[metric].is_of_gaps:
         if simulation.gaps is not None:
