@@ -259,6 +259,7 @@ def _parse_time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
 
 
 def _parse_value(value: Any, where: object) -> float:
+    """The value of a sample as a float; NaN and infinities are allowed."""
     try:
         if isinstance(value, bool):
             raise TypeError

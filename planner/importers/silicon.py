@@ -320,7 +320,7 @@ class Kernels:
         return ms
 
     def all_reduce_s(self, tokens: int) -> float:
-        """Seconds of one all-reduce of the activations of so many tokens."""
+        """Seconds of one all-reduce of the activations of this many tokens."""
         operations = self._engine.evaluate_context_ops([self._all_reduce], batch_size=1, s=tokens)
         return float(operations[0][1]) / self._llm.layers / 1e3
 

@@ -105,6 +105,7 @@ class FakeEngine:
         self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _EngineRequest) -> None:
+        """Queue a request; a step that starts from now on may take it."""
         if self.log:
             self.log.queued(request.name, request.prompt_tokens, time.monotonic())
         if self.by_priority:
@@ -265,6 +266,7 @@ class _AnswerFormat:
         return {"id": "cmpl-0", "object": name, "created": int(time.time()), "model": self.model}
 
     def _usage(self, request: _EngineRequest, tokens: int) -> dict[str, int]:
+        """OpenAI's counts of prompt and answer tokens."""
         prompt = request.prompt_tokens
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
@@ -300,6 +302,7 @@ class _AnswerFormat:
 
 
 def _event_bytes(document: Mapping[str, Any]) -> bytes:
+    """The document as one event of a stream."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -326,6 +329,7 @@ class Server:
         )
 
     async def _sign(self, _: web.Request, answer: web.StreamResponse) -> None:
+        """Add the identity of this start to the answer."""
         answer.headers[IDENTITY_HEADER] = self.identity
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:

@@ -217,6 +217,7 @@ class _ReplanModel:
     test: ScenarioTest | None
 
     def fleet_counts(self, n: Ints) -> Counts:
+        """The counts `n` as pairs of option and workers, without the options that have none."""
         return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
 
     def migration_usd(self, n: Ints) -> Floats:
@@ -262,6 +263,7 @@ class _ReplanModel:
         return self.way_of(label, n, is_holding=is_holding, kept_in=kept_in)
 
     def way_of(self, label: str, n: Ints, *, is_holding: bool, kept_in: KeptIn | None) -> Way:
+        """The way to the counts `n`, with its bill, the cost of moving, and the cost over the horizon."""
         costs = float(self.paid_usd_per_h(n)), float(self.migration_usd(n)), float(self.horizon_usd(n))
         return Way(label, self.oracle.fleet(self.fleet_counts(n)), *costs, is_holding, kept_in)
 

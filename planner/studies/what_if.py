@@ -173,6 +173,7 @@ class Study:
         return with_relaxation(lambda: self._build(task, self.work_limit_s))
 
     def _build(self, task: PlanQuestion, work_s: float) -> plan_problem.Problem:
+        """The problem of this question, whose search may work for `work_s` on its clock."""
         return build_problem(
             task,
             self.trace,
@@ -279,11 +280,11 @@ class ChangedQuestion:
     """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
     change (`kept`), and the best fleet now (`answer`).
 
-    `kept` is None if the changed question does not offer the worker types of the fleet before, or if there
-    was no fleet before; `why_before` is then the error of that. `answer` is None if no fleet was found, and
-    `why` then is the error. `under` names the policies with which the workers of before keep the SLO; it is
-    empty if these are the policies of the fleet before. `value_now` is the objective of the fleet before at
-    the prices of the changed question.
+    `kept` is None if the changed question does not offer the worker types of the fleet before, or if the
+    question before had no fleet; `why_before` is then that question's error. `answer` is None if no fleet was
+    found, and `why` is then the error. `under` names the policies with which the workers of the fleet before
+    keep the SLO; it is empty if these are that fleet's own policies. `value_now` is the objective of the
+    fleet before at the prices of the changed question.
     """
 
     label: str
@@ -298,7 +299,7 @@ class ChangedQuestion:
     @property
     def is_cheaper_before(self) -> bool:
         """Whether the fleet before keeps the SLO in enough of the search's scenarios and costs less than the
-        best fleet now. That fleet is also tested in scenarios that its search had not seen.
+        best fleet now. The best fleet now is tested in further scenarios too, which its search had not seen.
         """
         if not self.kept or self.answer is None or self.task.safety is None:
             return False
