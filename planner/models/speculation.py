@@ -35,7 +35,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-MOST_DRAFTS = 16  # Published acceptance curves have half as many drafted tokens per step.
+MOST_DRAFTS = 16  # Published acceptance curves end at half as many drafted tokens per step.
 
 # When vLLM 0.32 measures its memory, it samples this many rows per sequence, a draft token and the next one
 # (planner/search/problem/options.py counts them).

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from planner.errors import ExtrapolationError, InputError
 from planner.models.latency import DECODES, PREFILLS, TOKENS, Array, StepLatency, cached_tokens
 
-# Corners of f, tokens of a step.
+# The corners of f, as tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # The regimes by which errors are told, set by hand.
 SMALL_BATCH = 8  # Decodes of at most this many sequences count as a small batch.
@@ -163,7 +163,7 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
 def equal_shares(X: Array) -> Array:
     """Square roots of row weights with which prefill, decode and mixed steps count a third each.
 
-    A grid of measurements has few decode steps, while an engine runs little else.
+    A grid of measurements has few decode steps, while an engine's steps are mostly decode steps.
     """
     # 0 decode, 1 prefill, 2 mixed.
     kind = np.where(X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2))

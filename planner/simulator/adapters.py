@@ -4,12 +4,12 @@ step.
 When a step has as many adapters as the worker has slots, vLLM's scheduler passes over requests with any other
 adapter and looks at those behind them. Adapters of the step that are in no slot are loaded before it, each
 into the slot used longest ago. An adapter that is not in the host's memory either comes from disk, and the
-one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads them
-in the order of a Python set, so which slots they get differs.)
+one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads a
+step's adapters in the order of a Python set, so it may give them other slots.)
 
-This module is compiled only for fleets with LoRA; for others each `where_has` function is compiled as the
-lambda in its decorator. An adapter's number counts from 1; 0 is the LLM alone. State is in
-`adapter_layout.AdapterState`.
+This module is compiled only for fleets with LoRA; for others in place of each function with
+`where_has` the lambda in that decorator is compiled. An adapter's number counts from 1; 0 is the LLM alone.
+State is in `adapter_layout.AdapterState`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _may_any_follow(state, w):
 def next_with_slot(state, w):
     """The request that worker w prefills next: the first one with a slot; NONE if no waiting request has one.
 
-    Those before it are set aside.
+    Requests before it are set aside; `put_back` returns them to the queue.
     """
     while True:
         r = next_waiting(state, w)
@@ -139,9 +139,9 @@ def _replace_oldest(adapters, slots, slot_at, uses, count, a):
     """Put adapter a, which has no slot yet, in place of the adapter used longest ago that is not in this
     step.
 
-    Only the first `count` slots are used. Of equals the adapter with the lowest number makes way. Returns it,
-    0 if the slot was empty. `slot_at` has the slot of each adapter, `uses` the step in which each slot was
-    used.
+    Only the first `count` slots are used. Of equals the adapter with the lowest number makes way. Returns the
+    adapter that made way, 0 if the slot was empty. `slot_at` has the slot of each adapter, `uses` the step in
+    which each slot was used.
     """
     oldest = NONE
     for i in range(count):

@@ -1,15 +1,15 @@
 """Compile a program of many functions as one: LLVM optimises it once, and machine code is made once.
 
-Numba optimises every function together with all that it calls and makes machine code of both; the function's
-caller does all of that again. With functions twelve calls deep most of the time goes into code that nobody
-runs. Here the compilation of an inner function ends with LLVM's representation, as it was lowered. The
-function that Python calls links all of these, and only this program is optimised. Numba's hook for that is a
-compiler class of one's own (`pipeline_class`).
+Numba optimises every function together with all that it calls and makes machine code of both; the compilation
+of the function's caller does all of this work again. With functions twelve calls deep most of the time goes
+into code that nobody runs. Here the compilation of an inner function ends with LLVM's representation, as it
+was lowered. The function that Python calls links all of these, and only this program is optimised. Numba's
+hook for that is a compiler class of one's own (`pipeline_class`).
 
-What that saves was measured on 2026-11-23 on one core: CPU seconds of the first simulation of an ordinary
-fleet, then of one with prefix caches. Linked 12.5 and 39.6 s, plain `njit` 22.6 and 125.8 s; later runs are
-equally quick (4.4 and 4.8 ms a simulation of the samples). Without it, whoever first plans with prefix caches
-would wait a minute and a half longer.
+What linking saves was measured on 2026-11-23 on one core: the first simulation of an ordinary fleet takes
+12.5 CPU seconds linked and 22.6 with plain `njit`, that of a fleet with prefix caches 39.6 and 125.8. Later
+runs are about equally quick (4.4 and 4.8 ms a simulation of the samples). Without linking, whoever first
+plans with prefix caches would wait a minute and a half longer.
 """
 
 from __future__ import annotations

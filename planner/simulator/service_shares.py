@@ -14,8 +14,8 @@ Fair     F_u(t1, t2) = w_u / sum_{v active} w_v  x  sum_v W_v(t1, t2),   active:
 
 A stretch of the measured time in which u has work waiting all along is cut into as many equal windows as can
 be at least `window_s` long; a shorter stretch has none. The share of a tenant is the least one of its
-windows. By the term with B_u, a tenant whose requests wait only for a step or two, and all get served, has a
-share of 1 or more; a tenant with much work waiting is owed its fair share.
+windows. The term with B_u limits what a tenant is owed to the work that it has: if its requests wait only for
+a step or two and all get served, the share is 1 or more; with much work waiting it is owed its fair share.
 
 Service, weights and backlogged intervals are those of VTC (Sheng et al. 2024, arXiv:2401.00588, section 3 and
 Theorem 4.4), whose figures take windows of a minute; only computed prompt tokens count, as in DLPM (Cao et
@@ -44,7 +44,7 @@ Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of 
 class TenantShare:
     """The least share of a tenant over its `windows`, and the window that has it.
 
-    They are NaN and None without windows.
+    Without windows `share_frac` is NaN and `window_s` is None.
     """
 
     tenant: str
@@ -66,7 +66,8 @@ class GuaranteeLine:
     @property
     def holds(self) -> bool:
         """Whether the least share is large enough; also where no tenant waited for a whole window."""
-        # `not <` in place of `>=`, so that NaN holds; and a miss within rounding is none.
+        # `not <` in place of `>=`, so that the guarantee holds where the share is NaN; a share that is too
+        # small by rounding alone holds as well.
         return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
 
 
