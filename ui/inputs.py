@@ -27,7 +27,7 @@ from ui.question import Form
 from ui.session import COUNTS, BrowserSession, gpu_key
 from ui.store import SAMPLES, column_names, read_as
 
-MOST_UPLOAD_MB = 2048  # A trace of ten million requests, as CSV.
+MOST_UPLOAD_MB = 2048  # Enough for a trace of ten million requests as CSV.
 OBJECTIVES = {
     "cost": "lowest cost",
     "power": "lowest power",
@@ -162,8 +162,8 @@ def description_inputs(session: BrowserSession, place: str = "ask") -> Form:
     """The inputs for described traffic: how long requests are, and how they arrive."""
 
     def take_task() -> None:
-        """After a change of task: empty the inputs for lengths if the task brings its own, otherwise fill in
-        OWN_MEANS.
+        """After a change of task: empty the inputs for lengths if the task brings its own lengths, otherwise
+        fill in OWN_MEANS.
         """
         is_own = st.session_state[f"{place}_task"] == question.OWN_LENGTHS
         for key, mean_tokens in OWN_MEANS.items():
@@ -222,7 +222,7 @@ def upload_trace(session: BrowserSession, place: str = "ask") -> None:
         trace_id = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
         st.session_state[f"{place}_trace"] = trace_id
         st.session_state[f"{place}_map"] = {}
-        # The user's own traffic is planned for as it is, unless a rate is given.
+        # An uploaded trace is planned for at its own rate, unless the user gives another.
         st.session_state[f"{place}_rate"] = None
 
 
@@ -295,8 +295,8 @@ def part_inputs(place: str = "ask") -> Form:
 
 
 def rate_input(place: str = "ask", *, is_described: bool = False) -> float | None:
-    """The input for the rate. None if it is empty: the trace's own rate, or the plan looks for
-    the highest.
+    """The input for the rate. None if it is empty: then the trace's own rate counts, or
+    the plan looks for the highest rate.
     """
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
@@ -393,7 +393,8 @@ def slo_inputs(session: BrowserSession, place: str = "ask") -> Form:
 
     def take_preset() -> None:
         preset = session.catalog.slos.get(st.session_state[f"{place}_preset"])
-        for name, value in (question.form_of_preset(preset) or {} if preset else {}).items():
+        limits = question.form_of_preset(preset) if preset else None
+        for name, value in (limits or {}).items():
             st.session_state[f"{place}_{name}"] = value
 
     def take_own_limits() -> None:

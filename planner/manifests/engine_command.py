@@ -1,4 +1,6 @@
-"""What deployment targets share: the command lines of engine and router, images, names, placement."""
+"""What deployment targets share: the command lines of engine and router, images, names, and which worker
+stands on which node.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +68,7 @@ NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank
 START_S = 3600  # A worker may download and load its weights for this long.
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
+MOST_NAME_LETTERS = 1000  # A longer name of an LLM is a mistake.
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is the weights' type.
 # OWNER/NAME on Hugging Face. A name without an owner would be a path on the worker.
@@ -114,7 +117,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
     if order != Policies().queue:  # Our default is vLLM's.
         flags["scheduling-policy"] = order
-    # 0 is no threshold, and one beyond all prompts limits nothing.
+    # 0 means no threshold, and a threshold beyond all prompts limits nothing.
     threshold = fleet.policies.long_prefill_token_threshold
     if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold
@@ -199,6 +202,7 @@ def _release(version_text: str) -> str:
 
 
 def _has_async(version_text: str) -> bool:
+    """Whether this version of vLLM has the flag --async-scheduling."""
     return tuple(int(part) for part in version_text.split(".")[:2]) >= FIRST_ASYNC
 
 
@@ -225,7 +229,7 @@ def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
 def _lora_flags(lora: Lora) -> dict[str, Setting]:
     """Slots for adapters, and the folders where their files must be.
 
-    Where the plan names no adapters, one name is left to be replaced.
+    Where the plan names no adapters, ANY_ADAPTER stands for a name: the user replaces it.
     """
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
     if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
@@ -269,7 +273,13 @@ def _kv_cache_dtype(llm: Llm) -> str:
 
 def check_name(name: str) -> None:
     """Refuse a name of an LLM that our files and command lines cannot carry unharmed."""
-    if not name or not name.isprintable() or name != name.strip() or name.startswith("-") or len(name) > 1000:
+    if (
+        not name
+        or not name.isprintable()
+        or name != name.strip()
+        or name.startswith("-")
+        or len(name) > MOST_NAME_LETTERS
+    ):
         raise InputError(
             f"LLM {name[:200]!r}: expected a name such as meta-llama/Llama-3.1-70B or a path: printable, no "
             "leading dash, no space around it"
@@ -387,6 +397,7 @@ def pool_services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | Non
 
 
 def count_workers(fleet: Fleet, role: Role) -> int:
+    """How many workers of this role the fleet has, over all pools."""
     return sum(pool.count for pool in fleet.pools if pool.role == role)
 
 
@@ -462,7 +473,7 @@ def routing_sentence(fleet: Fleet) -> str:
 
 
 def router_command(args: Iterable[str]) -> list[str]:
-    """What starts the router in its image."""
+    """The command that starts the router in its image, as words."""
     return ["vllm-router", *ROUTER_START, *args]
 
 
@@ -480,6 +491,7 @@ def router_image_steps(file: str) -> list[str]:
 
 
 def is_rocm(gpu: Gpu) -> bool:
+    """Whether the GPU is one of AMD's, which vLLM's ROCm image serves."""
     return gpu.node_selector.startswith("amd.com/")
 
 
@@ -528,6 +540,7 @@ def engine_image(kind: WorkerType) -> str:
 
 
 def is_capped(gpu: Gpu) -> bool:
+    """Whether the GPU is to run under a power cap."""
     return gpu.uncapped_w is not None
 
 
@@ -573,6 +586,8 @@ class PlacedWorker:
 
 @dataclass(frozen=True, slots=True)
 class DeployedNode:
+    """A node with GPUs of one kind, and the workers that are placed there."""
+
     gpu: Gpu
     workers: tuple[PlacedWorker, ...]
 

@@ -26,7 +26,8 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
-# The next three bound the time of Splitwise's search; the paper gives no such bounds.
+# MOST_MACHINES, MOST_SPLITS and LOWEST_RATE_RPS bound the time of Splitwise's search; the paper has no such
+# bounds.
 MOST_MACHINES = 256  # A pool has no more machines.
 MOST_SPLITS = 20  # This many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
@@ -336,7 +337,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
         ]
         best, rate_rps = None, 0.0
         for fleet in fleets:
-            # A split that does not beat the best one by the tolerance needs no bisection.
+            # A split that does not beat the best split by the tolerance needs no bisection.
             rate_to_beat_rps = rate_rps * (1 + RATE_TOLERANCE_FRAC)
             if best is not None and not slowdowns.keeps(fleet, rate_to_beat_rps):
                 continue

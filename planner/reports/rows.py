@@ -55,7 +55,7 @@ SHOWN_AS_0_FRAC = 5e-4  # A smaller difference would be shown as 0.0 %.
 
 
 def simulated_routers(plan: Plan) -> list[RouterRow]:
-    """What became of the SLO under the router of each deployment target that can run the plan."""
+    """Whether the SLO is kept under the router of each deployment target that can run the plan."""
     return [
         RouterRow(
             target=under.target,
@@ -160,22 +160,22 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 )
             )
     if slo.attainment_frac is not None:
-        needed, values = percent_text(slo.attainment_frac), percent_text(verdict.attainment_frac)
+        needed, attained = percent_text(slo.attainment_frac), percent_text(verdict.attainment_frac)
         rows.append(
             (
                 f"{needed} of requests keep all limits at once",
                 "attainment",
                 needed,
-                values,
+                attained,
                 "",
-                values,
+                attained,
                 signed_verdict(verdict.attainment_holds, verdict.is_judged),
             )
         )
         if (worst := verdict.attainment_worst) is not None:
-            values = percent_text(worst.kept_frac)
+            attained = percent_text(worst.kept_frac)
             text = _worst_text(verdict, worst)
-            rows.append((text, "", "", values, "", values, signed_verdict(worst.holds, worst.judged)))
+            rows.append((text, "", "", attained, "", attained, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
         least, needed = promised.least, percent_text(promised.guarantee.share_frac)
         # A guarantee is judged in windows in which a tenant's work waits all the time; there may be none.
@@ -307,6 +307,7 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
 
 
 def _kw_text(watts: float) -> str:
+    """A power in kW: "12.3 kW"."""
     return f"{watts / 1e3:,.1f} kW"
 
 
@@ -451,7 +452,7 @@ def prefix_rows(plan: Plan) -> Rows:
 
 
 def alternative_rows(plan: Plan) -> Rows:
-    """The plan and what else it could be."""
+    """A line for the plan, and one for each alternative: its fleet, its objective, how much more that is."""
     certificate = plan.certificate
     against = "Against the plan on paper" if certificate.answers else "Against the plan"
     unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")

@@ -48,8 +48,9 @@ from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 # Numbers without a reason beside them were chosen by hand.
-CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
-RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
+CORNER_FRAC = 1e-3  # A bisected limit in seconds is exact to this share of it.
+# A bisected rate is exact to this share of it: every trial draws and simulates other requests.
+RATE_FRAC = 5e-3
 # A fleet must also carry the rates that are this far below a bisected corner of rates.
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
@@ -403,7 +404,7 @@ def _bisect_corner(
 ) -> tuple[float, float]:
     """The value nearest to `bad` that keeps the SLO, and one that does not, at most a share `frac` apart.
 
-    `good` is assumed to keep it and `bad` to miss it.
+    `good` is assumed to keep the SLO and `bad` to miss it.
     """
     while abs(good - bad) > frac * abs(good):
         middle = math.sqrt(good * bad)  # The geometric mean, as the precision is relative.

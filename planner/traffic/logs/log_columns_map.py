@@ -37,8 +37,8 @@ _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # Durations without a unit are taken to be in ms if their median is above this: in s it is almost 2 minutes.
 _LIKELY_MS = 100
-# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...). Long sets are made of
-# tuples, one a line.
+# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...). Long sets are joined
+# of tuples, one on each line, only to save lines.
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -51,7 +51,7 @@ _START = (
     *("arrival", "arrived", "received", "created", "creation", "requested", "submitted"),
     *("start", "started", "begin", "began", "request"),
 )
-# Words of the time of an answer's last token. Most logs write their line then.
+# Words for the time of an answer's last token, at which most programs write the request's line.
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
 _TIME = {
     *("time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"),
@@ -551,7 +551,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
     missing value says nothing, which counts as not failed.
     """
     codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
-    # The last place is for the code -1, which pandas gives to values that it takes for missing.
+    # The last place (index -1) is for the code -1, which pandas gives to values that it takes for missing.
     failed_by_code, unknown = np.zeros(len(values) + 1, dtype=bool), []
     for code, value in enumerate(values):
         text = str(value).strip().lower()

@@ -242,7 +242,7 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
     table = _table(names, options)
-    # A program whose table needs `prepare` writes JSON or CSV, so this file is not its.
+    # A program whose table needs `prepare` writes JSON or CSV, so this file comes from another program.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
         _refuse_format(options, where)
@@ -339,7 +339,9 @@ def _prepared(
 
 
 def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | None:
-    """The known program with these columns; None without, or if `options` says how to read the log."""
+    """The known program whose tables have these columns; None if there is none, or if `options` says how to
+    read the log.
+    """
     if options.columns is not None or options.format == COLUMN_MAP:
         return None
     for program in known.TABLES:
@@ -424,7 +426,7 @@ def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     _refuse_format(options, where)
     _refuse_sums(names, where)
     columns = options.columns or guess_columns(log_tables.json_sample(sample), where)
-    if options.columns is not None:  # A guess names columns that the sample has, so it needs no check.
+    if options.columns is not None:  # A guess names only columns that the sample has, so it needs no check.
         _check_there(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
     is_guess = options.columns is None
@@ -453,7 +455,7 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
     try:
         first = parse_json(source.first, has_nan=True, counts_digits=False)
     except ValueError:
-        # A line that ends like an object but is none will be refused where lines are read, with its number.
+        # A line that ends like an object but is no object is refused where lines are read, with its number.
         if source.first.rstrip().endswith(b"}"):
             return None
         other_lines = source.stream.read(_MOST_BYTES)
