@@ -39,7 +39,7 @@ INSTALL = "pip install 'fleetplan[profile]'"
 WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
 CPU_KV_BYTES = 2**30  # KV cache at most on a CPU, whose memory other programs share.
 GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.
-EPS, ROPE_BASE = 1e-5, 10000.0  # Values of Llama 2. They change no time.
+EPS, ROPE_BASE = 1e-5, 10000.0  # Values of Llama 2; other values would take as long.
 OPERATORS = (
     "embed",
     "input_layernorm",
@@ -63,6 +63,7 @@ StepPart = Callable[..., Any]  # Part of a step, which calls each operator throu
 
 
 def _call_untimed(_: str, call: Callable[[], Any]) -> Any:
+    """The `RunOperator` of a run that takes no times: it only calls the operator."""
     return call()
 
 
@@ -210,13 +211,14 @@ class TorchOperators:
         return {name: median(each[name] for each in runs) for name in runs[0]}
 
     def close(self) -> None:
+        """Give weights and KV cache back to the device."""
         self._kv.clear()
         self._weights.clear()
         if self._is_cuda:
             self._torch.cuda.empty_cache()
 
     def _room_tokens(self, wanted: int) -> int:
-        """For how many KV tokens of the layers that are run there is memory, `wanted` at most."""
+        """The KV tokens that fit into memory in the layers that are run, at most `wanted`."""
         bytes_per_token = 2 * self.shape.kv_heads * self.shape.head_dim * self._bytes * self.layers_run
         if not self._is_cuda:
             return min(wanted, int(CPU_KV_BYTES // bytes_per_token))

@@ -180,6 +180,7 @@ class VllmEngine:
         return replace(repeats.result(), operators_s=operators_s)
 
     def close(self) -> None:
+        """Stop the engine core and remove the folder that vLLM read the LLM from."""
         self._core.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -217,7 +218,7 @@ class VllmEngine:
         # come two steps, to admit the requests and to warm the engine, and those of the operators.
         first = max(step.context - repeats.most // 2 - 2 - operator_repeats, 1)
         for _ in range(step.decodes):
-            # More outputs than there are steps, discarded ones included: no request ends in between.
+            # More outputs than there are steps, discarded steps included, so that no request ends in between.
             self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
         self._step()  # Admits the decodes.
 
@@ -243,6 +244,7 @@ class VllmEngine:
         return operator_runs.medians()
 
     def _add_prompts(self, step: StepShape) -> None:
+        """Add the prompts of this step to the engine's queue."""
         for _ in range(step.prompts):
             self._add(self._prompt(step.new + step.cached), computed=step.cached)
 
@@ -341,10 +343,13 @@ class VllmEngine:
         return f"step less what lies between {start} and the end of {ends[-1]}, synchronous scheduling"
 
     def _mark(self, name: str) -> None:
+        """Note the time of an event of the present step [s]."""
         self._marks[name] = time.perf_counter()
 
     def _fill_cache(self) -> None:
-        """Fill the KV cache with random numbers. One of 8-bit numbers stays as it is: torch draws none."""
+        """Fill the KV cache with random numbers. A cache of 8-bit numbers stays as it is: torch cannot draw
+        them.
+        """
         runner = self._core.model_executor.driver_worker.worker.model_runner
         for cache in getattr(runner, "kv_caches", ()):
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:

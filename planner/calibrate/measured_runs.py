@@ -45,7 +45,7 @@ HOST_PRIOR_S = 5e-3  # s_h: the prior standard deviation of h.
 SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
 SIGMA_POINTS = 2.0
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these seeds.
-ROUNDS = 3  # The factors are fitted this often, each time with the sigma of the fit before.
+ROUNDS = 3  # The factors are fitted this many times, each time with the sigma of the fit before.
 # In one round this many values of the factors are tried; each trial simulates all runs several times.
 MOST_TRIALS = 30
 # Derivatives with respect to z are differences over these steps. Simulated percentiles jump where requests
@@ -101,6 +101,7 @@ class Calibrated:
         return self.latency.uncertainty_frac or 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """The numbers of the calibration as a document has them."""
         compute, bandwidth, host_s = self.standard_errors
         return {
             "compute": self.compute,

@@ -101,6 +101,7 @@ def _page_html(validation: Validation) -> str:
 
 
 def _page_title(comparison: MeasuredComparison) -> str:
+    """The page's heading: whether the prediction agrees with what was measured."""
     if not comparison.judged_rows:
         return "Nothing could be compared"
     return "The prediction agrees" if comparison.agrees else "The prediction is off"
@@ -151,6 +152,7 @@ def _headline_html(values: Mapping[str, Any]) -> str:
 
 
 def _share_text(frac: float | None) -> str:
+    """A share as text, "12.34 %"; a dash where there is none."""
     return "-" if frac is None else f"{100 * frac:.2f} %"
 
 

@@ -105,7 +105,7 @@ def read_agent_files(kind: str, name: str, lines: Iterable[tuple[str, bytes]]) -
     calls: list[_Call] = []
     tasks = count = block_tokens = 0
     for conversation, tokens in conversations:
-        block_tokens = tokens  # All conversations have the same.
+        block_tokens = tokens  # Blocks of all conversations have the same size.
         tasks = _link(conversation, first=len(calls), tasks=tasks)
         calls += conversation
         count += 1
@@ -251,7 +251,7 @@ def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], in
                     f"{entry}: no output_length, so nobody knows how long the answer is; write it in each "
                     "turn"
                 )
-            # Engines give one at least.
+            # Engines give at least one token.
             output_tokens = max(int(_read_number(turn, "output_length", entry)), 1)
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))

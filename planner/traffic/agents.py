@@ -107,7 +107,7 @@ class Agents:
 @dataclass(slots=True)
 class _DrawnRequests:
     """Requests as they are drawn, agent by agent. A request arrives `think_s` after all of its `parents`,
-    which are before it in the lists, have been answered; one without parents arrives at `start_s`.
+    which are before it in the lists, have been answered; a request without parents arrives at `start_s`.
     """
 
     start_s: list[float] = field(default_factory=list)
@@ -189,6 +189,7 @@ class _Agent:
         return min(tokens, int(self.rng.uniform(0, max(room_tokens, 1))))
 
     def _draw_lengths(self, lengths: Lengths, count: int) -> IntArray:
+        """(count,): lengths [tokens] drawn from this distribution."""
         return lengths.of_scores(self.rng.standard_normal(count))
 
     def _draw_task(

@@ -182,7 +182,9 @@ class Trace:
 
     @property
     def rate_rps(self) -> float:
-        """Requests / duration_s, as everywhere in the planner; NaN if all arrive at once, as one does."""
+        """Requests / duration_s, as everywhere in the planner; NaN if all arrive at once, as a single request
+        does.
+        """
         return len(self) / self.duration_s if self.duration_s > 0 else np.nan
 
     @property
