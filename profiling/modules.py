@@ -43,6 +43,7 @@ class ModuleTimes:
                 module.register_forward_hook(lambda *_, name=name: self._after(name))
 
     def start(self) -> None:
+        """Forget what was timed so far and time the modules from now on."""
         import torch
 
         self._torch, self._on = torch, True
@@ -71,9 +72,11 @@ class ModuleTimes:
         return event
 
     def _before(self, *_: Any) -> None:
+        """Note the begin of a module."""
         if self._on:
             self._begun.append(self._mark())
 
     def _after(self, name: str) -> None:
+        """Note the end of the module that began last."""
         if self._on and self._begun:
             self._spans.append((name, self._begun.pop(), self._mark()))

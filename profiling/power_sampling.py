@@ -31,6 +31,7 @@ class GpuPower:
 
     @property
     def driver(self) -> str:
+        """The version of NVIDIA's driver."""
         return _text(self.nvml.nvmlSystemGetDriverVersion())
 
     @property
@@ -129,10 +130,12 @@ class PowerSampler:
         self.peak_w = max(self.samples_w, default=None)
 
     def _sample(self) -> None:
+        """Read the power every SAMPLE_S seconds until `_stop` is set."""
         assert self.gpu is not None
         while not self._stop.wait(SAMPLE_S):
             self.samples_w.append(self.gpu.power_w())
 
 
 def _text(value: Any) -> str:
+    """A value of NVML as text: older versions return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

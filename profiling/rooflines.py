@@ -99,10 +99,12 @@ class KernelTable:
 
     @property
     def chip(self) -> str:
+        """The chip of the GPU; rows of one chip have the same kernels."""
         return SAME_CHIP.get(self.gpu.name, self.gpu.name)
 
     @property
     def llm_class(self) -> str:
+        """The kind of LLM: "dense", or "mixture" if it has experts."""
         return "dense" if self.llm.experts == 1 else "mixture"
 
     def predicted_s(self, efficiency: Efficiency) -> Array:

@@ -160,6 +160,7 @@ def derived_file(
 
 
 def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, Any]]) -> dict[str, Any]:
+    """The file of fits of one LLM on one GPU, with the command that makes it."""
     return fit_document(llm.name, gpu.name, fits, source=source, date=date, command=COMMAND)
 
 

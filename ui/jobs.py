@@ -223,6 +223,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)  # A file of another time or size is read again.
 def _digest(path: Path, _changed_ns: int, _size: int) -> str:
+    """A file's SHA-256; its time of change and size are only part of the cache's key."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

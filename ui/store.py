@@ -78,6 +78,7 @@ class Store:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        """A connection to the database, which commits and closes at the end of the block."""
         with closing(sqlite3.connect(self.folder / FILE, timeout=_BUSY_S)) as db, db:
             yield db
 
@@ -249,6 +250,7 @@ class Store:
 
 
 def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
+    """A row of the table of plans as a SavedPlan."""
     plan, session, name, made, form, result = row
     return SavedPlan(plan, session, name, made, json.loads(form), result)
 

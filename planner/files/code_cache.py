@@ -217,6 +217,7 @@ def _code_folder(beside: Path) -> Path:
 
 @cache
 def _warn_once(folder: str, why: str) -> None:
+    """Log that compiled code cannot be kept in this folder, and the reason."""
     LOG.warning(
         "plan: compiled code cannot be kept in %s (%s), so each run compiles anew; make room there, or set "
         "NUMBA_CACHE_DIR to a folder that can be written",

@@ -329,12 +329,15 @@ class Section:
         )
 
     def flag(self, key: str, default: Default | _Required = _REQUIRED) -> bool | Default:
+        """True or false under `key`. Raises InputError for another value."""
         return self._read_value(key, lambda value, where: check_flag(value, where, self.wording), default)
 
     def text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        """The text under `key`. Raises InputError for blank text, or for what YAML reads as another type."""
         return self._read_value(key, check_text, default)
 
     def plain_text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
+        """The text under `key`, as `check_plain_text` takes it: also a number or a date."""
         return self._read_value(key, check_plain_text, default)
 
     def number(
@@ -345,6 +348,7 @@ class Section:
         least: float = -math.inf,
         above: float = -math.inf,
     ) -> float | Default:
+        """The number under `key` without a unit, at least `least` and above `above`. Raises InputError."""
         return self._read_value(
             key,
             lambda value, where: check_number(value, where, least=least, above=above, wording=self.wording),
@@ -352,11 +356,13 @@ class Section:
         )
 
     def numbers(self, key: str, default: Default | _Required = _REQUIRED) -> tuple[float, ...] | Default:
+        """The list of numbers under `key`, as a tuple. Raises InputError for another value."""
         return self._read_value(key, lambda value, where: check_numbers(value, where, self.wording), default)
 
     def whole_number(
         self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = LARGEST_COUNT
     ) -> int | Default:
+        """The whole number under `key`, from `least` to `most`. Raises InputError."""
         return self._read_value(
             key,
             lambda value, where: check_whole_number(
@@ -374,6 +380,8 @@ class Section:
         bare: float = 1.0,
         example: str = "0.1",
     ) -> float | Default:
+        """The share under `key`, as `read_share` reads it. Raises InputError."""
+
         def read(value: object, where: object) -> float:
             return read_share(value, where, most=most, bare=bare, example=example)
 
@@ -392,6 +400,7 @@ class Section:
         least: float = 0.0,
         bare: bool = False,
     ) -> float | Default:
+        """The quantity under `key` in the library's `unit`, at least `least`. Raises InputError."""
         return self._read_value(
             key,
             lambda value, where: read_at_least(
@@ -401,6 +410,7 @@ class Section:
         )
 
     def positive(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
+        """The quantity under `key` in the library's `unit`, above 0. Raises InputError."""
         return self._read_value(key, lambda value, where: read_positive(value, unit, where), default)
 
     def _read_value(

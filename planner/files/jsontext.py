@@ -67,10 +67,12 @@ def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN or Infinity, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _parse_whole_number(digits: str) -> int:
+    """A whole number of JSON. Raises ValueError for one of more than MOST_DIGITS digits."""
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"the number {digits[:20]}... has {len(digits)} digits")
     return int(digits)

@@ -109,6 +109,7 @@ def as_floats(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
 
 
 def _as_float(value: object) -> float:
+    """The value as a float: NaN if it is no number, infinity if it is too large for one."""
     try:
         return float(pd.to_numeric(pd.Series([value], dtype=object), errors="coerce").iloc[0])
     except OverflowError:

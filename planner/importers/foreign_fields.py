@@ -109,6 +109,7 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def read_json(path: Path) -> Any:
+    """The document in a file of JSON."""
     return parse_json(read_text(path), path)
 
 
@@ -123,6 +124,7 @@ def read_number(value: object, where: object, *, least: float = 0.0) -> float:
 
 
 def read_numbers(value: object, where: object) -> list[float]:
+    """The list of numbers; raises InputError with the place of what is no number."""
     return [read_number(item, f"{where}[{i}]") for i, item in enumerate(check_rows(value, where))]
 
 
@@ -135,6 +137,7 @@ def read_count(value: object, where: object, *, least: int = 1, most: int = 10**
 
 
 def read_optional(document: Mapping[str, Any], key: str, where: object) -> float | None:
+    """The number under a key of a document; None where it is missing or null."""
     value = document.get(key)
     return None if value is None else read_number(value, f"{where}: {key}")
 

@@ -39,6 +39,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], None]:
+    """The runs of one file; the second value, a note for the user, is always None here."""
     return [_parse_run(label, check_mapping(foreign_fields.read_json(path), path))], None
 
 

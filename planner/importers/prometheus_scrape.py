@@ -128,6 +128,7 @@ def samples_of(text: str, name: str) -> Iterator[tuple[str, dict[str, str], floa
 
 
 def _mean(samples: Samples, histogram: str) -> float | None:
+    """The mean of a histogram, its sum over its count; None while it counts nothing."""
     count, total = (samples.get((f"{histogram}_{part}", ""), 0.0) for part in ("count", "sum"))
     return total / count if count > 0 and total > 0 else None
 

@@ -308,6 +308,7 @@ def least_of_more_tokens(operation_ms: Callable[[int], Floats]) -> Floats:
 
 
 def _sum_ms(operations: Iterable[tuple[Any, ...]]) -> float:
+    """The sum of the second entries [ms] of these operations."""
     return float(sum(ms for _, ms, *_ in operations))
 
 
@@ -362,6 +363,7 @@ def _build_spec(llm: Llm, system: str, tp: int, split: Mapping[str, Any], folder
 
 
 def _build_engine(spec: Operation) -> Any:
+    """The engine of aiconfigurator with the operations of `spec`, which gives the time of each."""
     import aiconfigurator_core
     from aiconfigurator_core.sdk import EngineHandle
 
@@ -369,14 +371,17 @@ def _build_engine(spec: Operation) -> Any:
 
 
 def _kind_of(operation: Operation) -> str:
+    """The kind of an operation: the only key of its mapping."""
     return next(iter(operation))
 
 
 def _name_of(operation: Operation) -> str:
+    """The name that aiconfigurator gives to an operation."""
     return str(operation[_kind_of(operation)]["name"])
 
 
 def _is_head(operation: Operation) -> bool:
+    """Whether the operation is the LLM's output projection."""
     return _name_of(operation).endswith("logits_gemm")
 
 
@@ -389,6 +394,7 @@ def _is_shared(operation: Operation) -> bool:
 
 
 def _is_of_sequences(operation: Operation) -> bool:
+    """Whether the operation's time depends on sequences and their contexts, and not on tokens alone."""
     return _kind_of(operation) not in (*OF_TOKENS, *REDUCES, "Moe", "Overlap") and not _is_head(operation)
 
 
@@ -408,6 +414,7 @@ def _name_uniquely(n: int, operation: Operation) -> Operation:
 
 
 def _is_latent(llm: Llm) -> bool:
+    """Whether any layer of the LLM has latent attention."""
     return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
 
 

@@ -99,6 +99,7 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
 
 
 def _read_ms(engine: Any, operation: str, tokens: int) -> float:
+    """The time [ms] that the engine gives for this operation on a step of `tokens` tokens."""
     return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
 
 

@@ -147,6 +147,7 @@ def render(
 # Each plan is rendered twice: to find which targets can run it, and for the files.
 @lru_cache(maxsize=32)
 def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
+    """The files of a deployment target, path -> content, which nobody may change."""
     return MappingProxyType(TARGETS[target].render(fleet, max_model_len))
 
 
@@ -239,6 +240,7 @@ def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:
 
 
 def _table_cell(text: str) -> str:
+    """A text as a cell of a table of Markdown."""
     return engine_command.one_line(text).replace("|", "\\|")
 
 

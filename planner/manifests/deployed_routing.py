@@ -113,4 +113,5 @@ def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
 
 
 def _with_first(text: str, line: str) -> str:
+    """The text with this line first; in a script, below the comment with which it begins."""
     return _below_first_comment(text, line) if text.startswith("#!") else line + text

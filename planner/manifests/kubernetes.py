@@ -312,6 +312,7 @@ def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _store_name(fleet: Fleet) -> str:
+    """The name of the KV store's service, after the LLM."""
     return f"{engine_command.llm_label(fleet)}-{kv_store.NAME}"
 
 

@@ -326,6 +326,7 @@ def _network_policy(name: str, pods: Document, ingress: list[Document]) -> Docum
 
 
 def _component_document(*resources: str) -> Document:
+    """A component of Kustomize that consists of these files."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",

@@ -74,6 +74,7 @@ def store_config(master: str, protocol: str) -> str:
 
 
 def master_args() -> list[str]:
+    """The command that starts the KV store's master, as words."""
     return ["mooncake_master", f"--port={MASTER_PORT}"]
 
 

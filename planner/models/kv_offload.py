@@ -66,6 +66,7 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
+        """KV tokens of this LLM on workers of this TP that fit into `size_bytes`."""
         # A token takes `token_parts` times the bytes that it has on one GPU: with latent attention one copy
         # serves all GPUs of a worker, else each GPU has a part of its own.
         is_latent = all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)

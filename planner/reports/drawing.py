@@ -98,6 +98,7 @@ def svg_of(spec: dict[str, Any]) -> str:
 # reports.
 @lru_cache(maxsize=64)
 def _svg_of_text(spec: str) -> str:
+    """The SVG of a chart that is given as Vega-Lite text, with the colours of the theme."""
     import vl_convert
 
     _check_drawing()

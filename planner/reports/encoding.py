@@ -79,6 +79,7 @@ def chart_legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
 
 def colour_scale(names: Sequence[str]) -> Any:
+    """A scale that gives each name a colour; after six names the colours repeat."""
     return _repeated([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 

@@ -285,6 +285,7 @@ def _slo_line_text(line: facts.At) -> str:
 
 
 def _window_text(window_s: tuple[float, float] | None) -> str:
+    """Words for a window, ", from 14:00 to 15:00 of the trace"; empty without one."""
     if window_s is None:
         return ""
     return f", from {show_clock(window_s[0])} to {show_clock(window_s[1])} of the trace"

@@ -620,6 +620,7 @@ def as_json(document: Document) -> str:
 
 
 def _plain_document(document: Document) -> Document:
+    """The document with plain values, which JSON and YAML can hold."""
     return {key: plain_value(value) for key, value in document.items()}
 
 

@@ -64,6 +64,7 @@ def _title_line(plan: Plan) -> str:
 
 
 def _appendix_section(plan: Plan) -> str:
+    """The section that holds all other tables and charts, each with a heading."""
     parts = (
         ("The SLO, and what the simulation says", _slo_section(plan)),
         *([("The three answers", _answers_section(plan))] if plan.certificate.answers else []),
@@ -80,6 +81,7 @@ def _of_paper(plan: Plan) -> str:
 
 
 def _answers_section(plan: Plan) -> str:
+    """The table of the three answers, with a note on the scenarios."""
     answer_table = table_html(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
@@ -89,6 +91,7 @@ def _answers_section(plan: Plan) -> str:
 
 
 def _fleet_section(plan: Plan) -> str:
+    """The pools, the policies, and the nodes on which the workers are placed."""
     fleet = table_html(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
     text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
@@ -104,6 +107,7 @@ def _fleet_section(plan: Plan) -> str:
 
 
 def _costs_section(plan: Plan) -> str:
+    """Cost and power, and the bill of the same fleet by other terms of payment."""
     costs = table_html(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,))
     if not plan.certificate.commitments:
         return costs
@@ -112,6 +116,7 @@ def _costs_section(plan: Plan) -> str:
 
 
 def _slo_section(plan: Plan) -> str:
+    """The limits with what was simulated, also under other routers and on other draws."""
     limits = table_html(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
     blocks = f"{limits}<p class=note>{escape(words.measured_line(plan))}</p>"
     if plan.certificate.routers:
@@ -123,6 +128,7 @@ def _slo_section(plan: Plan) -> str:
 
 
 def _running_section(plan: Plan) -> str:
+    """How busy the pools are, and the percentiles of all metrics."""
     usage = table_html(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 10))
     percentiles = table_html(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
     tables = "".join(f"<div class=below>{block}</div>" for block in (usage, percentiles))
@@ -130,6 +136,7 @@ def _running_section(plan: Plan) -> str:
 
 
 def _prefixes_section(plan: Plan) -> str:
+    """The prefixes that each pool keeps."""
     prefix_table = table_html(
         *rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7)
     )
@@ -143,6 +150,7 @@ def _prefixes_section(plan: Plan) -> str:
 
 
 def _why_not_cheaper(plan: Plan) -> str:
+    """Why no cheaper fleet holds, and the alternatives beside the plan."""
     text = _bullets_of(screen.why_nothing_cheaper(plan))
     if not plan.alternatives:
         return f"{text}<p>No other fleet was compared.</p>"
@@ -152,6 +160,7 @@ def _why_not_cheaper(plan: Plan) -> str:
 
 
 def _proof_section(plan: Plan) -> str:
+    """What was proved, over which fleets, and which kinds of fleet were ruled out."""
     certificate = plan.certificate
     neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(refuted.label, fact_sentence(refuted.because)) for refuted in certificate.refuted]
@@ -182,6 +191,7 @@ def _folded_block(summary: str, body: str) -> str:
 
 
 def _sources_section(plan: Plan) -> str:
+    """The source of each figure, notes on the trace, and what is assumed."""
     trace = plan.trace
     notes = [
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
@@ -202,6 +212,7 @@ def _sources_section(plan: Plan) -> str:
 
 
 def _commands_section(command: str) -> str:
+    """The commands that make the plan again and simulate it."""
     plan_again = (
         f"<p>The plan, from its question and its trace:</p><pre><code>{escape(command)}</code></pre>"
         if command

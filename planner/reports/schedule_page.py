@@ -325,6 +325,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def _html(answer: ScheduleAnswer) -> str:
+    """The page of a schedule."""
     values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [

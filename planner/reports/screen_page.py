@@ -37,18 +37,22 @@ def first_screen_html(plan: Plan) -> str:
 
 
 def verdict_heading(text: str, tag: str = "h1") -> str:
+    """The verdict as a heading of HTML."""
     return f"<{tag} class=verdict>{unbroken_html(text)}</{tag}>"
 
 
 def key_figures_html(values: Sequence[screen.KeyFigure]) -> str:
+    """The key figures of the first screen as HTML."""
     return figures_html([(each.name, each.value, each.note) for each in values])
 
 
 def cards_html(values: Sequence[screen.Card]) -> str:
+    """The cards of the first screen, one for each answer, as HTML."""
     return f"<ul class=cards>{''.join(map(_card, values))}</ul>"
 
 
 def _card(card: screen.Card) -> str:
+    """One card: name, price, fleet, what is kept, what holds and what breaks it."""
     lines = [card.fleet, card.kept, card.holds, card.breaks]
     text = "".join(f"<p>{unbroken_html(capitalise_first(line))}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""

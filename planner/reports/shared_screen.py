@@ -233,6 +233,7 @@ def comparison(plan: SharedPlan) -> CaptionedChart:
 
 
 def _breaks_figure(plan: SharedPlan) -> CaptionedChart | None:
+    """The chart of what breaks a shared plan; None if nothing is known of that."""
     values = find_breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each every LLM holds, one at a time, on the "

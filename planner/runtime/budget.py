@@ -87,4 +87,5 @@ def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
 
 
 def _or_infinite(limit: float | None) -> float:
+    """The limit; infinity where there is none."""
     return math.inf if limit is None else limit

@@ -237,6 +237,7 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
 
 
 def url_of(bound: socket.socket) -> str:
+    """The URL of a server that listens on this socket."""
     name, port = bound.getsockname()[:2]
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 

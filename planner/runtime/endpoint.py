@@ -243,6 +243,7 @@ async def post_request(
 
 
 def connection_error_text(endpoint: Endpoint, error: BaseException) -> str:
+    """The error in words, without the endpoint's key."""
     return endpoint.clean(f"{type(error).__name__}: {error}")
 
 

@@ -89,6 +89,7 @@ class EngineScraper:
         return {"samples": [[*key, value] for key, value in total.items()]}
 
     async def _scrape(self, url: str, progress: Callable[[str], None]) -> Samples:
+        """The samples at a URL: an engine's own page now, or Prometheus's next scrape of it."""
         if not is_engine(url):
             await self._wait_for_scrape(url, progress)
         return sum_samples(await self._rows(url), self.llm, url)

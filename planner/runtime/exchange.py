@@ -200,6 +200,7 @@ class Reply:
         self.writes_since_s = 0.0  # The time since which a write to the client has waited; 0 if none waits.
 
     def _headers(self, worker: str) -> dict[str, str]:
+        """Headers of the reply: the id of the request, and the workers that served it."""
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
         return {"X-Request-Id": self.routed_request.id, WORKER_HEADER: workers}
 

@@ -375,12 +375,15 @@ class Server:
         return response
 
     async def _models(self, _: web.Request) -> web.Response:
+        """The list of models, as vLLM returns it."""
         return web.json_response({"object": "list", "data": [{"id": "rehearsal", "object": "model"}]})
 
     async def _health(self, _: web.Request) -> web.Response:
+        """An empty answer, which says that the engine is up."""
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        """The metrics of the engine, as vLLM writes them for Prometheus."""
         engine = self.engine
         text = engine.metrics.text(
             levels={
@@ -486,6 +489,7 @@ class EngineMetrics:
         self._histograms[key].observe(value)
 
     def count_finished(self) -> None:
+        """Count one request that ended with all of its tokens."""
         self._success.inc()
 
     def text(self, *, levels: Mapping[str, float], totals: Mapping[str, int]) -> str:

@@ -216,16 +216,20 @@ class _RouterSender:
     sending: Sending
 
     def body(self, request: int) -> bytes:
+        """The body of HTTP of request number `request` of the trace."""
         return request_body(self.trace, request, self.model, self.sending.seed, self.sending.shares_prefixes)
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+        """Send a request to the router and wait for its last token."""
         expected = int(self.trace.output_tokens[request])
         return await send_to_router(self.client, self.url, body, request, part, start_s, due_s, expected)
 
     def may_send(self, request: int) -> bool:
+        """Always true: the router has no budget of requests."""
         return True
 
     def ended(self, sent: Sent) -> None:
+        """Nothing is kept of a request that ended, beside the journal."""
         pass
 
 

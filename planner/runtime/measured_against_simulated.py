@@ -190,6 +190,7 @@ class MeasuredComparison:
 
     @property
     def attainment_agrees(self) -> bool:
+        """Whether measured and predicted attainment differ by no more than the tolerance."""
         rounding = 1e-12  # A difference of exactly the tolerance counts as agreement.
         return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + rounding
 

@@ -45,6 +45,7 @@ class Profiled:
     files: tuple[Path, ...]
 
     def as_dict(self) -> dict[str, Any]:
+        """The files, and the numbers of the engine that were taken from them."""
         return {
             "files": [str(file) for file in self.files],
             "async_scheduling": self.engine.async_scheduling,

@@ -189,6 +189,7 @@ class ToEndpoint:
         )
 
     def ended(self, sent: Sent) -> None:
+        """Raise the error that came up while this request was under way, if there was one."""
         if sent.request in self.trouble:
             raise self.trouble[sent.request]
 

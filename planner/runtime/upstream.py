@@ -81,6 +81,7 @@ class StreamCheck:
         return last
 
     def _read(self, lines: bytes) -> None:
+        """Check each line: an event goes on to `_read_event`, and what is no line of SSE is refused."""
         for line in lines.split(b"\n"):
             if line.startswith(b"data:"):
                 self._read_event(line[5:].strip())

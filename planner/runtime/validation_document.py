@@ -356,6 +356,7 @@ def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | N
 
 
 def _quantile_or_none(values: Floats, frac: float) -> float | None:
+    """This quantile of the values; None without values."""
     return float(np.quantile(values, frac)) if len(values) else None
 
 
@@ -371,6 +372,7 @@ def _json_value(value: Any) -> Any:
 
 
 def signed_percent(frac: float) -> str:
+    """A share with its sign, "+1.2 %"; a dash if it is not finite."""
     return "-" if not math.isfinite(frac) else f"{100 * frac:+z.1f} %"
 
 

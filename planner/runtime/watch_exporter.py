@@ -49,6 +49,7 @@ class Exporter:
             (gauge.labels(**labels) if labels else gauge).set(value)
 
     def close(self) -> None:
+        """Stop answering, and free the port."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -60,6 +60,7 @@ class Timetable:
         return self._changes_s[i] if i < len(self._changes_s) else math.inf
 
     def sizes(self, reading: MetricsReading) -> Sequence[int]:
+        """The sizes of the pools that the timetable has for the time of this reading."""
         return self.sizes_at(reading.time_s)
 
     def sizes_at(self, time_s: float) -> tuple[int, ...]:

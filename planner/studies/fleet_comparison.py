@@ -325,10 +325,12 @@ def _percent(share: float) -> str:
 
 
 def _price_text(row: VariantRow) -> str:
+    """The price of a variant, "12.34 USD/h"."""
     return f"{row.cost_usd_per_h:,.2f} USD/h"
 
 
 def _html(comparison: FleetComparison) -> str:
+    """The page of a comparison."""
     trace = comparison.requests
     rate = f", {trace.rate_rps:.3g} requests/s" if trace.duration_s > 0 else ""
     traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"

@@ -41,6 +41,7 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
 
 
 def _html(frontier: Frontier, figure: CaptionedChart) -> str:
+    """The page of a frontier, with its chart and table."""
     steps = frontier_table(frontier)
     values = [step.value for step in frontier.steps]
     title = f"What {frontier.axis} costs: {min(values):.6g} to {max(values):.6g} {frontier.objective_unit}"
@@ -84,6 +85,7 @@ def _level_starts(frontier: Frontier) -> list[float]:
 
 
 def _limit_text(frontier: Frontier, limit: float) -> str:
+    """A limit on the axis of the frontier, with its unit."""
     return show_s(limit) if frontier.unit == "s" else f"{limit:.6g} {frontier.unit}"
 
 
@@ -158,5 +160,6 @@ def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[
 
 
 def _level0_text(step: dict[str, Any]) -> str:
+    """The objective of level 0's answer at a step, and how far it is proved."""
     proof = level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"])
     return f"{step['level0']:.6g}, {proof}"

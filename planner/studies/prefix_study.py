@@ -121,6 +121,7 @@ def render_prefixes(study: PrefixStudy) -> dict[str, str | bytes]:
 
 
 def _curve_csv(summary: PrefixSummary) -> str:
+    """The share of tokens found cached by size of the cache, as CSV; inf is an endless cache."""
     lines = ["cache_tokens,token_hit_frac"]
     lines += [f"{tokens},{frac:.6g}" for tokens, frac in summary.hit_frac.items()]
     return "\n".join([*lines, f"inf,{summary.infinite_hit_frac:.6g}"]) + "\n"

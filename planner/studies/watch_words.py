@@ -118,6 +118,7 @@ def _inside_text(drift: LiveDrift) -> str:
 
 
 def _levels_text(drift: LiveDrift) -> str:
+    """Words for the range that the plan expects: ", levels 3 to 5"."""
     return f", levels {drift.planned_low:,.4g} to {drift.planned_high:,.4g}"
 
 

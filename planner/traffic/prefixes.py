@@ -343,6 +343,7 @@ class MeanAndDeviation:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> MeanAndDeviation:
+        """Mean and standard deviation of the values; None for both without values."""
         return cls(float(values.mean()), float(values.std())) if len(values) else cls(None, None)
 
 

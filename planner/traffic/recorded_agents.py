@@ -94,6 +94,7 @@ def agents_at_once(
 
 
 def _sessions_of(corpus: Trace) -> list[_RecordedSession]:
+    """The rows of each session of a corpus, and for each row the places of its parents in it."""
     numbers = session_numbers(corpus)
     place = np.zeros(len(corpus), np.int64)  # Each request's place in its session.
     sessions = [_RecordedSession([], []) for _ in range(int(numbers.max()) + 1)]

@@ -162,6 +162,7 @@ def _agents_kind_of(source: LogSource) -> str | None:
 
 
 def _open_source(path: Path, stack: ExitStack) -> LogSource:
+    """Open a file for reading; a file of Parquet stays closed. `stack` closes the file."""
     if path.suffix in (".parquet", ".pq") and path.is_file():  # Read as a table later, not as lines.
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
@@ -204,6 +205,7 @@ def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
 
 
 def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, drop_invalid: bool) -> Trace:
+    """The trace in a file of CSV whose header, in line `at`, was read already."""
     try:
         names = next(csv.reader([header.decode()]))
     except csv.Error as error:

@@ -27,6 +27,7 @@ EMPTY: dict[str, Any] = inputs.EMPTY | {"min_value": 0.0}
 
 
 def page() -> None:
+    """The page Day."""
     session = open_session()
     form = _current_form(session)
     st.title("Day", anchor=False)
@@ -316,6 +317,7 @@ def _plan_stands(form: Form) -> bool:
 
 
 def _start_job(session: BrowserSession, form: Form) -> None:
+    """Start the simulation of a day; its result is kept with the command that repeats it."""
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -334,6 +336,7 @@ def _start_job(session: BrowserSession, form: Form) -> None:
 
 
 def _draw_answer(session: BrowserSession, form: Form) -> None:
+    """Draw the answer of the job, or how far it is."""
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None

@@ -30,6 +30,7 @@ NEXT = {
 
 
 def page() -> None:
+    """The page Plan, with its inputs at the left and the answer at the right."""
     session = open_session()
     form = session.current_form()
     keep_widgets(form)

@@ -16,6 +16,7 @@ PLACING_LIMIT_S = 120.0  # The default of `plan prefixes`.
 
 
 def page() -> None:
+    """The page Prefixes and tenants."""
     session = open_session()
     st.title("Prefixes and tenants", anchor=False)
     st.write(
@@ -184,6 +185,7 @@ def _spread_text(quantiles: Document, factor: float = 1.0, unit: str = "") -> st
 
 
 def _figure_text(value: float) -> str:
+    """A number with commas from 1000 on, else with four digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

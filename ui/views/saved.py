@@ -11,6 +11,7 @@ from ui.store import Document, SavedPlan
 
 
 def page() -> None:
+    """The page Saved plans."""
     session = open_session()
     st.title("Saved plans", anchor=False)
     everyone = st.toggle(

@@ -24,6 +24,7 @@ TABLE, TRACES, CSV = "the rows below", "traces", "a CSV file"
 
 
 def page() -> None:
+    """The page Schedule."""
     session = open_session()
     st.title("Schedule", anchor=False)
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")

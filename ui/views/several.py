@@ -20,6 +20,7 @@ OBJECTIVES = tuple(name for name in inputs.OBJECTIVES if name != "throughput")
 
 
 def page() -> None:
+    """The page Several LLMs."""
     session = open_session()
     form = _current_form(session)
     st.title("Several LLMs", anchor=False)
@@ -161,6 +162,7 @@ def _redraw_with(form: Form) -> None:
 
 
 def _start_job(session: BrowserSession, form: Form) -> None:
+    """Start the plan for several LLMs; its result is kept with the inputs."""
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -187,6 +189,7 @@ def _start_job(session: BrowserSession, form: Form) -> None:
 
 
 def _draw_answer(session: BrowserSession) -> None:
+    """Draw how far the job is, and the last answer of the session."""
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None

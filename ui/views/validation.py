@@ -19,6 +19,7 @@ NEEDED = ("verdict", "errors", "requests", "finished", "attainment", "slo", "ste
 
 
 def page() -> None:
+    """The page Validation, which shows an uploaded validation.json."""
     open_session()
     st.title("Validation", anchor=False)
     st.write("Run the plan on real engines with `plan validate out/ -o validated/`, then open what it wrote.")
@@ -134,6 +135,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
 
 
 def _percent_text(frac: Any) -> str:
+    """A share in percent; a dash where there is none."""
     return "-" if frac is None else show_percent(frac, ".4g")
 
 

@@ -26,6 +26,7 @@ PERHAPS_TOO_MUCH = "Perhaps more than the plan carries", "orange"
 
 
 def page() -> None:
+    """The page Watch."""
     session = open_session()
     st.title("Watch", anchor=False)
     st.write(

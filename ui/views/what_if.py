@@ -35,6 +35,7 @@ OTHER = "other"
 
 
 def page() -> None:
+    """The page What if."""
     session = open_session()
     st.title("What if", anchor=False)
     shown = session.plan_shown()
@@ -248,6 +249,7 @@ def _draw_both(old: Document, new: Document, sentence: str) -> None:
 
 
 def _kept_text(document: Document) -> str:
+    """The word for whether the SLO is kept."""
     return draw.kept_word(document["simulation"]["slo"])
 
 
