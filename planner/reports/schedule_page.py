@@ -216,8 +216,8 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
 
 def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
     """Names in an order in which spot workers get the third colour, as spot GPUs do in their charts, where
-    "spot" is the third name: two firm workers, then one on spot, and so on. A name that no worker has stands
-    where one is missing.
+    "spot" is the third name: two firm workers, then one on spot, and so on. Where workers of a kind run out,
+    a name that no worker has keeps the place.
     """
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
@@ -293,7 +293,7 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
 
 
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
-    """GPU, reserved, on demand and on spot, these on average and at most."""
+    """A row per GPU: how many are reserved, and how many on demand and on spot, on average and at most."""
     values, worker_types = answer.schedule, answer.market.worker_types
     rows = []
     for g, offer in enumerate(answer.market.offers):
@@ -309,7 +309,9 @@ def gpu_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def worker_rows(answer: ScheduleAnswer) -> Rows:
-    """LLM, worker type, workers on reserved or on-demand GPUs and on spot, at least and at most."""
+    """A row per worker type in use: how many run on reserved or on-demand GPUs, and how many on spot, each as
+    the least and the largest number of a window.
+    """
     values = answer.schedule
 
     def least_and_most(counts: Any) -> str:

@@ -143,6 +143,7 @@ def demand(plan: Plan) -> CaptionedChart:
     rate = counts / np.diff(edges_s)
     headroom = screen.headroom_of(plan)
     holds_rps = None if headroom is None else trace.rate_rps * (1 + headroom.traffic_frac)
+    # Above the highest line there is room for its text.
     top = 1.2 * max(float(rate.max()), holds_rps or 0.0)
     line = (
         alt.Chart(data_of_columns(x=edges_s / factor, y=np.append(rate, rate[-1])))

@@ -25,7 +25,7 @@ from planner.errors import InputError
 from planner.runtime.addresses import is_loopback
 
 FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
-FILES_EACH = 3  # Files of a connection: its own, one to an engine, one to an engine that is kept open.
+FILES_EACH = 3  # Files per connection: its own, that to an engine, and an engine's connection kept open.
 # The bounds on connections: a server with few files must not be shut, and unlimited files need a number too.
 LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 10**6
 BACKLOG = 1024  # Connections that may wait in the kernel before they are accepted.

@@ -151,7 +151,7 @@ def _agents_kind_of(source: LogSource) -> str | None:
     if source.first != b"{" or (b'"requests"' not in begin and b'"turns"' not in begin):
         return agent_files.kind_of(source.first, source.sample_lines())
     text = source.stream.read(MAX_DOCUMENT_BYTES)
-    # JSON has line breaks between its words alone.
+    # In JSON line breaks stand only between words, so they can be replaced.
     joined = b"{" + text.replace(b"\r", b" ").replace(b"\n", b" ")
     kind = agent_files.kind_of(joined, [joined])
     if kind is None:
@@ -223,7 +223,7 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
         line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
-        # A row that is empty in our columns but has text in others is not blank. It is refused.
+        # A row that is empty in our columns but has text in others is not blank, and is refused later.
         if blank.any():
             lines = block.text.split(b"\n")
             blank[blank] = [
