@@ -39,7 +39,9 @@ class Compiled:
 class StepForm(Protocol):
     """Any form of step times that the kernel can read."""
 
-    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled: ...
+    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
+        """The numbers and tables of the form, for steps of up to this many tokens and decodes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +50,8 @@ class SplitwiseLookup:
 
     A step of prompts takes `prompt_s` at its tokens, a step of decodes `token_s` at the number of decodes. A
     step with both takes `mixed_factor` times as long as a prompt with all its tokens, one of them per decode;
-    1.1 is that program's.
-    Splitwise's profile gives `token_s` by *tokens*, but its program looks it up by *sequences*, so 64 decodes
-    cost what one does; we keep that mistake, to reproduce its results.
+    1.1 is the factor of that program. Splitwise's profile gives `token_s` by *tokens*, but its program looks
+    it up by *sequences*, so 64 decodes cost what one does; we keep that mistake, to reproduce its results.
 
     With a single value in `token_s` the form is a fit without the mistake: a decode adds `b_s`, a KV token
     `d_s`, and prompts are looked up by their own tokens.

@@ -48,6 +48,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Floats) -> Floats:
+        """The expected output (n,) [tokens] of rows X (n, 2). Raises ExtrapolationError as `beyond` says."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         generated = X[:, 1]
@@ -71,6 +72,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Floats, y: Ints) -> Self:
+        """Fit to features X (n, 5) and buckets y (n,)."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         self.classes_, counts = np.unique(y, return_counts=True)
         self.majority_ = self.classes_[np.argmax(counts)]

@@ -165,7 +165,7 @@ class Caches(NamedTuple):
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
     workers: npt.NDArray[np.void]  # (W,) CACHE, (2 W,) with CPU memory behind them
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
-    weights: npt.NDArray[np.float64]  # (U,) of tenants
+    weights: npt.NDArray[np.float64]  # (U,) the weight of each tenant
     prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
     worker_credit: npt.NDArray[np.float64]  # (U, W) d2lpm: a tenant's credit in tokens on each worker
     tenant_turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed

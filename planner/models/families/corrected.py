@@ -59,6 +59,7 @@ class CorrectedSteps(StepFamily):
         self.beyond = beyond
 
     def _fit(self, X: Array, y: Array) -> None:
+        """Fit g to all distinct steps, then r to the most informative ones."""
         steps, step_of_row = np.unique(in_context_steps(X, self.context_step), axis=0, return_inverse=True)
         # The median time of each distinct step.
         by_step = np.argsort(step_of_row, kind="stable")
@@ -84,6 +85,7 @@ class CorrectedSteps(StepFamily):
         )
 
     def _predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5)."""
         return self.form_.step_s(X)
 
 

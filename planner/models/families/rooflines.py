@@ -28,6 +28,7 @@ class RooflineSteps(StepFamily):
         self.beyond = beyond
 
     def _fit(self, X: Array, y: Array) -> None:
+        """Set `latency_`: the roofline as it is, or, if `scaled`, its terms times the factors that fit best."""
         shape = self.shape
         if self.scaled:
             tokens, pairs, decodes, kv_tokens, prefills = X.T
@@ -61,5 +62,6 @@ class RooflineSteps(StepFamily):
         )
 
     def _predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5)."""
         assert self.latency_ is not None
         return self.latency_.steps_s(X)

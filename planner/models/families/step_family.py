@@ -70,6 +70,7 @@ class TwoPhases(StepFamily):
     """
 
     def _fit(self, X: Array, y: Array) -> None:
+        """Fit prefills and decodes apart, each to the steps that have nothing else."""
         prefill, decode = X[:, DECODES] == 0, X[:, PREFILLS] == 0
         self.phases_ = frozenset(
             name for name, rows in (("prefill", prefill), ("decode", decode)) if rows.any()
@@ -84,6 +85,7 @@ class TwoPhases(StepFamily):
             self._fit_decode(X[decode], y[decode])
 
     def _predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5): the time of the prefills plus that of the decodes."""
         t = np.zeros(len(X))
         for name, rows, phase in (
             ("prefill", X[:, PREFILLS] > 0, self._predict_prefill),
@@ -98,15 +100,19 @@ class TwoPhases(StepFamily):
         return t
 
     def _fit_prefill(self, X: Array, y: Array) -> None:
+        """Fit the time of prefills to steps without decodes."""
         raise NotImplementedError
 
     def _fit_decode(self, X: Array, y: Array) -> None:
+        """Fit the time of decodes to steps without prefills."""
         raise NotImplementedError
 
     def _predict_prefill(self, X: Array) -> Array:
+        """Seconds (n,) of the prefills in steps X (n, 5)."""
         raise NotImplementedError
 
     def _predict_decode(self, X: Array) -> Array:
+        """Seconds (n,) of the decodes in steps X (n, 5)."""
         raise NotImplementedError
 
 

@@ -54,6 +54,7 @@ class VidurForest(StepFamily):
         self.beyond = beyond
 
     def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
+        """Fit a forest for each operator, or one for the whole step, to X (n, 5) and seconds y (n,)."""
         missing = set() if operators is None else {ATTN_PREFILL, ATTN_DECODE} - set(operators)
         if operators is not None and missing and ATTN not in operators:
             raise InputError(f"Vidur's operators: lacks {', '.join(sorted(missing))}; needs both attentions")
@@ -71,6 +72,7 @@ class VidurForest(StepFamily):
         return self
 
     def _predict(self, X: Array) -> Array:
+        """Seconds (n,) of steps X (n, 5): the sum over the operators that each step runs."""
         t = np.zeros(len(X))
         for name, forest in self.forests_.items():
             rows = _runs_operator(name, X)
