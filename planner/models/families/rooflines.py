@@ -28,7 +28,7 @@ class RooflineSteps(StepFamily):
         self.beyond = beyond
 
     def _fit(self, X: Array, y: Array) -> None:
-        """Set `latency_`: the roofline as it is, or, if `scaled`, its terms times the factors that fit best."""
+        """Set `latency_`: the roofline as it is; if `scaled`, its terms times the factors that fit best."""
         shape = self.shape
         if self.scaled:
             tokens, pairs, decodes, kv_tokens, prefills = X.T
