@@ -40,7 +40,7 @@ from planner.files.checked_files import user_cache
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32  # SHA-256.
 PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
-LOOK_AGAIN_S = 0.05  # Between two looks at a lock: short against any compilation.
+LOOK_AGAIN_S = 0.05  # The time between two looks at a lock, far shorter than any compilation.
 # The engines of the simulator, by module: they take 5 to 25 s to compile, all other code less than a second.
 ENGINES = ("kernel", "distserve", "splitwise")
 TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
@@ -92,7 +92,7 @@ class CodeCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
-        target_context.refresh()  # Loads what the code links to, as Numba's own cache does.
+        target_context.refresh()  # Loads the functions that the code calls, as Numba's own cache does.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:

@@ -116,8 +116,9 @@ def experts_ms(
     Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
     power law's time. Smaller steps take at most that time if decodes do not choose evenly (`is_even` False).
     """
-    # An expert is idle with the probability (1 - share)^tokens. As a number of tokens of the even routing,
-    # each of which uses the share `share`, the experts in use are:
+    # An expert is idle with the probability (1 - share)^tokens. In the even routing each token uses the share
+    # `share` of the experts and none that another uses, so as many experts are in use with this number of
+    # tokens:
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)
     ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))

@@ -66,11 +66,13 @@ COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms
 # Sets of columns, each of which marks a file as Vidur's. Three columns of operators are enough.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02  # Vidur's constant for the launch of an all-reduce.
-BYTES = 2  # An activation has 16 bits.
+ACTIVATION_BYTES = 2  # An activation has 16 bits.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
-    """Read one table of computed steps; or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
+    """The step table of one file of computed steps; or of mlp.csv and attention.csv, with all_reduce.csv if
+    TP > 1.
+    """
     tables = [(path, read_csv(path)) for path in paths]
     if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
         return _read_computed_steps(*tables[0], stated, catalog)
@@ -116,7 +118,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         if "devices_per_node" in table.columns:  # Only collectives within one node are read.
             table = _rows_of_tp(table, "devices_per_node", tp, path)
         reduce_tokens, reduce_ms = _median_curve(
-            read_number_column(table, "size", path, least=1) / (shape.hidden * BYTES),
+            read_number_column(table, "size", path, least=1) / (shape.hidden * ACTIVATION_BYTES),
             read_number_column(table, ALL_REDUCE, path),
         )
         most_tokens = min(most_tokens, reduce_tokens[-1])
@@ -174,12 +176,12 @@ def _rows_of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
     """The rows of an LLM of this shape, as older profiles hold several LLMs."""
     for name, field in SHAPE.items():
         if name in table.columns:
-            mine = getattr(shape, field)
-            of_llm: pd.DataFrame = table[as_floats(table[name]) == mine]
+            wanted = getattr(shape, field)
+            of_llm: pd.DataFrame = table[as_floats(table[name]) == wanted]
             if of_llm.empty:
                 known_values = ", ".join(map(str, table[name].unique()[:6]))
                 raise InputError(
-                    f"{path}: {name} is {known_values}, {shape.name} has {mine}; name the LLM it is of"
+                    f"{path}: {name} is {known_values}, {shape.name} has {wanted}; name the LLM it is of"
                 )
             table = of_llm
     return table

@@ -153,8 +153,7 @@ def find_cheapest_splits(
         if (p := least_p(0, 1, most)) is not None:
             least_cost, counts = p * prompt_cost, [(p, 0)]
         return Provisioning(least_cost, tuple(counts), len(known_verdicts))
-    # Beside the most token machines the fewest prompt machines are needed, so no smaller p holds beside any
-    # t.
+    # Beside the most token machines the fewest prompt machines are needed: with fewer than these no t holds.
     fewest_p = least_p(most, 1, most)
     if fewest_p is None:
         return Provisioning(least_cost, (), len(known_verdicts))
