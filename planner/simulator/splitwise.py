@@ -674,7 +674,8 @@ def _restart_request(state, r, w, time_s):
     """Reset request r, which has lost its KV or its place on machine w; _place_requests finds machines for
     it.
 
-    If its token machine v is another one, v gets back what it had promised and reserved for the request.
+    If its token machine v is another one, the request no longer counts in v's `promised_tokens` and
+    `reserved_tokens`.
     """
     request, task = state.requests[r], state.tasks[r]
     v = request.decode_worker
@@ -753,7 +754,7 @@ def _place_token_task(state, r, time_s):
     if state.marks[COUNTS_ADDED]:
         assign_request(state, target, r, 1.0)
     if target == source:
-        # The machine has promised the prompt already, and `whole` counts it too.
+        # The prompt is in `promised_tokens` already, and `whole` counts it again.
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
         _deliver_task(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:
