@@ -132,7 +132,7 @@ def schedule(
     answer = solve_schedule(market_read, demand_by_window, gap_frac, time_limit_s)
     if why := not_simulated(answer, traces):
         return ScheduleResult(replace(answer, not_simulated=why))
-    served = [_served(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
+    served = [_llm_to_simulate(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
     simulated_schedule = simulate_schedule(
         market_read, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
     )
@@ -142,9 +142,9 @@ def schedule(
 def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:
     """The name of each LLM of the demand among those that workers serve.
 
-    A short name of the catalog stands for its row, as in slo.yaml. A name without a row, such as "chat", is
-    that of the only LLM, if workers and demand have one each and the workers' is a row; else it stays, and is
-    refused later.
+    A short name of the catalog stands for its row, as in slo.yaml. A name that is no row, such as "chat", is
+    taken for the only LLM of the workers, if workers and demand have one LLM each and the workers' LLM is a
+    row. Any other name stays as it is, and the solver refuses it.
     """
     served = {worker_type.llm for worker_type in market.worker_types}
     if served.issuperset(demand.llms):
@@ -171,7 +171,7 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
     return f"slo: says nothing of {', '.join(without_slo)}" if without_slo else ""
 
 
-def _served(
+def _llm_to_simulate(
     answer: schedule_page.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike
 ) -> ScheduledLlm:
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""

@@ -8,7 +8,7 @@ prefill count is searched by itself:
         do the most decode workers below the best price hold beside p?     no: p is out for this pair
         yes: the least d that holds beside p, by bisection
 
-It takes for granted
+The search takes for granted
 
     MORE_DECODE    beside the same prefill pool, what holds with d decode workers holds with d + 1
     PREFILL_ALONE  a prefill pool that misses TTFT when every request ends with its first token
@@ -18,9 +18,9 @@ and in large questions (`are_many` in `pair_up`)
 
     DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
                    a growing backlog behind any prefill pool, and so have smaller ones
-    SEATS          fewer decode workers than `Bounded.few` fall behind. It is above 1 in questions with many
-                   requests: 0.8 of the workers that could just admit all requests if each made tokens at its
-                   best batch size and ended with all seats (places in its batch) taken
+    SEATS          fewer decode workers than `Bounded.few` fall behind. `few` is above 1 in questions with
+                   many requests: 0.8 of the workers that could just admit all requests if each made tokens at
+                   its best batch size and ended with all seats (places in its batch) taken
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). In a
 session the next request comes later if an answer is decoded slowly, so decode workers may also relieve

@@ -70,7 +70,7 @@ _net: ContextVar[SafetyNet | None] = ContextVar("net", default=None)
 
 
 def now_s() -> float:
-    """The time of the search's clock."""
+    """The time of the search's clock [s]: 0 when the question began."""
     return EFFORT_S * deterministic_parallel.effort_spent()
 
 

@@ -78,7 +78,7 @@ def price_limits(
             continue
         objective_below = SharedLimit(None, below, lambda option: option.objective)
         least = queries.find_least([*others, objective_below], row)
-        amount = _enough(row, without if least.best is None else least)
+        amount = _enough_of_limit(row, without if least.best is None else least)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
             saves, saves_most = saves_at(raised.value), saves_at(without.value)
@@ -89,7 +89,7 @@ def price_limits(
 
 
 def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
-    """Whether these fleets are within the limits together; an LLM without a fleet yet is None."""
+    """Whether these fleets are within the limits together; None stands for an LLM without a fleet yet."""
     return is_within(limits, (pool for counts in fleets for pool in counts or ()))
 
 
@@ -107,8 +107,8 @@ def require_shared_nodes(limits: FleetLimits, llms: int) -> None:
 
 
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
-    """The limits that a fleet leaves to others. Each amount counts as a share of ROUNDING larger, so that a
-    fleet that uses all of it leaves 0, and not less by a rounding error.
+    """The limits that a fleet leaves to others. Each amount is first raised by the share ROUNDING, so that a
+    fleet that uses all of it leaves 0 and not a little less.
     """
     workers = [(option.type, count) for option, count in counts]
     remaining = {
@@ -225,22 +225,22 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
 
 def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
     """How much of a limit the best fleets of a query use; 0 if it found none."""
-    return sum(row.use(option) * count for option, count in _chosen(shared))
+    return sum(row.use(option) * count for option, count in _chosen_workers(shared))
 
 
-def _chosen(shared: Cheapest) -> Counts:
+def _chosen_workers(shared: Cheapest) -> Counts:
     """The pools of the best fleets of a query, of all LLMs."""
     return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
 
 
-def _enough(row: SharedLimit, shared: Cheapest) -> float:
+def _enough_of_limit(row: SharedLimit, shared: Cheapest) -> float:
     """To how much a limit must be raised for the best fleets of a query."""
     assert row.limit is not None
-    gpus = [option.type.gpu for option, _ in _chosen(shared)]
+    gpus = [option.type.gpu for option, _ in _chosen_workers(shared)]
     return enough_for(row.limit, row.amount, _amount_used(row, shared), gpus)
 
 
 def _limit_change(row: SharedLimit, shared: Cheapest) -> Change:
     """The change of a limit with which the best fleets of a query fit, as an error reports it."""
     assert row.limit is not None
-    return Change(row.limit.name, row.amount, _enough(row, shared), row.limit.unit)
+    return Change(row.limit.name, row.amount, _enough_of_limit(row, shared), row.limit.unit)
