@@ -130,9 +130,9 @@ def read_fleet(
     catalog_rows = read_catalog(catalog)
     file = plan_file(fleet) if isinstance(fleet, str | Path) else Path("fleet")
     if isinstance(fleet, str | Path):
-        document = _in_question(read_yaml(file), slo, catalog_rows)
+        document = _complete_from_question(read_yaml(file), slo, catalog_rows)
     elif isinstance(fleet, Mapping):
-        document = _in_question(fleet, slo, catalog_rows)
+        document = _complete_from_question(fleet, slo, catalog_rows)
     else:
         # The result of a plan has its fleet as an attribute.
         own_fleet = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
@@ -173,8 +173,8 @@ def _question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
     return None if question.has_several_llms else question
 
 
-def _in_question(fleet: KeysAndValues, slo: SloLike, catalog: Catalog) -> KeysAndValues:
-    """The document of a fleet, completed from the question in `slo` if that is one."""
+def _complete_from_question(fleet: KeysAndValues, slo: SloLike, catalog: Catalog) -> KeysAndValues:
+    """The document of a fleet, completed from `slo` if that is a question of one LLM."""
     question = _question_of_one_llm(slo, catalog)
     if question is None:
         return fleet

@@ -53,9 +53,9 @@ def plan(
     """The cheapest fleet that keeps an SLO on a trace, or on described traffic, with its certificate.
 
     `slo` is the file slo.yaml, a mapping of its keys, or its section `slo` alone; `keys` (llm, fleet,
-    traffic, objective, limits, ...) take the place of its own. With the key `llms` all these LLMs are planned
-    on one stock. `trace` is then a trace with a column `model`, or maps each entry to its own trace. If
-    `traffic` describes requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
+    traffic, objective, limits, ...) replace the same keys in it. With the key `llms` all LLMs named there are
+    planned on one stock. `trace` is then a trace with a column `model`, or maps each entry to its own trace.
+    If `traffic` describes requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
 
     `explain` plans again around every limit, to find what each one costs. `prove` simulates every cheaper
     fleet of one worker type per pool. `progress` is called with a text for each stage; without it a notebook
@@ -236,7 +236,7 @@ def beside_each_gpu(
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
     """The plan whose certificate also says what each of the question's limits costs."""
-    # For the objective throughput, the cost of a limit is that at the rate that was found.
+    # With the objective throughput, limits are priced at the rate that was found.
     if plan.throughput is not None:
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     costs = what_if.explain_limits(study, task, plan.fleet)

@@ -230,7 +230,7 @@ class PlanResult(PlanFiles):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SharedPlanResult(PlanFiles):
-    """A plan for several LLMs on one stock; `plans` holds one for each."""
+    """A plan for several LLMs on one stock; `plans` holds the plan of each."""
 
     shared: SharedPlan
     question: TaskDocument | None = None
@@ -238,6 +238,7 @@ class SharedPlanResult(PlanFiles):
 
     @property
     def plans(self) -> dict[str, PlanResult]:
+        """The plan of each LLM, by its name in the question."""
         return {name: PlanResult(plan, None, self.command) for name, plan in self.shared.plans.items()}
 
     @property

@@ -341,7 +341,7 @@ def compare(
 
     `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of the section
     `policies` of a fleet file, as in {"round robin": {"routing": "round-robin"}}; None stands for the fleet's
-    own. `slo`, `traffic` and its keys are those of `simulate`.
+    own policies. `slo`, `traffic` and its keys are those of `simulate`.
     """
     traffic = _merge_traffic(traffic, part)
     catalog_rows = read_catalog(catalog)
@@ -419,8 +419,9 @@ def goodput(
 
     The simulated traffic is the trace brought to that rate, by the scale and window of `traffic`. With
     "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
-    highest rate that holds and the lowest that fails must be, as a share. `watch` is called with each rate
-    and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
+    highest rate that holds and the lowest that fails must be, as a share. `watch` is called
+    twice for each rate: with the rate and None before a try, and with the rate and whether it held after the
+    try. Raises InfeasibleError where no rate holds.
     """
     catalog_rows = read_catalog(catalog)
     if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
@@ -465,5 +466,6 @@ def _read_under_policies(
 
 
 def _write_csv(file: Path, text: str) -> None:
+    """Write a file; InputError if it cannot be written."""
     check_output_file(file)
     write_file(file, text)

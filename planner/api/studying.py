@@ -32,10 +32,10 @@ from planner.studies import pareto_frontier, pareto_page, replanning
 from planner.studies import what_if as what_if_study
 from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
-from planner.units import parse_quantity
+from planner.units import HOUR_S, parse_quantity
 
 QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
-PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions make; by default or always.
+PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensitivity`, fixed for the others.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -136,7 +136,7 @@ class SensitivityResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ParetoResult(Result):
-    """The cheapest fleet at every limit between two."""
+    """The cheapest fleet at every limit between a loosest and a tightest one."""
 
     frontier: pareto_frontier.Frontier
 
@@ -296,8 +296,9 @@ def pareto(
 ) -> ParetoResult:
     """The cheapest fleet at every limit: over a line of the SLO ("ttft p90"), "rate", "power" or "cost".
 
-    `keys` are those of slo.yaml but for its `limits`: here these are the loosest and the tightest, with
-    units. `points` is how many steps at most. Each plan may take two minutes.
+    `limits` are the loosest and the tightest value of `over`, with units; slo.yaml's own key `limits` can
+    stand only in `slo`, not among `keys`. `points` is how many steps the answer has at most. Each plan may
+    take two minutes.
     """
     given: object = limits  # A mapping is a mistake: the section `limits` of slo.yaml.
     if isinstance(given, Mapping):
@@ -335,7 +336,7 @@ def replan(
     planned_on = (
         inputs.plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
     )
-    horizon_h = parse_quantity(horizon, "s", where="horizon") / 3600
+    horizon_h = parse_quantity(horizon, "s", where="horizon") / HOUR_S
     terms = replanning.ReplanTerms(horizon_h, start_usd, stop_usd)
     return replan_in(study, question, running, planned_on, terms)
 

@@ -53,7 +53,7 @@ class ValidationKeys(TypedDict, total=False):
     # Prices of a million prompt tokens and of a million output tokens.
     usd_per_million: tuple[float, float] | None
     max_requests: int | None  # The count includes probes and warm-up.
-    max_failed_frac: float  # The run ends if more of the last requests fail.
+    max_failed_frac: float  # The run ends if a larger share of the last requests fails.
     timeout_s: float  # The limit for one request.
     prometheus: Sequence[str]  # Addresses of engines' /metrics, or of Prometheus servers that scrape them.
 
@@ -183,7 +183,7 @@ def validate(
 
 def _most_tokens(fleet: Fleet, requests: Trace) -> int:
     """The tokens of the longest request. Raises InputError where no worker has room for it: engines would not
-    start, or not end it.
+    start, or would never finish it.
     """
     most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
     room_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
@@ -273,7 +273,7 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
 
 
 def _tolerances(how: ValidationKeys) -> Tolerances:
-    """How far off a prediction may be: further on a CPU, which engines, router and client share."""
+    """How far off a prediction may be: more on a CPU, which engines, router and client share."""
     from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
 

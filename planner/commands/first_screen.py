@@ -144,7 +144,7 @@ def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:
 
 
 def _print_wrapped(console: Console, text: str, columns: int, *, style: str = "") -> None:
-    """Print a text in lines of at most so many columns; a longer word, such as a path, is not broken."""
+    """Print a text in lines of at most this many columns; a longer word, such as a path, is not broken."""
     for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False):
         console.print(Text(line, style=style))
 

@@ -20,7 +20,7 @@ PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:
     """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Whoever sets COLUMNS wants that width.
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Rich reads COLUMNS.
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
 
 
@@ -50,7 +50,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> None:
-    """As `print_rows`, of a table of reports/words.py."""
+    """Print a table from reports/words.py, given as its heading and its rows, as `print_rows` does."""
     print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
 
 

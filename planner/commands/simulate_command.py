@@ -183,7 +183,7 @@ def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | Non
 
 
 def _moments_to_explain(is_explained: bool, moments: int | None) -> int:
-    """At how many moments the routing is explained; 0: it is not."""
+    """At how many moments the routing is explained; 0 if it is not to be explained."""
     from planner.studies.routing_moments import DEFAULT_MOMENTS, check_moments
 
     if moments is not None and not is_explained:
@@ -212,7 +212,7 @@ def _pool_cells(pool: dict[str, Any]) -> dict[str, str]:
 
 
 def _operator_cells(row: dict[str, Any]) -> dict[str, str]:
-    """A row for people of what `--json` has under operators."""
+    """A row of the table of operators, from an entry of `operators` in the JSON answer."""
     share_frac, size = row["share_frac"], row["mean_input"]
     return {
         "pool": row["pool"],

@@ -148,7 +148,7 @@ def _cheapest_of_all_pools(
     """
     began, terms = time.monotonic(), terms_of(question)
     runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
-    days = [_day_of_fleet(question, runs, answer) for answer in answers]  # That of `single` comes first.
+    days = [_day_of_fleet(question, runs, answer) for answer in answers]  # The day of `single` comes first.
     last_s = runs.terms.edges_s[-1]
     cheapest = cheapest_day(
         runs,

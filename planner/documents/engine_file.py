@@ -106,20 +106,21 @@ class EngineRow:
     def version_distance(self, version: str) -> int:
         """By how many minor versions `version` lies outside of `first` to `last`: 0 if it is one of them."""
         number, first, last = (
-            major * MINORS + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
+            major * MINORS + minor
+            for major, minor, *_ in map(version_numbers, (version, self.first, self.last))
         )
         return max(first - number, number - last, 0)
 
 
-def number_of(version: str) -> Version:
-    """(0, 15, 1) of "0.15.1", so that versions can be compared."""
+def version_numbers(version: str) -> Version:
+    """The numbers of a version, (0, 15, 1) for "0.15.1", so that versions can be compared."""
     return tuple(int(part) for part in version.split("."))
 
 
 def parse_row(row: Section) -> EngineRow:
     """Read a row of catalogs/engines.yaml. Raises InputError."""
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
-    if number_of(last) < number_of(first):
+    if version_numbers(last) < version_numbers(first):
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
     row.plain_text("error")  # Says for people how far the constants are off; only checked to be text.
     return EngineRow(
@@ -164,7 +165,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
     default_version = (
-        DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=number_of)
+        DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=version_numbers)
     )
     version = _parse_version(section.get("version", default_version), section.path_of("version"))
     row = min(engine_rows, key=lambda row: row.version_distance(version))
@@ -172,7 +173,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if row.version_distance(version):
         basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
     async_scheduling = section.flag("async_scheduling", row.async_scheduling)
-    if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
+    if name == "vllm" and async_scheduling and version_numbers(version) < version_numbers(FIRST_ASYNC):
         where = section.path_of("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
     # A front end that was measured includes its tokenizer and router, and a plan.yaml older than the three
@@ -180,8 +181,9 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     has_own_front_end = "front_end" in section
     if has_own_front_end:
         row = replace(row, prompt_token_s=0.0, hand_off_s=0.0, first_hand_off_s=0.0)
-    # A plan names its basis. One from before the keys below was made with first tokens of prefill workers,
-    # mixed steps and no launches.
+    # Only a plan.yaml has the key `basis`. A plan.yaml older than the keys first_token, mixed_steps and
+    # latent_launch lacks them; its plan was made with first tokens of prefill workers, mixed steps and no
+    # time for launches.
     is_plan = "basis" in section
     return Engine(
         name=name,

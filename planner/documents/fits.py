@@ -139,7 +139,8 @@ def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. Rows with another `all2all` do not count; of several others the one without `ep` is taken.
+    is one fit. Rows with another `all2all` do not count; if several rows are left, the one without
+    `ep` is taken.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
@@ -259,8 +260,8 @@ def fit_row(
     dp: int = 1,
     all2all: All2All = "",
 ) -> dict[str, Any]:
-    """One item of `fits:`, of step times that were measured on `tp` GPUs; `errors` by kind of step. Seven
-    digits are written, more than a measurement knows.
+    """One item of `fits:`, for step times that were measured on `tp` GPUs; `errors` by kind of step. Numbers
+    are rounded to seven digits, more than a measurement resolves.
     """
     row: dict[str, Any] = {
         "tp": tp,

@@ -10,9 +10,10 @@
 
 A worker may consist of several engines. If these have different kinds of GPUs, `gpu` says how many of each,
 and there is no `gpus`: `gpu: {h100-80g: 8, a100-80g: 4}`. `rate` is what one worker sustains within the SLO,
-for instance a plan's traffic divided by its workers. `interruptions` are those of one spot worker per hour.
-With `owned: 8`, at most 8 GPUs may be had at the price `reserved` (0 if it is left out). To be simulated, a
-schedule needs `slo`, `fleet: plan.yaml` in each row of `capacity`, and a trace per LLM.
+for instance a plan's traffic divided by its workers. `interruptions` is how often one spot worker is
+interrupted per hour. With `owned: 8`, at most 8 GPUs may be had at the price `reserved` (0 if it is left
+out). To be simulated, a schedule needs `slo`, `fleet: plan.yaml` in each row of `capacity`, and a trace per
+LLM.
 Demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window` for
 labels; or a trace per LLM, counted in windows.
 """
@@ -35,7 +36,7 @@ from planner.solvers.reserved_schedule import Demand, GpuOffer, LlmWorkerType, M
 from planner.traffic.trace import Trace
 from planner.units import count_text, show_s
 
-DEFAULT_START_S = 300.0  # The start of a worker where its row says nothing.
+DEFAULT_START_S = 300.0  # How long a worker takes to start if its row does not say.
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6  # A worker that carries nothing would be needed without end.

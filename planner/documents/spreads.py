@@ -4,10 +4,12 @@ kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind
   weights: [bf16]           # weight formats of the LLMs; default: all
   experts: false            # LLMs with experts (true) or without; default: both
-  gpus: [h100-80g]          # default: all. Of the rows that apply to a worker the first one counts.
+  gpus: [h100-80g]          # default: all
   prefill: {median: 1.02, log_sd: 0.08}
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
+
+Of the rows that apply to a worker the first one counts.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def parse_row(row: Section) -> SpreadRow:
 
 def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
     """Step times multiplied by the median factors of their row, with the row's spread around these medians.
-    A prediction with them is a median of measured runs.
+    Half of the measured runs are faster than such step times, and half are slower.
 
     Step times with a spread or a calibration of their own are not multiplied, because both were measured on
     the step times as they are.
@@ -97,6 +99,7 @@ def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRo
 
 
 def _parse_gpus(row: Section) -> tuple[str, ...]:
+    """The GPUs that the row is for; none if it is for all."""
     gpus = row.get("gpus", [])
     if not isinstance(gpus, list) or not all(isinstance(each, str) and each for each in gpus):
         raise refused_value(row.path_of("gpus"), "expected a list of GPUs", gpus)

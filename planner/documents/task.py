@@ -91,7 +91,7 @@ LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
 MOST_DOWN_FRAC = 0.5  # A spot worker that is away for more than this share of the time is refused.
 MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
-# This objective is the same as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
+# An objective that is the same as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
 SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"

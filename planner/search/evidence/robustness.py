@@ -321,8 +321,8 @@ def least_in_proportion(
     simulated.
     """
     total = sum(planned)
-    failing = len(planned) - 1 if factor <= 1 else total - 1  # This many are taken to be too few.
-    enough = max(round(total * factor), len(planned))  # This is simulated next, and is enough below.
+    failing = len(planned) - 1 if factor <= 1 else total - 1  # Taken to be too few workers.
+    enough = max(round(total * factor), len(planned))  # Simulated next; enough after the loop.
     most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), enough)
     while not holds(in_proportion(planned, enough)):
         failing = enough

@@ -41,9 +41,10 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
 
 
 def fit_router_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Counts | None]:
-    """As `fit_router`, if no fleet that keeps the SLO is known yet: for the fleet that is `likely` to keep
-    it, and if it does not, for one with twice as many workers, up to MOST_DOUBLINGS times. Also the first of
-    these fleets that keeps it; None if none does.
+    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with the fleet that is `likely` to
+    keep it, and as long as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
+
+    Returns the policies and the first of these fleets that keeps the SLO, or None if all fail.
     """
     for _ in range(MOST_DOUBLINGS + 1):
         policies = fit_router(oracle, likely)
