@@ -121,7 +121,7 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
 
 def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
     """The largest count of an option whose objective together with the fleet `beside` is less than `value`;
-    -1 if even that of `beside` is not.
+    -1 if the objective of `beside` alone is not less.
     """
     most = count_below(option.objective, value, objective_by_gpu(beside))
     has_nodes = option.node is not None or any(other.node for other, _ in beside)

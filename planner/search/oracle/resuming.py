@@ -5,9 +5,9 @@ all that it depends on, with the number of requests that were simulated, because
 clock (work_clock.py). A resumed run starts from the beginning, but takes these answers from the file;
 therefore it ends with the same plan, byte for byte.
 
-A run writes the file when it has taken FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under another
-name that is then changed to the file's. A run that completes removes the file. It belongs to one question and
-one version of the code.
+A run writes the file when it has taken FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under a
+temporary name, which is then changed to the file's name. A run that completes removes the file. The file
+belongs to one question and one version of the code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AnswerFile:
         self._known: dict[str, tuple[bool, int]] = {}
         self._unnamed: list[tuple[AnswerKey, tuple[bool, int]]] = []
         self._is_loaded = False
-        # So that the first writing is due FIRST_WRITE_S from now.
+        # This start makes the first writing due FIRST_WRITE_S from now.
         self._written_s = time.monotonic() + FIRST_WRITE_S - WRITE_EVERY_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
 

@@ -215,10 +215,12 @@ def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, 
 
 
 def _draw_in_worker(scenarios: Scenarios, number: int) -> Trace:
+    """The requests of a scenario, drawn in a worker process."""
     return scenarios.draw_requests(number)
 
 
 def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
+    """As `judge_whole`, run in a worker process."""
     return judge_whole(make_writable(trace), query)
 
 

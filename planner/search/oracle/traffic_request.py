@@ -1,5 +1,5 @@
 """The traffic that a task asks for: a trace, rescaled and cut, or requests drawn from a description
-(planner/traffic/described.py); either in as many draws and at as many rates as the task says.
+(planner/traffic/described.py). A task may ask for several draws, and for several rates.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
 
-# An interval of traffic (`task.robust`) is sampled at so many rates that they have about
-# MOST_REQUESTS_OF_RATES together, but at no fewer than FEWEST_RATES, its ends included, and no more than
-# MOST_RATES. All three are set by hand.
+# An interval of traffic (`task.robust`) is sampled at as many rates as have about MOST_REQUESTS_OF_RATES
+# requests together, but at no fewer than FEWEST_RATES, its ends included, and no more than MOST_RATES. All
+# three are set by hand.
 MOST_REQUESTS_OF_RATES = 1_000_000
 FEWEST_RATES = 5
 MOST_RATES = 41

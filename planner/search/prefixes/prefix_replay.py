@@ -93,10 +93,10 @@ def replayed_hits(
     pool_of: list[int] = []
     serving = sum(pool.count for pool in pools if pool.role != "decode")
     for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
-        workers += [_queue(part, pool, room, serving) for _ in range(pool.count)]
+        workers += [_queued_worker(part, pool, room, serving) for _ in range(pool.count)]
         pool_of += [p] * pool.count
     prefilling = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
-    _pin(workers, pinned, part, offsets, nodes)
+    _pin_prefixes(workers, pinned, part, offsets, nodes)
     sent, hits = [0] * len(pools), [0] * len(pools)
     columns = part.arrival_s.tolist(), part.input_tokens.tolist(), part.output_tokens.tolist()
     for i, (time_s, tokens, outputs) in enumerate(zip(*columns, strict=True)):
@@ -118,7 +118,7 @@ def replayed_hits(
     return [hit / max(tokens, 1) for hit, tokens in zip(hits, sent, strict=True)]
 
 
-def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _QueuedWorker:
+def _queued_worker(trace: Trace, pool: Pool, room: Room, workers: int) -> _QueuedWorker:
     """An idle worker of this pool, if `workers` workers of all pools share the prompts."""
     worker, decode_frac, gap_s = pool.type, 0.0, 0.0
     if pool.role == "mixed":
@@ -142,7 +142,7 @@ def _work_s(trace: Trace, worker: WorkerType, role: Role) -> float:
     return float(least_seconds(option, trace.input_tokens, trace.output_tokens).sum())
 
 
-def _pin(
+def _pin_prefixes(
     workers: Sequence[_QueuedWorker],
     pinned: Sequence[PinnedPrefix],
     trace: Trace,

@@ -2,8 +2,8 @@
 
 Traffic depends on the seed if copies of a trace are superposed, if a trace is thinned, or if the time stamps
 of a coarse clock are spread. The search saw one draw (or as many as `traffic: {draws: 8}` says); its fleet is
-simulated on further ones, with the seeds that follow. There all workers run; whether the fleet also holds
-after losses is a second simulation.
+simulated on further ones, with the seeds that follow. In these runs no worker is
+lost; a second simulation tells whether the fleet also holds after losses.
 
 Spot workers: between interruptions a worker is up for a time drawn from an exponential distribution, then
 down for as long as a restart takes. A history of interruptions begins in the steady state of this renewal
@@ -61,7 +61,7 @@ def simulate_other_draws(
 
     def run(number: int) -> tuple[bool, Verdict]:
         run_seed = first_seed + number
-        # The first draw is made already.
+        # The first draw is already made.
         requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
         with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
         # The fleet is judged on these requests alone, not on the search's draws too. No other simulation has

@@ -1,7 +1,7 @@
 """Why a kind of fleet is ruled out, in words.
 
-They are here and not in planner.reports, because errors of planner.search hold them, and a search imports no
-reports.
+These texts are here and not in planner.reports, because errors of planner.search hold them, and a search
+imports no reports.
 """
 
 from __future__ import annotations
