@@ -147,7 +147,7 @@ def space_unit(text: str) -> str:
 
 
 def parse_stock(text: str) -> list[str] | dict[str, int]:
-    """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' is nothing named."""
+    """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' allows all."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(f"--gpus {text!r}: names no GPU; write --gpus h100,l40s, or leave it out for any")
@@ -265,6 +265,7 @@ def _read_answer(question: str, default: str) -> str:
 
 
 def _parse_llm(text: str) -> dict[str, Any]:
+    """The key `llm` of slo.yaml, as it was typed."""
     return {"llm": text}
 
 
@@ -294,4 +295,5 @@ def _parse_slo(text: str) -> dict[str, Any]:
 
 
 def _parse_gpus(text: str) -> dict[str, Any]:
+    """The section `fleet` with these GPUs; nothing for "any"."""
     return {"fleet": {"gpus": gpus}} if (gpus := parse_stock(text)) else {}

@@ -148,6 +148,9 @@ def find_goodput(
 
 
 def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
+    """Print the rate and its cost, notes, and the simulated limits at this rate. `is_planned` says whether
+    the requests are those of a plan.
+    """
     document = result.to_dict()
     print_mapping(
         {

@@ -171,7 +171,7 @@ def _read_or_ask(
 
 
 def _put_to_work(log: ReadTrace, agents: int, duration: str, longest_pause: str, seed: int) -> ReadTrace:
-    """The requests of so many agents, who take the sessions that were read."""
+    """The requests of this many agents, who take the sessions that were read."""
     from planner.traffic.recorded_agents import agents_at_once
 
     requests = agents_at_once(
@@ -202,7 +202,7 @@ def _write_trace(log: ReadTrace, out: Path | None) -> None:
 
 
 def _print_summary(log: ReadTrace, files: list[Path], *, json_output: bool) -> None:
-    """Print what a trace is like, and how the log was read that it comes from."""
+    """Print what a trace is like, and how the log from which it comes was read."""
     from planner.traffic.workload import summarise_trace
 
     summary: dict[str, Any] = summarise_trace(log.trace).as_dict()

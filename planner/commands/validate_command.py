@@ -177,7 +177,7 @@ def validate(
         "api_key_env": api_key_env,
         "model": model,
         "max_usd": max_usd,
-        "usd_per_million": _prices(usd_per_million),
+        "usd_per_million": _parse_prices(usd_per_million),
         "max_requests": max_requests,
         "prometheus": prometheus or (),
     }
@@ -196,7 +196,7 @@ def validate(
         raise typer.Exit(PREDICTION_OFF)
 
 
-def _prices(text: str | None) -> tuple[float, float] | None:
+def _parse_prices(text: str | None) -> tuple[float, float] | None:
     """--usd-per-million: the prices of a million prompt and of a million output tokens [USD]."""
     if text is None:
         return None

@@ -154,12 +154,11 @@ def study_of(
 
 
 def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
-    """One row per changed question."""
+    """Print a table of the changed questions, under the plan's own figures."""
     from planner.studies.what_if import difference_text, fleet_text, study_document
 
-    planned_text = fleet_text(
-        before, before
-    )  # The plan's own fleet, without a comparison of tokens per step.
+    # The plan's own fleet, without a comparison of tokens per step.
+    planned_text = fleet_text(before, before)
 
     def changed_text(answer: StudyAnswer) -> str:
         text = fleet_text(answer, before)

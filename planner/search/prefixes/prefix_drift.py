@@ -2,8 +2,8 @@
 
 A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced.
 If such a session begins with prefix p, its place is taken by a copy of a random session (the donor) that
-begins with the prefix to which p is mapped. The copy starts when the old session did. In this way
-common prefixes may become rare, and rare ones common. A request outside of sessions is a session by itself.
+begins with the prefix to which p is mapped. The copy starts when the old session did. In this way common
+prefixes may become rare, and rare ones common. A request outside of sessions is a session by itself.
 
 Only the longest stable prefixes (prefix_placing.py) take part: those that no other stable prefix continues.
 Requests that begin with a shorter stable prefix, or with none, are not replaced.

@@ -2,8 +2,8 @@
 
 Traffic depends on the seed if copies of a trace are superposed, if a trace is thinned, or if the time stamps
 of a coarse clock are spread. The search saw one draw (or as many as `traffic: {draws: 8}` says); its fleet is
-simulated on further ones, with the seeds that follow. In these runs no worker is
-lost; a second simulation tells whether the fleet also holds after losses.
+simulated on further ones, with the seeds that follow. In these runs no worker is lost; a second simulation
+tells whether the fleet also holds after losses.
 
 Spot workers: between interruptions a worker is up for a time drawn from an exponential distribution, then
 down for as long as a restart takes. A history of interruptions begins in the steady state of this renewal
