@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-# What the last simulation and the files of a plan take, as measured on one core: REPORT_S for any plan, and
-# REPORT_REQUEST_S more for each request.
+# How long the last simulation and the files of a plan take, as measured on one core: REPORT_S for any plan,
+# and REPORT_REQUEST_S more for each request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
 UNFINISHED_CODE = OutOfTimeError.exit_code
@@ -430,7 +430,7 @@ def _print_proof(plan: Plan) -> None:
 
 
 def _print_prefixes(plan: Plan) -> None:
-    """Print how many prompt tokens hit in each pool's caches, and how good pinned prefixes are placed."""
+    """Print how many prompt tokens hit in each pool's caches, and how well pinned prefixes are placed."""
     from planner.documents.facts import PinsPlaced
     from planner.reports.fact_sentences import fact_sentence
     from planner.reports.prefix_values import keep_alive_text
@@ -450,7 +450,7 @@ def _print_prefixes(plan: Plan) -> None:
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:
-    """Print the files that were written into `out`; of those in a folder of it only the folder."""
+    """Print the files that were written into `out`; for files in a folder below it only that folder."""
     parts = (name.partition("/") for name in written)
     names = dict.fromkeys(f"{file_or_folder}{slash}" for file_or_folder, slash, _ in parts)
     print_lines(f"written to {out}: {', '.join(names)}")

@@ -32,7 +32,7 @@ KEYS = (
     *("count", "turns", "tasks", "tool", "idle", "system", "repository", "start", "sub_agents"),
     "most_tokens",
 )
-# Keys of `traffic` on when requests come, or what they share, which follow from the agents.
+# Keys of `traffic` that say when requests come or what they share; both follow from the agents.
 NOT_WITH_AGENTS = ("rate", "joint", "drift", "burstiness", "clients", "sessions", "prefixes", "tenants")
 # Values above these two are taken for typing errors.
 MOST_REPOSITORIES = 100_000
@@ -79,8 +79,8 @@ def parse_agents(
         tasks=_at_least_one(section, "tasks"),
         tool=_parse_pause(section, "tool"),
         idle=_parse_pause(section, "idle"),
-        system_tokens=_tokens(section, "system"),
-        repository_tokens=_tokens(repository, "tokens"),
+        system_tokens=_read_tokens(section, "system"),
+        repository_tokens=_read_tokens(repository, "tokens"),
         repositories=repository.whole_number("count", 1, most=MOST_REPOSITORIES),
         skew=repository.number("skew", 0.0, least=0.0),
         start=read_lengths(section.get("start"), section.path_of("start")) if "start" in section else None,
@@ -94,7 +94,7 @@ def _at_least_one(section: Section, key: str) -> float:
     return check_number(section.get(key, 1.0), section.path_of(key), least=1.0)
 
 
-def _tokens(section: Section, key: str) -> int:
+def _read_tokens(section: Section, key: str) -> int:
     """A number of tokens; 0 without the key. YAML reads 1e4 as a float, which counts as whole."""
     tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
     if tokens != int(tokens) or tokens > MAX_TOKENS:
@@ -146,6 +146,7 @@ def agents_document(agents: Agents, show_lengths: Callable[[Lengths], dict[str, 
 
 
 def _pause_document(pause: Pause) -> dict[str, Any]:
+    """The mapping that `_parse_pause` reads as this pause."""
     return {"mean": duration_text(pause.mean_s), "cv": pause.cv}
 
 

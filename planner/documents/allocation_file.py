@@ -113,7 +113,7 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
 
 
 def _parse_rates(row: Section, buckets: int) -> list[float]:
-    """The rates of one type of worker, one for each of so many `buckets`."""
+    """The rates of one type of worker, one for each of the `buckets`, which is their number."""
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:
         raise refused_value(

@@ -110,7 +110,7 @@ class Certificate:
     assumed: tuple[facts.Assumed, ...] = ()
     answers: tuple[facts.Answered, ...] = ()  # On paper, in production, with a loss.
     scenarios_drawn: facts.ScenariosDrawn | None = None  # None: planned on paper alone.
-    # The deployment target whose router fleets were simulated with; None: as the policies say.
+    # The deployment target whose router was simulated; None: the router that the policies say.
     deploy: str | None = None
     # The plan under the router of each deployment target that can run it.
     routers: tuple[facts.UnderRouter, ...] = ()

@@ -1,4 +1,4 @@
-"""catalogs/kv_tiers.yaml: memory behind the GPUs' that may hold KV blocks, with its bandwidth and price.
+"""catalogs/kv_tiers.yaml: memory behind that of the GPUs, which may hold KV blocks, with bandwidth and price.
 
 tiers = read_kv_tiers()
 tiers["cpu-memory"].usd_per_h(256e9)

@@ -10,6 +10,7 @@ from planner.errors import InputError
 from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
+ROUNDING = 1e-9  # Added before a number is rounded down: as floats, (1 - 0.9) * 30 is below 3.
 # Set by hand: a fleet that misses every other scenario is none for production, and to test 99 % already takes
 # hundreds of scenarios.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
@@ -31,7 +32,7 @@ class Safety:
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
-        return int((1 - self.kept_in_frac) * count + 1e-9)  # As floats, (1 - 0.9) * 30 is below 3.
+        return int((1 - self.kept_in_frac) * count + ROUNDING)
 
 
 def safety_kept(kept_frac: float) -> str:
@@ -39,7 +40,7 @@ def safety_kept(kept_frac: float) -> str:
 
     It is the share rounded down to whole percents, or none if `kept_in` may not be so low.
     """
-    rounded_frac = int(100 * kept_frac + 1e-9) / 100
+    rounded_frac = int(100 * kept_frac + ROUNDING) / 100
     if rounded_frac < LEAST_KEPT_FRAC:
         return "safety: none"
     return f"safety: {{kept_in: {min(rounded_frac, MOST_KEPT_FRAC):g}}}"

@@ -135,12 +135,14 @@ def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) ->
 
 
 def _parse_method(value: object, where: str) -> str:
+    """One of METHODS; raises InputError for any other value."""
     if value in NOT_MODELLED:
         raise InputError(f"{where}: {value} is not there yet; one of {', '.join(METHODS)}")
     return check_one_of(value, METHODS, where)
 
 
 def _parse_counts(section: Section) -> list[int]:
+    """The numbers of draft tokens to choose from, in ascending order."""
     tokens = section.get_required("tokens")
     count_list = tokens if isinstance(tokens, list) and tokens else [tokens]
     return sorted(
