@@ -271,9 +271,9 @@ class Queue(Policy):
         return self.has_rank or self.by_turns
 
     @property
-    def may_overtake(self) -> bool:
-        """Whether a prompt may go before one that arrived earlier."""
-        return self.code != FCFS
+    def has_longest_wait(self) -> bool:
+        """Whether `longest_wait` bounds it: orders by length, and not those by deadline, cache or tenant."""
+        return self.code != FCFS and not self.reads_cache_state and not self.by_deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

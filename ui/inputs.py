@@ -537,7 +537,7 @@ def policy_inputs(place: str = "ask") -> Form:
         step=10.0,
         key=f"{place}_longest_wait",
         placeholder="no limit",
-        disabled=not any(QUEUE[name].may_overtake for name in chosen["queues"]),
+        disabled=not any(QUEUE[name].has_longest_wait for name in chosen["queues"]),
         **EMPTY,
     )
     count, of = st.columns(2, vertical_alignment="bottom")

@@ -38,6 +38,7 @@ from planner.models.kv_offload import KvOffload
 from planner.policies import (
     BY_FIELD,
     CACHE_AWARE,
+    FCFS,
     MIXED_POOL,
     POOLS,
     QUEUE,
@@ -197,10 +198,8 @@ class PolicyChoices:
         changes: dict[str, Any] = {axis: value}
         if axis == "queue":
             row = QUEUE[value]
-            # `longest_wait` bounds orders by length; those by deadline, cache or tenant have no such bound.
-            is_bounded = row.may_overtake and not row.reads_cache_state and not row.by_deadline
             changes["due"] = due_of(slo) if row.by_deadline else ()
-            changes["queue_window_s"] = self.longest_wait_s if is_bounded else math.inf
+            changes["queue_window_s"] = self.longest_wait_s if row.has_longest_wait else math.inf
         elif axis == "routing" and ROUTING[value].by_formula:
             changes |= _limits_of(slo, policies)
         elif axis == "pools":
@@ -243,6 +242,29 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
         if change.axis != "queue" or not QUEUE[change.value].by_deadline
     )
     return replace(choices, raced_changes=raced)
+
+
+def without_pins(choices: PolicyChoices, section: Section) -> PolicyChoices:
+    """The choices for a fleet that must stand losses, `section` being `policies` of the question.
+
+    What a lost worker had pinned is nowhere else until someone sends it anew, and a loss is simulated as a
+    smaller fleet with all prefixes placed. So routings that pin are left out. Raises InputError where one is
+    named.
+    """
+    routings = tuple(name for name in choices.routings if not ROUTING[name].pins)
+    raced = tuple(
+        change
+        for change in choices.raced_changes
+        if not (change.axis == "routing" and ROUTING[change.value].pins)
+    )
+    is_without = (routings, raced) == (choices.routings, choices.raced_changes)
+    if not is_without and section.get("routing", ANY) != ANY:
+        rest = [row.name for row in ROUTING.values() if row.is_planned and row.needs_caches and not row.pins]
+        raise InputError(
+            f"{section.path_of('routing')}: pinned-prefix is not planned with spare or spot workers: what a "
+            f"lost worker had pinned is nowhere else; take of {', '.join(rest)}, or drop spare and spot"
+        )
+    return replace(choices, axes={**choices.axes, "routing": routings}, raced_changes=raced)
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
@@ -306,10 +328,11 @@ def parse_policy_choices(
     # `longest_wait` of the file. Not all queues have it, so `_with_value` puts it into those that do.
     longest_wait_s = settings.pop("queue_window_s", math.inf)
     queues = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
-    if math.isfinite(longest_wait_s) and not any(QUEUE[name].may_overtake for name in queues):
+    if math.isfinite(longest_wait_s) and not any(QUEUE[name].has_longest_wait for name in queues):
+        row = QUEUE[axes["queue"][0]]
+        reason = "has no such bound" if row.code != FCFS else "overtakes nobody"
         raise InputError(
-            f"{section.path_of('longest_wait')}: {axes['queue'][0]} overtakes nobody; drop it, or queue: "
-            "[fcfs, sjf]"
+            f"{section.path_of('longest_wait')}: {row.name} {reason}; drop it, or queue: [fcfs, sjf]"
         )
     choices = PolicyChoices(
         axes=axes,
@@ -384,7 +407,7 @@ def _check_caches(
         raise InputError(
             f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, "
             "which takes a trace that says which prompts share a prefix (hash_ids or prefix_ids), or take of "
-            f" {', '.join(row.name for row in possible)}"
+            f"{', '.join(row.name for row in possible)}"
         )
 
 

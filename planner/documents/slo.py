@@ -200,7 +200,10 @@ def _parse_names(match: Section, key: str) -> tuple[str, ...]:
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
         raise refused_value(match.path_of(key), "expected a name or a list of names", value)
-    return tuple(str(name) for name in names)
+    found = tuple(str(name) for name in names)
+    if len(set(found)) < len(found):
+        raise InputError(f"{match.path_of(key)}: found one twice in {value!r}; name each once")
+    return found
 
 
 def selector_document(selector: Selector) -> dict[str, Any]:

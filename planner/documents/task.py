@@ -53,7 +53,13 @@ from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.documents.policy_choices import KEYS as POLICY_KEYS
-from planner.documents.policy_choices import PolicyChange, PolicyChoices, parse_policy_choices, with_classes
+from planner.documents.policy_choices import (
+    PolicyChange,
+    PolicyChoices,
+    parse_policy_choices,
+    with_classes,
+    without_pins,
+)
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, SlowdownLimits, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
@@ -418,9 +424,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         raise CatalogError(with_place(error, where)) from None
     kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
     slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
-    has_agents = described is not None and described.agents is not None
-    choices = _parse_policies(policies, target, kv_offload, slo, has_agents=has_agents)
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
+    has_losses = bool(spare_workers or spare_nodes or spot)
+    choices = _parse_policies(policies, target, kv_offload, slo, described, has_losses=has_losses)
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
@@ -916,10 +922,21 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
 
 
 def _parse_policies(
-    policies: Section, target: str | None, kv_offload: KvOffload | None, slo: Slo, *, has_agents: bool
+    policies: Section,
+    target: str | None,
+    kv_offload: KvOffload | None,
+    slo: Slo,
+    described: Description | None,
+    *,
+    has_losses: bool,
 ) -> PolicyChoices:
-    """The policies that are searched. Classes with deadlines add the queue edf unless queues are named."""
+    """The policies that are searched. Classes with deadlines add the queue edf unless queues are named; a
+    fleet that must stand losses pins no prefixes.
+    """
+    has_agents = described is not None and described.agents is not None
     choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents)
+    if has_losses:
+        choices = without_pins(choices, policies)
     return with_classes(choices, slo, target, names_queue="queue" in policies)
 
 

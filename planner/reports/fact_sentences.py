@@ -84,7 +84,8 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     ),
     "pins-placed-quickly": (
         "every fleet was simulated with its prefixes pinned where the search's quick placement has them; the "
-        "best fleet and those with a worker fewer also where the best placement found has them"
+        "best fleet and those with a worker fewer also where the best placement found has them; after a loss "
+        "they count as placed anew on the workers that are left"
     ),
     "no-shared-workers": "no worker serves two LLMs, and the fleets do not disturb each other",
     "level0-of-each": (

@@ -84,6 +84,7 @@ def test_with_classes_the_queue_goes_by_deadlines_and_fcfs_is_raced() -> None:
         ({"a b": {"match": {"tenant": "a"}, "deadline": "1 h"}}, "expected a name of letters"),
         ({"chat": {"match": {"user": "a"}, "deadline": "1 h"}}, "user"),
         ({"chat": {"match": {"tenant": 1.5}, "deadline": "1 h"}}, "expected a name or a list"),
+        ({"chat": {"match": {"tenant": ["a", "a"]}, "deadline": "1 h"}}, "tenant: found one twice in"),
         ({"chat": {"match": {"input_tokens": {"from": 9, "to": 3}}, "deadline": "1 h"}}, "at least from, 9"),
         ({"chat": {"match": {"tenant": "a"}, "deadline": "1 h", "e2e": {"p90": "1 s"}}}, "keep one"),
         ({"chat": {"match": {"tenant": "a"}, "task": {"p90": "1 s"}}}, "is of tasks"),

@@ -68,6 +68,23 @@ def test_an_ordinary_trace_with_tenants_is_planned_by_vtc() -> None:
     assert found.plan.fleet.gpus == 1
 
 
+@pytest.mark.parametrize(
+    ("policies", "said"),
+    [
+        ({"queue": ["fcfs", "vtc"]}, "queue: vtc counts tenants, and bare names none; add a column tenant"),
+        (
+            {"routing": "tenant-round-robin"},
+            "routing: tenant-round-robin counts tenants, and bare names none",
+        ),
+        ({"queue": "fcfs", "tenant_weights": {"a": 2}}, "tenant_weights names 'a', must be tenants of the"),
+    ],
+)
+def test_tenants_that_no_request_names_are_one_line(policies: dict[str, Any], said: str) -> None:
+    bare = Trace("bare", np.arange(4.0), np.full(4, 500), np.full(4, 20))
+    with pytest.raises(InputError, match=said):
+        fleetplan.plan(a_question({}, policies=policies), bare)
+
+
 def test_a_target_without_the_queue_says_so() -> None:
     question = a_question({"tenants": {"each": {"share_frac": 0.8}}}, deploy={"target": "kubernetes"})
     with pytest.raises(InputError, match=r"queue: kubernetes \(deploy\) lacks vtc, it has fcfs"):

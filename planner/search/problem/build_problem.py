@@ -14,6 +14,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
+from planner.policies import BY_FIELD
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
@@ -24,6 +25,7 @@ from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.simulator.adapter_layout import check_adapters
+from planner.simulator.cache_layout import tenant_weights
 from planner.simulator.initial_state import check_images
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
@@ -107,9 +109,9 @@ def build_problem(
         _check_cut(requests, llm)
     gpus = _by_hardware(task.priced_gpus(catalog))
     types, left_out = _list_worker_types(task, llm, gpus, catalog, longest)
+    _check_tenants(task, requests)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
-    check_judged_classes(task.slo, requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
     out_of_reach = unreachable_limits(
         slo, types, requests_to_judge(slo, requests, hits.shared_tokens if hits else None)
@@ -231,6 +233,21 @@ def _list_worker_types(
         constraint="memory of one worker",
         relaxation="a GPU with more memory",
     )
+
+
+def _check_tenants(task: PlanQuestion, trace: Trace) -> None:
+    """Raise InputError for classes, policies and weights that are of requests or tenants the trace lacks."""
+    check_judged_classes(task.slo, trace)
+    tenant_weights(task.policies.settings, trace)
+    for axis, names in task.policies.axes.items():
+        rows = [BY_FIELD[axis][name] for name in names if axis in BY_FIELD]
+        # d2lpm, which looks at caches too, has a use without tenants.
+        counting = [row.name for row in rows if row.counts_tenants and not row.needs_caches]
+        if counting and not trace.tenants:
+            raise InputError(
+                f"policies: {axis}: {counting[0]} counts tenants, and {trace.name} names none; add a column "
+                f"tenant (traffic: {{map: {{tenant: COLUMN}}}}), or drop {counting[0]}"
+            )
 
 
 def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
