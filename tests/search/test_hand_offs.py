@@ -18,8 +18,12 @@ from simulations import make_trace
 
 from planner.documents.fleet_file import parse_fleet
 from planner.documents.task import parse_task
+from planner.domain import Limit, Slo
+from planner.fleet import Network, Policies, WorkerType
 from planner.search.evidence.certify import plan
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.simulator.replay import simulate
+from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
 LLM = "llama-3.1-70b"
@@ -94,3 +98,21 @@ def test_the_cheapest_fleet_is_one_whose_hand_offs_wait(stock: int) -> None:
     assert found.fleet.price_usd_per_h == pytest.approx(9.76, abs=0.005)
     kinds = [(pool.role, pool.type.gpu.name, pool.type.tp, pool.count) for pool in found.fleet.running_pools]
     assert kinds == [("prefill", "h100-80g", 2, 1), ("decode", "a100-80g", 2, 1)]
+
+
+@pytest.mark.parametrize("queue", ["lpm", "preble", "dlpm"])
+def test_a_decode_pool_alone_loses_no_preempted_request(queue: str) -> None:
+    """Requests of 360 tokens, one a second, on a worker with room for 800: decodes are preempted. Alone the
+    pool has no prefix caches, without which a queue by caches kept no list: 37 of 60 requests were lost.
+    """
+    n, llm, gpu = 60, CATALOG.llm("llama-3.1-8b"), CATALOG.gpu("l40s-48g")
+    trace = make_trace(np.arange(float(n)), [160] * n, [200] * n)
+    trace = replace(trace, tenant=np.arange(n) % 2, tenants=("a", "b"))
+    worker = WorkerType(gpu, 1, CATALOG.step_latency(llm, gpu, 1), 800, 2048, 256).with_llm(llm)
+    slo = Slo((Limit("ttft", 0.9, 2.0),))
+    by_queue = [
+        Oracle(llm, trace, slo, Network(), Policies(prefix_cache=True, routing="e2", queue=name))
+        for name in ("fcfs", queue)
+    ]
+    pool = ((Option("decode", worker, 1.0), 1),)
+    assert by_queue[0].decode_keeps_up_alone(pool) == by_queue[1].decode_keeps_up_alone(pool)

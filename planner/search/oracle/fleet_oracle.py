@@ -27,6 +27,7 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.policies import QUEUE
 from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -649,6 +650,8 @@ class Oracle:
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
             # There is one prefill worker, so no choice for a router, and no prefill work for caches to save.
             policies = replace(self._pair_policies, prefix_cache=False, kv_offload=None, routing="jsq")
+            if QUEUE[policies.queue].needs_caches:  # Where nothing is cached, these go by arrival.
+                policies = replace(policies, queue=Policies().queue)
             return Fleet(self.llm, pools, policies, NO_LINK)
 
         key = ("decode alone", _worker_key(option), count)
