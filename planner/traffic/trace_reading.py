@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files import column_files, csv_lines
-from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_text
+from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_input, open_text
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
@@ -79,30 +80,26 @@ def read_files(
     """
     files = [file for path in paths for file in _files_of(path)]
     with ExitStack() as stack:
-        sources = [_open_source(path, stack) for path in files]
+        source = _open_source(files[0], stack)
         # With options for logs the user says that the file is a log.
-        kind = None if log_options.says_something else _agents_kind(sources)
+        kind = None if log_options.says_something else _agents_kind_of(source)
         if kind is not None:
-            lines = (
-                (f"{source.path}, line {number}", line)
-                for source in sources
-                for number, line in source.lines()
-            )
+            lines = _agent_lines(kind, _one_at_a_time(source, files[1:]))
             result = ReadTrace(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
         elif folder := next((path for path in paths if path not in files), None):
             raise TraceError(
-                f"{folder}: is a directory, and {sources[0].path.name} in it is no file of agents' sessions; "
+                f"{folder}: is a directory, and {source.path.name} in it is no file of agents' sessions; "
                 "give files"
             )
-        elif len(sources) == 1 and not log_options.says_something and _has_format(sources[0]):
-            source = sources[0]
+        elif len(files) == 1 and not log_options.says_something and _has_format(source):
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
             read_file = partial(
                 reader, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
             )
             result = ReadTrace(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
-            result = read_logs(sources, log_options, drop_invalid=drop_invalid)
+            sources = _one_at_a_time(source, files[1:])
+            result = read_logs(files, sources, log_options, drop_invalid=drop_invalid)
     trace = with_larger_blocks(result.trace)
     return replace(result, trace=trace if seed is None else spread_stamps(trace, seed=seed))
 
@@ -127,18 +124,31 @@ def _name_of(paths: Sequence[Path]) -> str:
     return paths[0].name.removesuffix(".gz") + more
 
 
-def _agents_kind(sources: Sequence[LogSource]) -> str | None:
-    """The kind of all of these files of agents' sessions; None if the first is no such file."""
-    first_kind = _agents_kind_of(sources[0]) if sources else None
-    if first_kind is None:
-        return None
-    for source in sources[1:]:
-        if _agents_kind_of(source) != first_kind:
+def _one_at_a_time(first: LogSource, others: Sequence[Path]) -> Iterator[LogSource]:
+    """The first file, which is open, and the others, each of which is open until the next is taken: a corpus
+    may have more files than a process may open. What cannot be opened is refused before any is read.
+    """
+    for path in others:
+        if not path.is_fifo():  # A pipe can be opened only once.
+            with open_input(path):
+                pass
+    yield first
+    for path in others:
+        with ExitStack() as stack:
+            yield _open_source(path, stack)
+
+
+def _agent_lines(kind: str, sources: Iterator[LogSource]) -> Iterator[tuple[str, bytes]]:
+    """All lines of files of agents' sessions with their places; the files must all be of this kind."""
+    first = next(sources)
+    for source in itertools.chain([first], sources):
+        if source is not first and _agents_kind_of(source) != kind:
             raise TraceError(
-                f"{source.path}: holds no sessions of agents as {sources[0].path.name} does ({first_kind}); "
+                f"{source.path}: holds no sessions of agents as {first.path.name} does ({kind}); "
                 "give files of one kind"
             )
-    return first_kind
+        for number, line in source.lines():
+            yield f"{source.path}, line {number}", line
 
 
 def _agents_kind_of(source: LogSource) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from planner.errors import TraceError
+from planner.traffic.logs.log_columns_map import parse_columns
+from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.scaling import same_requests
 from planner.traffic.sessions import session_numbers
 from planner.traffic.tasks import tasks_of
-from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_reading import read_files, read_trace
 
 
 def call(t: float, tokens: int, ids: list[int], **more: Any) -> dict[str, Any]:
@@ -174,6 +177,23 @@ def test_a_corpus_is_a_folder_with_a_file_for_each_conversation(tmp_path: Path) 
     assert trace.name == "corpus" and same_requests(trace, in_one)
     assert np.array_equal(trace.prefix_ids, in_one.prefix_ids)
     assert len(np.unique(session_numbers(trace))) == 2
+
+
+def test_a_corpus_may_have_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    """40 files and at most 16 more open ones than now, for sessions and for a server's logs of one clock."""
+    for number in range(40):
+        written(tmp_path / f"{number}.json", CONVERSATION)
+        (tmp_path / f"{number}.log").write_text(f"when,in,out\n{1_790_000_000 + number},100,10\n")
+    columns = LogOptions(parse_columns("arrival=when,input=in,output=out"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, limits[1]))
+    try:
+        sessions = read_trace(tmp_path)
+        logs = read_files(sorted(tmp_path.glob("*.log")), log_options=columns).trace
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(np.unique(session_numbers(sessions))) == 40 and len(logs) == 40
 
 
 def test_a_capture_that_calls_all_texts_has_a_task_for_each_session(tmp_path: Path) -> None:

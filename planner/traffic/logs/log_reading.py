@@ -7,7 +7,7 @@ formats.FORMATS.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,9 +131,14 @@ class ReadTrace:
 
 
 def read_logs(
-    sources: list[LogSource], options: LogOptions = ANY, *, drop_invalid: bool = False
+    files: Sequence[Path],
+    sources: Iterable[LogSource],
+    options: LogOptions = ANY,
+    *,
+    drop_invalid: bool = False,
 ) -> ReadTrace:
-    """Read files of one clock that are no trace of `formats.FORMATS`, as one trace.
+    """Read `files` of one clock that are no trace of `formats.FORMATS`, as one trace. `sources` opens them in
+    turn.
 
     Raises UnsureError with the likeliest map if a column may have several roles, and TraceError with file,
     line and column if a value is wrong.
@@ -147,7 +152,7 @@ def read_logs(
             gatherer = Gatherer(log.columns, options.zone, options.salt, drop_invalid)
         elif gatherer.columns != log.columns:
             raise TraceError(
-                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.map_text()}); "
+                f"{source.path}: has other columns than {files[0].name} ({log.columns.map_text()}); "
                 "give files of one kind"
             )
         for line, columns in log.blocks:
@@ -155,13 +160,11 @@ def read_logs(
         gatherer.notes += [note for note in log.notes if note not in gatherer.notes]
         gatherer.doubts += log.doubts
     assert gatherer is not None and log is not None
-    if len(sources) > 1 and gatherer.clock.since_zero:
-        raise TraceError(
-            f"{sources[1].path}: its clock counts from zero, so nobody knows how it lies to the others"
-        )
+    if len(files) > 1 and gatherer.clock.since_zero:
+        raise TraceError(f"{files[1]}: its clock counts from zero, so nobody knows how it lies to the others")
     if log.is_guess:
         gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
-    name = sources[0].path.name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+    name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     trace = gatherer.trace(name)
     if len(gatherer.serials):
         trace = tree.with_waits(trace, gatherer.serials)
