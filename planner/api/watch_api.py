@@ -126,7 +126,9 @@ class WatchResult(Result):
 
     def sentences(self) -> list[str]:
         sentences = watch_words.watch_sentences(self.watched)[1:]
-        if on_spot := spot_up_text(self.plan.written.fleet):
+        if spares := self.plan.written.spot_spares:
+            sentences.append(watch_words.spot_sentence(spares))
+        elif on_spot := spot_up_text(self.plan.written.fleet):
             sentences.append(f"how far the plan holds: {on_spot}, so it may end sooner")
         if self.replan is not None:
             sentences.append(watch_words.replan_sentence(self.replan, self.plan.written.fleet))

@@ -132,6 +132,8 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         for way in document["ways"]
     ]
     print_rows(ways, "ways to go on")
+    if document["gone"]:
+        print_lines(f"what runs cannot stay: the question has no {' and no '.join(document['gone'])}")
     answers = answer_rows(document["answers"])
     if answers:
         print_rows(answers, "the plan from scratch")
@@ -150,9 +152,14 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
 
 
 def slo_text(way: dict[str, Any]) -> str:
-    """Whether a way keeps the SLO; one that keeps it on today's traffic may do so in too few scenarios."""
+    """Whether a way keeps the SLO within the limits; one that keeps it on today's traffic may do so in too
+    few scenarios.
+    """
     if way["holds"]:
         return "kept"
+    if way["beyond"]:
+        kept = "kept as written" if way["is_kept_as_written"] else "MISSED"
+        return f"{kept}, beyond the limits ({', '.join(way['beyond'])})"
     return "kept as written, in too few scenarios" if way["is_kept_as_written"] else "MISSED"
 
 

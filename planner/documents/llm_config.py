@@ -45,6 +45,22 @@ _TIED = (
     "cohere2",
     "starcoder2",
 )
+# What configs of a type leave out, as the class of that type in transformers fills it in. Checkpoints of
+# Gemma 3 name only what differs from this.
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    }
+}
 _DRAFT_LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Encoders whose feed-forward blocks have three matrices.
 _GATED_ENCODERS = ("gemma4_vision", "pixtral", "qwen2_5_vl")
@@ -122,7 +138,8 @@ def _language_part(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(text_model, dict) or "num_hidden_layers" in config:
         return config
     keys = (*QUANTISED, "torch_dtype", "dtype", "tie_word_embeddings")
-    return {key: config[key] for key in keys if key in config} | text_model
+    left_out = _LEFT_OUT.get(str(text_model.get("model_type", "")), {})
+    return {key: config[key] for key in keys if key in config} | {**left_out, **text_model}
 
 
 def _group_layers(shape: Section, formats: Formats) -> tuple[LayerGroup, ...]:

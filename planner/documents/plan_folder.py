@@ -25,7 +25,7 @@ from planner.documents.certificate import (
     read_warnings,
     value_of,
 )
-from planner.documents.facts import Price, Warned
+from planner.documents.facts import Price, SpotSpare, Warned
 from planner.documents.fleet_file import fleet_of, read_fleet
 from planner.documents.robustness_facts import Made
 from planner.documents.slo import parse_slo
@@ -67,6 +67,21 @@ class WrittenPlan:
     prices: tuple[Price, ...]
     made: Made | None = None
     requested_rps: float | None = None
+
+    @property
+    def spot_spares(self) -> tuple[SpotSpare, ...]:
+        """How many spot workers of each pool the plan counts on losing at once; empty for plans on the spot
+        market by versions that did not write it, and for prefixes that are pinned to workers.
+        """
+        if self.fleet.pinned:
+            return ()
+        return tuple(fact for fact in self.certificate.binding if isinstance(fact, SpotSpare))
+
+    @property
+    def fleet_after_spot_losses(self) -> Fleet:
+        """The fleet without the spot workers that may be down at once."""
+        down = {spare.pool: spare.down for spare in self.spot_spares}
+        return self.fleet.with_counts(pool.count - down.get(pool.name, 0) for pool in self.fleet.pools)
 
     def check_percentile(self, limit: Limit, line_index: int, value_s: float) -> None:
         """Raises InputError if a simulated percentile differs from the written one."""

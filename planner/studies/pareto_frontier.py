@@ -3,7 +3,9 @@
 The question is planned with the loosest limit of the range. The fleet of this plan holds down to a limit that
 is called its corner. The question is planned again just beyond the corner, and so on (the epsilon-constraint
 method). There is no grid: each step of the staircase takes one plan, and no step between two plans is missed.
-The frontier is as exact as its plans are.
+The frontier is as exact as its plans are. With scenarios a corner may come too early: a fleet that fails a
+test there may pass the later test of the next plan (production_fleet.py). While a fleet is planned again beyond
+its corner, each next plan is made further on, up to WIDEST_STRIDE_FRAC; its corner is then known to that share.
 
     ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
                            passes with this limit (backlog test, attainment, losses); else a bisection finds
@@ -60,6 +62,10 @@ ALMOST_HALF = 0.5 - 1e-6
 # 200 from half to twice its rate.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
+# While the same fleet is planned again beyond its corner, the next plan is made further on by this share, and
+# by twice the share each time, up to the widest.
+FIRST_STRIDE_FRAC = 0.002
+WIDEST_STRIDE_FRAC = 0.05
 # The range of power [W] or cost [USD/h] ends here, where no fleet holds, and not at 0, which would mean that
 # there is no limit.
 LEAST_AMOUNT = 1e-9
@@ -135,12 +141,16 @@ def find_frontier(
     # `limit` is where the next plan is made, `start` is where its step begins, and `beyond` is the first
     # limit that lies beyond all corners so far.
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
+    objective = walk.task(loosest).objective
+    unit = OBJECTIVE_UNITS[objective]
     limit = start = beyond = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
+    stride_frac = 0.0  # How far beyond the last plan's limit the next is made, if that plan found no new fleet.
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
-        study.progress(f"plan {number + 1}: {walk.name} {limit:.6g} {walk.unit}")
+        so_far = f"; the last fleet is {steps[-1].value:.4g} {unit}" if steps else ""
+        study.progress(f"plan {number + 1} of at most {points}: {walk.name} {limit:.4g} {walk.unit}{so_far}")
         try:
             answer = study.answer(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
@@ -156,6 +166,12 @@ def find_frontier(
         # there.
         if limit == beyond or answer.value < steps[-1].value * (1 - ROUNDING):
             corner, next_limit = walk.corner(answer, limit, tightest)
+            if steps and limit == beyond and answer.fleet == steps[-1].fleet:
+                stride_frac = min(2 * stride_frac, WIDEST_STRIDE_FRAC)
+                further = _within(limit * (1 - sign * stride_frac), tightest, sign)
+                next_limit = min(next_limit, further, key=lambda each: sign * each)
+            elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
+                stride_frac = FIRST_STRIDE_FRAC / 2
             beyond = min(beyond, next_limit, key=lambda each: sign * each)
             for step in reversed(steps):
                 # A search need not be exact: this fleet may hold for less money also where `step` was
@@ -171,18 +187,22 @@ def find_frontier(
         if sign * limit < sign * tightest:
             ended = "the range from --from to --to ends here"
             break
-    objective = walk.task(loosest).objective
     return Frontier(
         walk.name,
         walk.unit,
         objective,
-        OBJECTIVE_UNITS[objective],
+        unit,
         _without_dominated(steps, sign),
         loosest,
         walk.question_limit,
         walk.is_rising,
         ended,
     )
+
+
+def _within(limit: float, tightest: float, sign: int) -> float:
+    """The limit, or the tightest of the range if it lies beyond that."""
+    return max(limit, tightest, key=lambda each: sign * each)
 
 
 def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:

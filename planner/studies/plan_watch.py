@@ -651,15 +651,19 @@ def _live_headroom(plan: PlanExpectations, drifts: Mapping[str, LiveDrift]) -> L
 
 
 def _carried_rate(plan: PlanExpectations, trace: Trace) -> tuple[float, float]:
-    """The factor of `most_carried_traffic` on `trace`, and the plan's busiest rate at that factor."""
+    """The factor of `most_carried_traffic` on `trace`, and the plan's busiest rate at that factor.
+
+    Spot workers that may be down count as down, as in the plan's own headroom.
+    """
     written, rate = plan.written, plan.references["rate"]
-    factor = most_carried_traffic(written.fleet, written, trace)
+    fleet = written.fleet_after_spot_losses
+    factor = most_carried_traffic(fleet, written, trace)
     rate_factor = factor
     if trace.after.size and factor > 0:
         # Clients that wait for answers do not send `factor` times as many requests per second, so the rate is
         # taken from the simulation.
         busier_trace = with_times_the_traffic(trace, factor)
-        arrived = arrived_requests(busier_trace, simulate(written.fleet, busier_trace))
+        arrived = arrived_requests(busier_trace, simulate(fleet, busier_trace))
         rate_factor = arrived.rate_rps / rate.mean
     return factor, rate_factor * busiest_rps(rate)
 

@@ -40,7 +40,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe_fleet
 from planner.search.mixed.mixed_fleets import expected_share
-from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_counts import Counts, workers_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
@@ -48,7 +48,7 @@ from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_search_scenarios
 from planner.search.production.scenario_test import ScenarioTest, is_test_passed, untimed_test
 from planner.simulator.slo_verdict import Verdict
-from planner.solvers.master import Option
+from planner.solvers.master import FleetLimits, Option
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 from planner.studies.what_if import Study, StudyAnswer, answer_document
 from planner.traffic.kinds import BY_CHANCE, OTHER_FRAC
@@ -97,7 +97,8 @@ class Way:
     """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops.
 
     `kept_in` is the test of production, for all ways in the same scenarios; None with `safety: none`.
-    `is_kept_as_written` is about today's traffic alone, which says nothing of scenarios.
+    `is_kept_as_written` is about today's traffic alone, which says nothing of scenarios. A fleet that holds
+    is within the question's limits; `beyond` names those that it exceeds.
     """
 
     label: str
@@ -108,6 +109,7 @@ class Way:
     holds: bool
     kept_in: KeptIn | None = None
     is_kept_as_written: bool = True
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +133,7 @@ class Replan:
     simulations: int
     scratch: StudyAnswer
     terms: ReplanTerms
+    gone: tuple[str, ...] = ()  # The GPUs of the running fleet that the question has no more.
 
     @property
     def is_exact(self) -> bool:
@@ -171,7 +174,8 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     ways = [model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in)]
     if running_verdict is not None:
         runs_on = model.tested_way("keep what runs", n0, is_holding=running_holds)
-        ways.insert(0, replace(runs_on, is_kept_as_written=running_verdict.holds))
+        beyond = _limits_exceeded(scratch.problem.limits, model.fleet_counts(n0))
+        ways.insert(0, replace(runs_on, is_kept_as_written=running_verdict.holds, beyond=beyond))
     lost_moves = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
@@ -193,6 +197,17 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
         simulations=oracle.simulations,
         scratch=scratch,
         terms=terms,
+        gone=tuple(dict.fromkeys(pool.type.gpu.name for pool in gone_pools)),
+    )
+
+
+def _limits_exceeded(limits: FleetLimits, counts: Counts) -> tuple[str, ...]:
+    """The limits of the question that a fleet exceeds, for instance "stock of l40s-48g: 2 of 1 GPUs"."""
+    uses = [(limit, amount, limits.used(limit, workers_of(counts))) for limit, amount in limits.rows()]
+    return tuple(
+        f"{limit.name}: {used:g} of {amount:g} {limit.unit}"
+        for limit, amount, used in uses
+        if used > amount * (1 + ROUNDING)
     )
 
 
@@ -511,6 +526,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
         "moves": [
             {"worker": move.worker, "before": move.before, "after": move.after} for move in answer.moves
         ],
+        "gone": list(answer.gone),
         "ways": [
             {
                 "way": way.label,
@@ -520,6 +536,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "total_usd": way.total_usd,
                 "holds": way.holds,
                 "is_kept_as_written": way.is_kept_as_written,
+                "beyond": list(way.beyond),
                 "kept": None if way.kept_in is None else way.kept_in.kept,
                 "scenario_count": None if way.kept_in is None else way.kept_in.scenario_count,
             }

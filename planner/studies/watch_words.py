@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.documents.facts import SpotSpare
 from planner.fleet import Fleet
 from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe_fleet, usd_text
@@ -49,6 +50,12 @@ def watch_sentences(watched: WatchedPlan) -> list[str]:
         lines.append(f"prefix caches had {100 * live_hit_frac:.0f} % of the prompt tokens{planned_text}")
     lines.append(_load_line(watched))
     return lines
+
+
+def spot_sentence(spares: Sequence[SpotSpare]) -> str:
+    """That spot workers which may be down are not counted in how far the plan holds."""
+    pools = ", ".join(f"{each.pool}: {each.down} of {each.workers}" for each in spares)
+    return f"how far the plan holds is without the spot workers that may be down at once ({pools})"
 
 
 def _headline(watched: WatchedPlan) -> str:

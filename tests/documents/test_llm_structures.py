@@ -150,6 +150,33 @@ GEMMA: dict[str, Any] = {
     "vocab_size": 262144,
     "max_position_embeddings": 262144,
 }
+# As google/gemma-3-27b-it is published: vocabulary, context and the pattern of its windows are left out.
+GEMMA_3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
 MIMO: dict[str, Any] = {
     "model_type": "mimo_v2_flash",
     "num_hidden_layers": 48,
@@ -412,6 +439,16 @@ def test_global_layers_of_other_widths(tmp_path: Path) -> None:
     assert (local.window_tokens, all_tokens.window_tokens, llm.tied_embeddings) == (1024, None, True)
 
 
+def test_what_a_published_config_of_gemma_3_leaves_out_is_filled_in(tmp_path: Path) -> None:
+    """The row of the catalog: "vocab_size is missing" refused the file that Google publishes."""
+    llm, row = read(tmp_path, GEMMA_3), read_catalog().llm("gemma-3-27b")
+    assert llm.groups == row.groups and (llm.vocab, llm.hidden) == (row.vocab, row.hidden)
+    assert llm.context_tokens == row.context_tokens and llm.tied_embeddings and row.tied_embeddings
+    assert llm.kv_bytes_per_token == 62 * 2 * 16 * 128 * 2
+    # The row counts the encoder's biases and norms too.
+    assert llm.encoder_parameters == pytest.approx(row.encoder_parameters, rel=0.01)
+
+
 def test_windows_with_heads_of_their_own(tmp_path: Path) -> None:
     """MiMo-V2-Flash: 39 layers keep 8 x (192 + 128) values, 9 keep 4 x 320; 2 bytes each."""
     llm = read(tmp_path, MIMO)
@@ -621,7 +658,7 @@ def test_a_quantised_output_head_is_counted_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [DEEPSEEK, {**DEEPSEEK, **INDEX}, GPT_OSS, QWEN35, NEMOTRON, GEMMA, MIMO, DEEPSEEK_V4]
+    "config", [DEEPSEEK, {**DEEPSEEK, **INDEX}, GPT_OSS, QWEN35, NEMOTRON, GEMMA, MIMO, DEEPSEEK_V4, GEMMA_3]
 )
 def test_a_row_out_of_a_config_is_the_same_llm(tmp_path: Path, config: dict[str, Any]) -> None:
     llm = read(tmp_path / "it", config)

@@ -23,7 +23,7 @@ from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError
 from planner.search.problem.bill import bill_fleet
 from planner.studies import pareto_frontier
-from planner.studies.pareto_frontier import Frontier, find_frontier, frontier_document
+from planner.studies.pareto_frontier import Frontier, FrontierStep, find_frontier, frontier_document
 from planner.studies.pareto_page import frontier_table, render_frontier
 from planner.studies.what_if import Study, find_keeping_policies, workers_in_question
 
@@ -144,6 +144,31 @@ def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
         str(render_frontier(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
     )
     assert [line["with_a_loss_value"] for line in lines] == ["", line["with_a_loss_value"]]
+
+
+def test_corners_that_creep_do_not_use_up_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet for 1 USD/h whose corner lies 0.1 % below each of its plans, and which is planned again there,
+    down to 0.8 s; then one for 2. By 0.1 % each, 12 plans come from 1 s to 0.989 s.
+    """
+
+    def answer(task: SimpleNamespace, _: object) -> SimpleNamespace:
+        name, value = ("small", 1.0) if task.limit_s > 0.8 else ("large", 2.0)
+        return SimpleNamespace(fleet=name, value=value)
+
+    def step_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStep:
+        return FrontierStep(start, corner, found.value, found.fleet, True, True, found.value)
+
+    walk = SimpleNamespace(name="ttft p95", unit="s", question_limit=1.0, low=0.5, high=1.0)
+    walk.is_rising, walk.planned_too = False, None
+    walk.task = lambda limit_s: SimpleNamespace(objective="cost", limit_s=limit_s)
+    walk.corner = lambda found, limit_s, _: (limit_s, limit_s * 0.999)
+    walk.holds = lambda *_: True
+    monkeypatch.setattr(pareto_frontier, "_axis_walk", lambda *_: walk)
+    monkeypatch.setattr(pareto_frontier, "_step_of", step_of)
+    study = SimpleNamespace(progress=lambda _: None, answer=answer)
+    found = find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
+    assert [(step.fleet, step.value) for step in found.steps] == [("small", 1.0), ("large", 2.0)]
+    assert 0.8 < found.steps[0].corner <= 0.8 / 0.95 and found.steps[1].corner <= 0.8
 
 
 def test_too_few_points_are_said(study: Study) -> None:

@@ -156,7 +156,7 @@ def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
 
 def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:
     """ "MISSED" stood beside figures that keep every limit."""
-    way = {"holds": False, "is_kept_as_written": True}
+    way = {"holds": False, "is_kept_as_written": True, "beyond": []}
     assert slo_text(way) == "kept as written, in too few scenarios"
     assert slo_text(way | {"is_kept_as_written": False}) == "MISSED"
     assert slo_text(way | {"holds": True}) == "kept"
@@ -180,6 +180,23 @@ def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study) -> None:
     started = sum(max(move.after - move.before, 0) for move in found.moves)
     assert stopped >= sum(pool.count for pool in running.pools if pool.type.gpu.name == "a100-80g") > 0
     assert found.best.migration_usd == pytest.approx(5.0 * stopped + 1.0 * started)
+
+
+def test_a_fleet_beyond_the_stock_is_told_with_the_limit(study: Study) -> None:
+    """The stock of what runs fell by one worker's GPUs: "kept as written, in too few scenarios" stood there,
+    beside 27 of 27 scenarios.
+    """
+    running = study.answer(replace(question(fleet={"gpus": ["a100-80g"]}), rate_rps=8.0)).fleet
+    left = running.gpus - 1
+    task = replace(question(fleet={"gpus": {"a100-80g": left, "h100-80g": 32}}), rate_rps=8.0)
+    document = replan_document(replan(study, task, running, ReplanTerms(24.0, 1.0, 0.0)), drift=None)
+    runs_on = next(way for way in document["ways"] if way["way"] == "keep what runs")
+    assert runs_on["beyond"] == [f"stock of a100-80g: {running.gpus} of {left} GPUs"]
+    assert slo_text(runs_on) == (
+        f"kept as written, beyond the limits (stock of a100-80g: {running.gpus} of {left} GPUs)"
+    )
+    none = replan(study, question(fleet={"gpus": ["h100-80g"]}), running, ReplanTerms(24.0, 1.0, 0.0))
+    assert replan_document(none, drift=None)["gone"] == ["a100-80g"]
 
 
 def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) -> None:

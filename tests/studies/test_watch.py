@@ -21,6 +21,7 @@ from planner.api import watch_api
 from planner.api.planning import plan as make_plan
 from planner.cli import app
 from planner.documents.catalog import read_catalog
+from planner.documents.facts import SpotSpare
 from planner.documents.fleet_file import read_fleet
 from planner.documents.plan_folder import read_written
 from planner.documents.traffic_description import parse_description
@@ -38,6 +39,7 @@ from planner.studies.plan_watch import (
     PlanExpectations,
     Reference,
     WatchedPlan,
+    busiest_rps,
     drift_of,
     fit_reference,
     latency_lines,
@@ -265,6 +267,30 @@ def test_how_far_a_plan_holds_is_simulated(known: PlanExpectations) -> None:
 
     assert 0 < factor < 2
     assert holds(factor) and not holds(factor + 0.01)
+
+
+def test_spot_workers_that_may_be_down_are_not_counted_in_how_far_a_plan_holds(
+    known: PlanExpectations, tmp_path: Path
+) -> None:
+    """Of 3 workers the plan counts on 2, as its own headroom does: `watch` had all 3 up."""
+    written, pool = known.written, known.written.fleet.pools[0]
+    spare = SpotSpare(pool.name, 3, 1, 0.001, 0.05, 600.0)
+    plan = replace(
+        written,
+        fleet=written.fleet.with_counts([3]),
+        slo=replace(written.slo, limits=(Limit("ttft", 0.9, 0.25),)),
+        simulated_s=(None,),
+        certificate=replace(written.certificate, binding=(spare,)),
+    )
+    factor = most_carried_traffic(plan.fleet.with_counts([2]), plan, plan.trace)
+    assert factor < most_carried_traffic(plan.fleet, plan, plan.trace)
+    expected = replace(known, written=plan, carried={})
+    source = watch_api.MetricsSource((metrics(known, traffic(1), tmp_path / "live.json"),))
+    found = watch_api.look_once(expected, source)
+    rate = known.references["rate"]
+    assert found.watched.headroom.until_rps == pytest.approx(factor * busiest_rps(rate))
+    assert "without the spot workers that may be down at once" in found.sentences()[-1]
+    assert f"{pool.name}: 1 of 3" in found.sentences()[-1]
 
 
 def test_longer_prompts_keep_their_shared_part() -> None:
