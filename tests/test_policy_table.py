@@ -17,6 +17,7 @@ from policy_tables import tables
 from planner import manifests
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
+from planner.manifests.deployed_routing import routing_notes
 from planner.policies import (
     BY_FIELD,
     ENDPOINT_PICKER_DECODE,
@@ -151,11 +152,14 @@ def test_one_worker_leaves_no_choice_and_so_no_note() -> None:
 def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     """Dynamo routes to decode workers as to prefill workers."""
     policies = Policies(routing="round-robin", decode_routing="random")
-    notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
-    assert notes == [
-        "Dynamo's frontend lacks random (a worker drawn at random): round-robin is in its place, and "
-        "plan.yaml says under `routers` whether the SLO is kept so."
+    fleet = replace(pairs(), policies=policies)
+    replaced = "Dynamo's frontend lacks random (a worker drawn at random): round-robin is in its place, and "
+    assert routing_notes(fleet, "dynamo") == [
+        f"{replaced}plan.yaml says under `routers` whether the SLO is kept so."
     ]
+    # There is no plan.yaml beside a fleet.yaml, and its routers were not simulated.
+    notes = manifests.render(fleet, 5000, "dynamo").notes["dynamo"]
+    assert notes == [f"{replaced}whether an SLO is kept so was not simulated."]
 
 
 @pytest.mark.parametrize("queue", QUEUE)

@@ -146,6 +146,9 @@ TRAFFIC_NAMES = {
     **dict.fromkeys(("answer", "completion_tokens", "output_tokens"), "output"),
 }
 TRAFFIC_NAMES |= dict.fromkeys(("concurrency", "users"), "agents: NUMBER, each waiting for its answers")
+TRAFFIC_NAMES |= dict.fromkeys(
+    ("adapters", "lora", "loras"), "lora: {max_loras: ..., max_rank: ..., adapters: ...}"
+)
 LIMIT_NAMES = {"budget": "cost", "price": "cost"}
 # Keys that are wrong under `fleet` -> where they belong.
 FLEET_BELONGS = {

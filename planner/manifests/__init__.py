@@ -127,7 +127,7 @@ def render(
             kv_store.refuse_store(fleet, name)
             sglang_engine.refuse_sglang(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
-            target_notes = deployed_routing.routing_notes(fleet, name)
+            target_notes = deployed_routing.routing_notes(fleet, name, is_simulated=bool(router_rows))
         except InputError as error:
             if target != "all":
                 raise

@@ -25,11 +25,15 @@ _OPTIONAL = (
     engine_command.ROUTER_FOLDER,
     *(f"{helm_chart.FOLDER}/{folder}/" for folder in ("templates", "optional")),
 )
+KEPT_IN_PLAN = "and plan.yaml says under `routers` whether the SLO is kept so"
+NOT_SIMULATED = "and whether an SLO is kept so was not simulated"
 _UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Ends of files to which we add no comments.
 
 
-def routing_notes(fleet: Fleet, target: str) -> list[str]:
-    """A sentence for every policy of the plan that the target lacks or does differently."""
+def routing_notes(fleet: Fleet, target: str, *, is_simulated: bool = True) -> list[str]:
+    """A sentence for every policy of the plan that the target lacks or does differently. A plan is simulated
+    under its targets' routers; a fleet of fleet.yaml is not (`is_simulated` False).
+    """
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
     routing_differences: list[str] = []
@@ -47,28 +51,24 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
         # prompts. If the planned decode routing needs another rule, it is lacking.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
-        routing_differences += _difference_text(router, ROUTING[planned_routing], difference)
+        lacking = KEPT_IN_PLAN if is_simulated else NOT_SIMULATED
+        routing_differences += _difference_text(router, ROUTING[planned_routing], difference, lacking)
     return [
         *dict.fromkeys(routing_differences),  # Each sentence once.
         *_difference_text(
             VLLM,
             QUEUE[policies.queue],
             find_router_difference(QUEUE[policies.queue], VLLM),
-            lacking="which the plan was not made for",
+            "which the plan was not made for",
         ),
     ]
 
 
-def _difference_text(
-    program: str,
-    planned: Policy,
-    difference: RouterDifference,
-    lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
-) -> list[str]:
+def _difference_text(program: str, planned: Policy, difference: RouterDifference, lacking: str) -> list[str]:
     """One sentence on the difference, or none without a difference. `program`, a key of ROUTERS, is a router
     or vLLM's scheduler.
 
-    If the policy is lacking, the sentence ends with `lacking`. Its default refers to the simulations under
+    If the policy is lacking, the sentence ends with `lacking`: KEPT_IN_PLAN refers to the simulations under
     the routers of targets; queues are not simulated so, and need another end.
     """
     title, planned_text = ROUTERS[program].title, f"{planned.name} ({planned.words})"

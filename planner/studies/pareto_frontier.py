@@ -4,8 +4,9 @@ The question is planned with the loosest limit of the range. The fleet of this p
 is called its corner. The question is planned again just beyond the corner, and so on (the epsilon-constraint
 method). There is no grid: each step of the staircase takes one plan, and no step between two plans is missed.
 The frontier is as exact as its plans are. With scenarios a corner may come too early: a fleet that fails a
-test there may pass the later test of the next plan (production_fleet.py). While a fleet is planned again beyond
-its corner, each next plan is made further on, up to WIDEST_STRIDE_FRAC; its corner is then known to that share.
+test there may pass the later test of the next plan (production_fleet.py). While a fleet is planned again
+beyond its corner, each next plan is made further on, by up to WIDEST_STRIDE_FRAC; its corner is then known to
+that share.
 
     ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
                            passes with this limit (backlog test, attainment, losses); else a bisection finds
@@ -146,7 +147,9 @@ def find_frontier(
     limit = start = beyond = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
-    stride_frac = 0.0  # How far beyond the last plan's limit the next is made, if that plan found no new fleet.
+    stride_frac = (
+        0.0  # How far beyond the last plan's limit the next is made, if that plan found no new fleet.
+    )
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
         so_far = f"; the last fleet is {steps[-1].value:.4g} {unit}" if steps else ""

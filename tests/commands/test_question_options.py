@@ -191,3 +191,12 @@ def test_keys_that_newcomers_write_under_fleet_are_answered_by_ours(key: str, pl
         parse_task(
             {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "fleet": {key: 1}}, read_catalog()
         )
+
+
+def test_adapters_under_traffic_are_answered_by_the_section_of_lora() -> None:
+    """ "did you mean 'rate'?" was the answer."""
+    with pytest.raises(InputError, match=r"traffic: unknown key 'adapters'; did you mean 'lora: {max_loras"):
+        parse_task(
+            {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": {"adapters": 20}},
+            read_catalog(),
+        )

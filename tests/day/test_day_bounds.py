@@ -127,7 +127,7 @@ def random_timetable(
 )
 def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> None:
     """Twenty a day, with changes at random moments, that keep every window; and the finer optimum."""
-    kept = 0
+    kept, told = 0, list[str]()
     for seed in seeds:
         rng = np.random.default_rng(seed)
         day = random_day(seed, disaggregated=seed % 3 == 2, windows=3, most=3)
@@ -137,7 +137,7 @@ def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> N
             found = cheapest_day(runs, time_limit_s=120.0)
         except InfeasibleError:
             continue
-        bound = any_moment_bound(runs, found.cuts, most_usd=found.best.usd)
+        bound = any_moment_bound(runs, found.cuts, most_usd=found.best.usd, progress=told.append)
         finer = finer_day(runs, bound.lives, found.best.workers, found.best.usd)
         days = [runs.simulate_timetable(*random_timetable(rng, day, found.best.workers)) for _ in range(20)]
         days += [found.best] if finer is None else [found.best, finer.day]
@@ -146,6 +146,7 @@ def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> N
         kept += sum(each.holds for each in days)
         assert finer is None or finer.day.holds, seed
     assert kept > 4 * len(seeds)
+    assert any("too few workers, 1 of" in text for text in told)
 
 
 def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:
@@ -155,7 +156,9 @@ def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:
     day = replace(random_day(16, disaggregated=False, windows=4, most=3), unit_s=0.0)
     runs = DayRuns(day.fleet, day.trace, day.slo, day.pools)
     grid = quick_day(runs).best
-    no_lives = LevelStretches()
-    finer = finer_day(runs, no_lives, grid.workers, grid.usd)
+    no_lives, told = LevelStretches(), list[str]()
+    finer = finer_day(runs, no_lives, grid.workers, grid.usd, told.append)
     assert finer is not None and finer.day.holds
+    # Over a minute passed on one line of progress.
+    assert "% of the work that they may take" in told[0] and "USD in this try" in told[-1]
     assert runs.least_paid().usd <= finer.day.usd < 0.95 * grid.usd

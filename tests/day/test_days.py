@@ -18,10 +18,11 @@ from plans import CATALOG
 import fleetplan
 from planner import cli
 from planner.day import day_page
-from planner.day.day_api import DayResult, elastic_pools
+from planner.day.day_api import DayResult, elastic_pools, told_with_fleet
 from planner.day.day_fleets import ON_PAPER, cheapest_fleet
 from planner.day.day_settings import parse_day
 from planner.day.day_study import DayAnswer
+from planner.documents.fleet_file import fleet_of
 from planner.documents.startup_times import read_startup
 from planner.documents.task import parse_task
 from planner.fleet import Fleet
@@ -105,6 +106,16 @@ def test_fleets_that_could_stand_are_compared() -> None:
     assert alone.to_dict()["fleets"] == [] and "Fleets that could stand" in result.report()
     one = next(row for row in rows if row["label"] == "the fleet on paper")
     assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
+
+
+def test_progress_of_several_fleets_names_the_fleet() -> None:
+    """The same twelve lines came once for every fleet, without a word of which."""
+    told: list[str] = []
+    first, second = (fleet_of(STANDING, Path("fleet.yaml"), CATALOG) for _ in range(2))
+    fleets = {"the fleet on paper": first, "l40s, mixed": second}
+    told_with_fleet(fleets, second, told.append)("static: the day")
+    told_with_fleet({"alone": first}, first, told.append)("static: the day")
+    assert told == ["fleet 2 of 2 (l40s, mixed): static: the day", "static: the day"]
 
 
 def test_a_fleet_chosen_by_its_day_is_not_called_the_cheapest_on_paper(found: DayResult) -> None:

@@ -135,7 +135,7 @@ def any_moment_bound(
     all_cuts: list[Needs] = [
         tuple((float(edges_s[t]), float(edges_s[t + 1]), c, n) for t, c, n in cut) for cut in cuts
     ]
-    all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline)])
+    all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline, progress)])
     bound_usd, lives = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
         left_s = max(deadline - time.monotonic(), LEAST_SOLVE_S)
@@ -160,14 +160,18 @@ def any_moment_bound(
     return AnyMomentBound(bound_usd if is_possible else least_paid.usd, lives)
 
 
-def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
+def _frontier(slices: _Slices, deadline: float, progress: Callable[[str], None]) -> list[Needs]:
     """The cuts of the frontier, on a grid so wide that the frontier's share of the work suffices."""
     runs = slices.runs
     too_few = _windows_with_too_few(slices, deadline)
     affordable_slices = FRONTIER_SHARE * slices.most_work / slices.usual_work
     points = affordable_slices / (SLICES_OF_FRONTIER * max(len(too_few), 1))
     cuts: list[Needs] = []
-    for window, c, n in too_few:
+    for k, (window, c, n) in enumerate(too_few, 1):
+        progress(
+            "the least cost with changes at any moment: how long a window may have too few workers, "
+            f"{k} of {len(too_few)}"
+        )
         if slices.work > FRONTIER_SHARE * slices.most_work or time.monotonic() > deadline:
             break
         start_s, end_s = runs.windows_s[window], runs.windows_s[window + 1]

@@ -53,6 +53,7 @@ MOST_SLICES_PER_WINDOW = 300
 SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair that makes it smaller gains no more.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
+SHARE_TOLD_FRAC = 0.05
 # Excesses and costs [USD] that differ by less differ by rounding.
 ROUNDING = 1e-9
 
@@ -82,7 +83,7 @@ def finer_day(
     if runs.terms.is_by_unit:
         return None
     for is_of_bound in (True, False):
-        search = LifeSearch(runs, deadline)
+        search = LifeSearch(runs, deadline, progress)
         lives = (
             search.repaired(dict(bound_lives))
             if is_of_bound
@@ -96,15 +97,30 @@ def finer_day(
 
 
 class LifeSearch:
-    """Changes lives and simulates the windows that this touches, within a limit of work."""
+    """Changes lives and simulates the windows that this touches, within a limit of work, of which each
+    SHARE_TOLD_FRAC that is used up is told to `progress`.
+    """
 
-    def __init__(self, runs: DayRuns, deadline: float):
+    def __init__(self, runs: DayRuns, deadline: float, progress: Callable[[str], None] = lambda _: None):
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
         self.last_s = float(runs.terms.edges_s[-1])
         # A slice has the requests of two windows.
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
-        self.work_left = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
+        self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
+        self.work_left = self.most_work
+        self.progress, self.told_frac = progress, 0.0
+
+    def use_work(self, work: int) -> None:
+        """Count simulated requests as work, and tell how much of the work is done."""
+        self.work_left -= work
+        used_frac = min(1 - self.work_left / self.most_work, 1.0)
+        if used_frac >= self.told_frac + SHARE_TOLD_FRAC:
+            self.told_frac = used_frac
+            self.progress(
+                "the optimum: sizes that change at any moment, "
+                f"{100 * used_frac:.0f} % of the work that they may take"
+            )
 
     def is_over(self) -> bool:
         """Whether the work or the time is used up."""
@@ -170,7 +186,7 @@ class LifeSearch:
     def as_day(self, lives: Lives) -> FinerDay:
         """The whole day with these lives."""
         times_s, workers = self.timetable(lives)
-        self.work_left -= len(self.runs.trace)
+        self.use_work(len(self.runs.trace))
         return FinerDay(self.runs.simulate_timetable(times_s, workers), times_s, workers)
 
     def repaired_day(self, lives: Lives, most_usd: float) -> FinerDay | None:
@@ -211,7 +227,7 @@ class LifeSearch:
         part = runs.simulate_slice(window, slice_times_s, workers[first:end])
         if part is None:  # No request arrives, so none is late.
             return -1.0
-        self.work_left -= part.requests + SLICE_WORK
+        self.use_work(part.requests + SLICE_WORK)
         verdicts = [
             (in_windows(part.run.simulation, k, part.bounds_s)[0], limit.percentile_frac)
             for k, limit in enumerate(runs.slo.limits)
