@@ -147,9 +147,7 @@ def find_frontier(
     limit = start = beyond = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
-    stride_frac = (
-        0.0  # How far beyond the last plan's limit the next is made, if that plan found no new fleet.
-    )
+    stride_frac = 0.0  # How far beyond a fleet's last plan the next is made.
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
         so_far = f"; the last fleet is {steps[-1].value:.4g} {unit}" if steps else ""
@@ -171,8 +169,7 @@ def find_frontier(
             corner, next_limit = walk.corner(answer, limit, tightest)
             if steps and limit == beyond and answer.fleet == steps[-1].fleet:
                 stride_frac = min(2 * stride_frac, WIDEST_STRIDE_FRAC)
-                further = _within(limit * (1 - sign * stride_frac), tightest, sign)
-                next_limit = min(next_limit, further, key=lambda each: sign * each)
+                next_limit = _further(next_limit, limit * (1 - sign * stride_frac), tightest, sign)
             elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
                 stride_frac = FIRST_STRIDE_FRAC / 2
             beyond = min(beyond, next_limit, key=lambda each: sign * each)
@@ -203,9 +200,10 @@ def find_frontier(
     )
 
 
-def _within(limit: float, tightest: float, sign: int) -> float:
-    """The limit, or the tightest of the range if it lies beyond that."""
-    return max(limit, tightest, key=lambda each: sign * each)
+def _further(limit: float, other: float, tightest: float, sign: int) -> float:
+    """The tighter of two limits, of which `other` goes no further than the tightest of the range."""
+    other = max(other, tightest, key=lambda each: sign * each)
+    return min(limit, other, key=lambda each: sign * each)
 
 
 def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
