@@ -25,6 +25,8 @@ from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, FirstToken, H
 from planner.units import show_exactly
 
 NONE = "none"  # Step times are used as they are.
+# The keys of the section. A plan.yaml also has `basis` to `images`: where the constants come from, whether
+# they are of the nearest version or checked, and the images that the manifests deploy, which nothing reads.
 KEYS = (
     "name",
     "version",
@@ -45,6 +47,7 @@ KEYS = (
     "images",
     "speculative",
 )
+# The keys of a row of catalogs/engines.yaml.
 ROW_KEYS = (
     "engine",
     "from",
@@ -63,7 +66,7 @@ ROW_KEYS = (
     "error",
 )
 HOST_KEYS = ("step", "sequence", "log2_tp")
-# Seconds above which a value is refused, because it was probably meant in milliseconds.
+# Seconds above which a value is refused, because it was probably meant in milliseconds. They are set by hand.
 MOST_S = {
     "step": 1.0,
     "sequence": 0.01,
@@ -77,10 +80,9 @@ MOST_S = {
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
 MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
-AMBIGUOUS = (0.1, 0.2, 0.3)  # YAML reads the version 0.10, without quotes, as the number 0.1.
+# YAML reads the version 0.10, without quotes, as the number 0.1. No 0.40 exists.
+AMBIGUOUS = (0.1, 0.2, 0.3)
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
-
-Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,19 @@ class EngineRow:
 
     def version_distance(self, version: str) -> int:
         """By how many minor versions `version` lies outside of `first` to `last`: 0 if it is one of them."""
-        number, first, last = (
-            major * MINORS + minor
-            for major, minor, *_ in map(version_numbers, (version, self.first, self.last))
-        )
-        return max(first - number, number - last, 0)
+        asked, first, last = map(_minor_number, (version, self.first, self.last))
+        return max(first - asked, asked - last, 0)
 
 
-def version_numbers(version: str) -> Version:
+def version_numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version, (0, 15, 1) for "0.15.1", so that versions can be compared."""
     return tuple(int(part) for part in version.split("."))
+
+
+def _minor_number(version: str) -> int:
+    """A version without its patch release, as one integer."""
+    major, minor, *_ = version_numbers(version)
+    return major * MINORS + minor
 
 
 def parse_row(row: Section) -> EngineRow:
@@ -152,6 +157,7 @@ def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
     if not vllm_rows:
         return None
     engine = parse_engine({}, vllm_rows, "engine")
+    # `parse_engine` gives None for "none" alone, which this is not.
     return None if engine is None else replace(engine, is_nearest=False)
 
 
@@ -164,6 +170,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     engine_rows = [row for row in rows if row.engine == name]
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
+    # DEPLOYED_VERSION is of vLLM. Of another engine the newest version with constants is taken.
     default_version = (
         DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=version_numbers)
     )
@@ -174,8 +181,8 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
     async_scheduling = section.flag("async_scheduling", row.async_scheduling)
     if name == "vllm" and async_scheduling and version_numbers(version) < version_numbers(FIRST_ASYNC):
-        where = section.path_of("async_scheduling")
-        raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
+        key_path = section.path_of("async_scheduling")
+        raise InputError(f"{key_path}: {name} {version} has none; {FIRST_ASYNC} is the first")
     # A front end that was measured includes its tokenizer and router, and a plan.yaml older than the three
     # keys below states a front end and none of them. In both cases the row's values would be added wrongly.
     has_own_front_end = "front_end" in section
@@ -184,7 +191,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     # Only a plan.yaml has the key `basis`. A plan.yaml older than the keys first_token, mixed_steps and
     # latent_launch lacks them; its plan was made with first tokens of prefill workers, mixed steps and no
     # time for launches.
-    is_plan = "basis" in section
+    is_of_plan = "basis" in section
     return Engine(
         name=name,
         version=version,
@@ -195,19 +202,19 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         prompt_token_s=_parse_seconds(section, "prompt_token", row.prompt_token_s),
         hand_off_s=_parse_seconds(section, "hand_off", row.hand_off_s),
         first_hand_off_s=_parse_seconds(section, "first_hand_off", row.first_hand_off_s),
-        first_token=_parse_first_token(section, "prefill" if is_plan else row.first_token),
+        first_token=_parse_first_token(section, "prefill" if is_of_plan else row.first_token),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
         is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
         tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
         is_checked=section.flag("checked", row.is_checked),
-        mixed_steps=section.flag("mixed_steps", is_plan or row.mixed_steps),
-        latent_launch_s=_parse_seconds(section, "latent_launch", 0.0 if is_plan else row.latent_launch_s),
+        mixed_steps=section.flag("mixed_steps", is_of_plan or row.mixed_steps),
+        latent_launch_s=_parse_seconds(section, "latent_launch", 0.0 if is_of_plan else row.latent_launch_s),
     )
 
 
 def engine_document(engine: Engine) -> dict[str, Any]:
-    """The mapping that `parse_engine` reads as the same engine, whatever the catalog says by then."""
-    beside_front_end = {
+    """The mapping that `parse_engine` reads as the same engine, whatever the catalog's row says by then."""
+    optional_s = {
         "prompt_token": engine.prompt_token_s,
         "hand_off": engine.hand_off_s,
         "first_hand_off": engine.first_hand_off_s,
@@ -220,7 +227,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "host": _host_document(engine.host),
         "rest": _host_document(engine.rest),
         "front_end": show_exactly(engine.front_end_s, "s"),
-        **{key: show_exactly(seconds, "s") for key, seconds in beside_front_end.items() if seconds > 0},
+        **{key: show_exactly(seconds, "s") for key, seconds in optional_s.items() if seconds > 0},
         **({"first_token": engine.first_token} if engine.first_token != "prefill" else {}),
         **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
@@ -249,6 +256,7 @@ def engine_of_fleet(
 
 
 def _host_document(host: HostTime) -> dict[str, str]:
+    """The mapping that `_parse_host` reads; a key is the name of a field without its `_s`."""
     return {key: show_exactly(getattr(host, f"{key}_s"), "s") for key in HOST_KEYS}
 
 
@@ -260,6 +268,7 @@ def _parse_host(section: Section, default: HostTime | None = None) -> HostTime:
 
 def _parse_seconds(section: Section, key: str, default: float | None = None) -> float:
     """Seconds of at most MOST_S. Without a `default` the key must be there."""
+    # `at_least` tells a key without a default from one whose default is None.
     value_s = section.at_least(key, "s") if default is None else section.at_least(key, "s", default)
     if value_s > MOST_S[key]:
         raise refused_value(section.path_of(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
@@ -269,7 +278,7 @@ def _parse_seconds(section: Section, key: str, default: float | None = None) -> 
 def _parse_first_token(section: Section, default: FirstToken) -> FirstToken:
     value = section.get("first_token", default)
     check_one_of(value, FIRST_TOKENS, section.path_of("first_token"))
-    return "decode" if value == "decode" else "prefill"
+    return "decode" if value == "decode" else "prefill"  # `value` itself has no literal type.
 
 
 def _parse_name(value: object, where: str) -> str:

@@ -1,8 +1,8 @@
-"""Imports from AIConfigurator: kernel times of steps from its package (silicon.py), or measured end-to-end
-points from a silicon_sample.csv.
+"""Imports from AIConfigurator: kernel times of steps from its package (silicon.py), or measured runs from a
+silicon_sample.csv.
 
-A point is the mean of a closed loop whose requests all have the same lengths. The file does not say how many
-requests were sent.
+A row of that file has the mean TTFT and TPOT of one run: a closed loop, whose requests all have the same
+lengths. The file does not say how many requests were sent.
 """
 
 from __future__ import annotations
@@ -33,18 +33,23 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send, as benchmarks usually do.
+# A closed loop keeps a number of requests in flight; each of these places is a seat. Benchmarks usually send
+# about this many requests per seat.
+REQUESTS_PER_SEAT = 10
+MOST_SEATS = 10**5  # Far more than any engine runs at once: more must be a mistake in the file.
+MOST_PRECISION_TEXT = 20  # Characters of a precision that a note repeats.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Without a file kernel times of steps, else the runs of a silicon_sample.csv with the `stated` setup."""
+    """The runs of a silicon_sample.csv with the `stated` setup. Without a path: the kernel times of steps."""
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
         # The name as stated may be a folder with a config.json of its own.
         steps = silicon_table(catalog.llm(stated.llm or llm), catalog.gpu(gpu), tp)
-        # By this `#` line of the table, fits add the host's time to these times (StepTable.is_kernel_time).
+        # `about` becomes the `#` lines of the table's file. This one says that the host's time is not
+        # included, so fits add it (StepTable.is_kernel_time).
         return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
     if len(paths) != 1:
         raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
@@ -66,30 +71,29 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     rows = rows[rows.model_path.map(catalog_names) == llm]
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
-    read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
+    number_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
     columns = [
         read_number_column(rows, name, path, least=foreign_fields.LEAST_VALUE).tolist()
-        for name in read_columns
+        for name in number_columns
     ]
     runs = []
     precisions = rows.precision.fillna("").astype(str).tolist()
-    for i, (isl, osl, seats, ttft_ms, tpot_ms) in enumerate(zip(*columns, strict=True)):
-        concurrency = foreign_fields.read_count(seats, f"{path}: batch_size", most=10**5)
-        notes = [f"{ROUNDS} requests per seat are assumed"]
+    for isl, osl, seats, ttft_ms, tpot_ms, precision in zip(*columns, precisions, strict=True):
+        concurrency = foreign_fields.read_count(seats, f"{path}: batch_size", most=MOST_SEATS)
+        notes = [f"{REQUESTS_PER_SEAT} requests per seat are assumed"]
         # Runs of all precisions are taken; the note asks the user to compare them with the catalog.
-        if precisions[i]:
-            notes.append(
-                f"weights in {foreign_fields.one_line(precisions[i])[:20]}: does the LLM's row say so too?"
-            )
+        if precision:
+            weights = foreign_fields.one_line(precision)[:MOST_PRECISION_TEXT]
+            notes.append(f"weights in {weights}: does the LLM's row say so too?")
         run = MeasuredRun(
             name=f"{isl:g}x{osl:g} c{concurrency}",
-            requests=ROUNDS * concurrency,
+            requests=REQUESTS_PER_SEAT * concurrency,
             input_tokens=(isl,),  # The one length of all requests.
             output_tokens=(osl,),
             latency_s={"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
             concurrency=concurrency,
             notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
         )
-        # A concurrency or rate that the user states replaces that of the file; `requests` stays.
+        # A concurrency or rate that the user states replaces that of the file. The number of requests stays.
         runs.append(with_stated_load(run, stated))
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))

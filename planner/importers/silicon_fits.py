@@ -1,7 +1,8 @@
 """Fits step times to AIConfigurator's kernel tables (silicon.py), and makes files as in catalogs/latency.
 
 Experts of a mixture are split over the GPUs of a worker as slices of all experts, or (EP) as whole experts.
-Several data-parallel ranks may share them: each has its own attention, and all meet at the experts.
+Several data-parallel ranks may share the experts: each rank computes its own attention, and then the experts
+compute the tokens of all ranks together (`joint`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,18 @@ from planner.models.latency import Kind, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
-from planner.models.step_tables import StepTable
+from planner.models.step_tables import StepShape, StepTable
 
 TPS = (1, 2, 4, 8)  # GPUs of a worker, or of a rank.
 DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
-JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corners of the experts' times.
+# The tokens of a step at which the times of shared experts are computed, the corners of the fit: 1, 2, 3, 4,
+# 6, 8, 12 and so on to 98,304.
+JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens is too small for real prompts.
-OFF_GRID_STEPS = 900  # Random steps, by which a fit is judged beside its own table.
-WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
+OFF_GRID_STEPS = 900  # So many random steps, which its table lacks, are compared with each fit.
+# A fit whose mean error is larger is not written, so that the roofline is used. The error is that on the
+# fit's own table; with data-parallel ranks it is that on the random steps. The limit is set by hand.
+WORST_MAPE_FRAC = 0.08
 NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`; other modules know it by this.
 SOURCE = f"vLLM kernel times in aiconfigurator-core {silicon.VERSION} (NVIDIA, Apache-2.0); docs/models.md"
 BASIS = f"silicon: AIConfigurator {silicon.VERSION} kernel times, without host overhead"
@@ -48,7 +53,7 @@ class FittedKernels:
 
 
 def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatency, dict[str, Errors]]:
-    """The fit to all rows, and its errors by regime on steps that were held out in turn."""
+    """The fit to all rows of `table`, and its errors by regime on rows that were held out in turn."""
     model = PiecewiseLinearStepLatency(basis=basis, reads_cached=table.reads_cached)
     errors = cross_validated_errors(model, table.X, table.y)
     latency: StepLatency = model.fit(table.X, table.y).latency_
@@ -65,11 +70,12 @@ def silicon_fits(
     folder: Path | None = None,
     experts_of: ExpertsTimes | None = None,
 ) -> FittedKernels:
-    """A fit for each TP whose worker fits into memory and has kernel times, if it misses these by at most
+    """A fit for each TP whose worker fits into memory and has kernel times, if its error is at most
     WORST_MAPE_FRAC.
 
     A mixture of experts has one fit with slices of all experts, one with whole experts and, unless
-    `experts_of` is given, those of data-parallel ranks. `experts_of` and `folder` are as in `silicon_table`.
+    `experts_of` is given, those of data-parallel ranks, to which it does not apply. `experts_of`
+    and `folder` are as in `silicon_table`.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -81,12 +87,16 @@ def silicon_fits(
         has_memory = fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS)
         if not has_memory:
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: {NO_MEMORY}")
-        for ep in _expert_splits(llm, tp) if has_memory else ():
+        expert_splits = _expert_splits(llm, tp) if has_memory else ()
+        for ep in expert_splits:
             try:
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder, experts_of))
             except InputError as error:
                 left_out.append(str(error))
-        for dp, all2all in _rank_choices(llm, gpu, tp) if experts_of is None else ():
+        # Shared experts take less memory of each GPU, so ranks may fit where one worker does not. Those that
+        # do not fit either have no reason of their own in `left_out`.
+        rank_choices = _rank_choices(llm, gpu, tp) if experts_of is None else ()
+        for dp, all2all in rank_choices:
             try:
                 if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
                     rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
@@ -101,13 +111,14 @@ def silicon_fits(
 def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     """Step times of data-parallel ranks.
 
-    `own` are those of a rank without its experts, `joint_s` the times of the experts of all ranks at
-    JOINT_TOKENS [s].
+    `own` are the step times of a rank without the experts. `joint_s` are the seconds that the experts take at
+    JOINT_TOKENS, which are tokens of all ranks together.
     """
     knots = np.array(JOINT_TOKENS, dtype=float)
     # Measured times fall here and there; more tokens cannot really take less time.
     joint_s = np.maximum.accumulate(joint_s)
-    own_s = np.asarray(own.step_s(knots)) - own.h_s  # `h_s` stays a field of its own.
+    # `f_s` has the time without `h_s`, the host's seconds per step, which `step_s` adds.
+    own_s = np.asarray(own.step_s(knots)) - own.h_s
     return dataclasses.replace(
         own,
         knots_tokens=tuple(knots.tolist()),
@@ -122,9 +133,8 @@ def file_name(llm: Llm, gpu: Gpu) -> str:
 
 
 def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
-    """The numbers of data-parallel ranks that a worker may have, each with the kernels that exchange tokens.
-
-    These are "" on one node, and those of DeepEP on several nodes.
+    """The numbers of data-parallel ranks that a worker may have, each with the name of the kernels that
+    exchange tokens: "" on one node, and those of DeepEP on several nodes.
     """
     per_node = int(gpu.gpus_per_node)
     if not llm.is_mixture:
@@ -132,7 +142,7 @@ def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
     yield from ((dp, "") for dp in DPS if tp * dp <= per_node)
     for nodes in NODES:
         if per_node % tp == 0 and not why_not_on_nodes(llm, gpu, nodes):
-            yield from ((nodes * per_node // tp, kind) for kind in (LOW_LATENCY, HIGH_THROUGHPUT))
+            yield from ((nodes * per_node // tp, all2all) for all2all in (LOW_LATENCY, HIGH_THROUGHPUT))
 
 
 def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
@@ -144,22 +154,21 @@ def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
 
 def _basis_text(llm: Llm) -> str:
     """What the step times of an LLM are based on."""
-    return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
+    return f"{BASIS}, prompts past {MOST_TOKENS} tokens carried on" if is_sparse(llm) else BASIS
 
 
 def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
-    """One fit of data-parallel ranks.
+    """One fit of data-parallel ranks. Raises InputError where its error on random steps is too large.
 
-    Its errors are those on random steps while the other ranks are idle ("all"), and, without the experts'
-    times, those on steps of the grid that were held out in turn ("own").
+    Its errors "all" are on random steps while the other ranks are idle; a fit without ranks calls these
+    "off_grid". Its errors "own" are on steps of the grid that were held out in turn, without the experts'
+    times; a fit without ranks calls these "all".
     """
     basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:
         basis += f"; {all2all} between nodes as measured for SGLang"
     most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else silicon.MOST_STEP_TOKENS
-    grid_steps = [
-        step for step in silicon.step_grid() if step.prompts * step.new + step.decodes <= most_tokens
-    ]
+    grid_steps = [step for step in silicon.step_grid() if _step_tokens(step) <= most_tokens]
     table = silicon.silicon_table(llm, gpu, tp, grid_steps, ep=True, folder=folder, dp=dp)
     own, own_errors = fit_kernels(table, basis=basis, kind="kernels")
 
@@ -170,8 +179,9 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
         return silicon.joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
 
     latency = ranks_latency(own, experts_s(JOINT_TOKENS))
+    # The seed is the TP, so that the same fit is always judged on the same steps.
     drawn = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
-    steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
+    steps = [step for step in drawn if _step_tokens(step) <= most_tokens]
     unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
     unseen_s = unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())  # X[:, 0] are the tokens of a step.
     off_grid = _errors_on(unseen, unseen_s, latency)
@@ -188,25 +198,29 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
 def _fitted_row(
     llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None, experts_of: ExpertsTimes | None = None
 ) -> dict[str, Any]:
-    """One fit without data-parallel ranks; its errors "off_grid" are on random steps.
-
-    Raises InputError where it misses its own table.
+    """One fit without data-parallel ranks. Its errors "all" are on steps of its table that were held out in
+    turn, and "off_grid" on random steps. Raises InputError where "all" is too large.
     """
-    basis = _basis_text(llm) + ", whole experts per GPU" * ep
+    basis = f"{_basis_text(llm)}, whole experts per GPU" if ep else _basis_text(llm)
     table = silicon.silicon_table(llm, gpu, tp, ep=ep, folder=folder, experts_of=experts_of)
     latency, errors = fit_kernels(table, basis=basis, kind="kernels")
     if errors["all"].mape_frac > WORST_MAPE_FRAC:
         raise InputError(
-            f"{llm.name} on {gpu.name} tp{tp}{' ep' * ep}: the fit misses its kernel times by "
+            f"{llm.name} on {gpu.name} tp{tp}{' ep' if ep else ''}: the fit misses its kernel times by "
             f"{100 * errors['all'].mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
-    steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)  # Seed as in `_ranks_row`.
     unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder, experts_of=experts_of)
     off_grid = _errors_on(unseen, unseen.y, latency)
     return fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}, ep=ep)
 
 
+def _step_tokens(step: StepShape) -> int:
+    """The tokens that a step computes."""
+    return step.prompts * step.new + step.decodes
+
+
 def _errors_on(table: StepTable, t_s: silicon.Floats, latency: StepLatency) -> Errors:
-    """The relative errors of a fit on the steps of a table, which take `t_s` (n,)."""
+    """The relative errors of the fit `latency` on the steps of a table, which take `t_s` (n,) seconds."""
     error_frac = np.abs(latency.step_s(*table.X.T) / t_s - 1)
     return Errors(float(error_frac.mean()), float(np.quantile(error_frac, 0.9)), len(error_frac))

@@ -23,12 +23,14 @@ from planner.units import count_text, in_unit
 
 def verdict_text(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
-    doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
+    doubts = [screen.not_for_production(llm_plan) for llm_plan in plan.plans.values()]
+    doubt = next((text for text in doubts if text), "")  # One warning is enough for the whole fleet.
     sentences = [
         f"{doubt}{screen.buy_text(plan.as_one_fleet, plan.bill, f' for {list_text(list(plan.plans))}')}."
     ]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         sentences.append(f"In its simulation {list_text(missed)} does NOT keep its SLO.")
+    # The remedy is the same for all LLMs, so it is said once, below.
     targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
     sentences += [_of_llm(name, text) for name, text in targets.items() if text]
     if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
@@ -39,7 +41,7 @@ def verdict_text(plan: SharedPlan) -> str:
 
 
 def _of_llm(name: str, sentence: str) -> str:
-    """The sentence behind the name of its LLM, without its capital."""
+    """The sentence after the name of its LLM, beginning with a small letter."""
     return f"{name}: {sentence[0].lower()}{sentence[1:]}"
 
 
@@ -48,10 +50,11 @@ def _how_sure(plan: SharedPlan) -> str | None:
     headrooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
     clauses = []
     if known := [each for each in headrooms if each is not None]:
-        traffic, steps = (
-            min(getattr(headroom, name) for headroom in known) for name in ("traffic_frac", "steps_frac")
+        smallest = Headroom(
+            steps_frac=min(each.steps_frac for each in known),
+            traffic_frac=min(each.traffic_frac for each in known),
         )
-        headroom = screen.headroom_text(Headroom(steps, traffic))
+        headroom = screen.headroom_text(smallest)
         subject = "each holds" if len(known) == len(headrooms) else "those that are known hold"
         clauses.append(f"As written, {subject} to {headroom}")
     kept_texts = [
@@ -94,25 +97,30 @@ def key_figures(plan: SharedPlan) -> list[KeyFigure]:
 
 def _breaks_first(plan: SharedPlan) -> KeyFigure:
     """What breaks first, for the LLM that breaks with the smallest increase."""
-    name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_share_that_breaks(item[1]))
+    name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_breaking_share(item[1]))
     first = screen.breaks_first(llm_plan)
     return KeyFigure(first.name, f"of {name}: {first.value}", first.note)
 
 
-def _smallest_share_that_breaks(plan: Plan) -> float:
-    """Over more traffic, longer steps and prompts, and over losses that break it at once (share 0)."""
-    values = [strain.frac for strain in screen.find_breaks(plan) if strain.kind == "slo" or not strain.frac]
-    return min(values, default=math.inf)
+def _smallest_breaking_share(plan: Plan) -> float:
+    """The smallest increase of traffic, step times or prompts that makes the plan miss its SLO. It is 0 if a
+    loss does so with no increase at all, and infinite if nothing is known to.
+    """
+    shares = [each.frac for each in screen.find_breaks(plan) if each.kind == "slo" or each.frac == 0]
+    return min(shares, default=math.inf)
 
 
 def _more_traffic(plan: SharedPlan) -> KeyFigure:
-    """Whether every LLM's fleet carries MORE_FRAC more of its traffic, as its own plan has simulated."""
+    """Whether every LLM's fleet carries MORE_FRAC (planner/documents/robustness_facts.py) more of its
+    traffic, as its own plan has simulated.
+    """
     more_traffic_by_llm = {
         llm: None if llm_plan.certificate.robustness is None else llm_plan.certificate.robustness.more_traffic
         for llm, llm_plan in plan.plans.items()
     }
     growths = {growth_frac_of(llm_plan) for llm_plan in plan.plans.values()}
-    # LLMs of unlike growth have no figure in common: each one's scenarios are raised by the same share.
+    # The row names the increase over the traffic as written. LLMs of unlike growth have none in common. Then
+    # the row names the increase over scenarios, MORE_FRAC, which is that of traffic without growth.
     row = more_traffic_name(growths.pop() if len(growths) == 1 else 0.0)
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
@@ -124,7 +132,7 @@ def _more_traffic(plan: SharedPlan) -> KeyFigure:
         return KeyFigure(
             row, "takes other fleets", f"those of {list_text(too_small)} are too small; {by_plan}"
         )
-    objective = next(iter(plan.plans.values())).certificate.objective
+    objective = next(iter(plan.plans.values())).certificate.objective  # All LLMs have the same.
     are_tested = all(each is not None and each.scenario_count for each in more_traffic_by_llm.values())
     # Without scenarios nothing is said of the cost, as on the screen of one LLM.
     return KeyFigure(
@@ -138,14 +146,27 @@ def _measured_inputs(plan: SharedPlan) -> KeyFigure:
 
 
 def answer_cards(plan: SharedPlan) -> list[Card]:
-    """A card per answer, summed over all LLMs; the plan alone if some LLM is planned on paper alone."""
+    """A card per answer, summed over all LLMs. If some LLM has no `safety`, there are no three answers
+    (`SharedPlan.answers`), and the one card is of the plan.
+    """
     paid = plan.bill
     if plan.answers:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
     bought = screen.bought_text(plan.as_one_fleet, paid)
     price, month = f"{usd_text(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
     return [
-        Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True, has_plans_fleet=True)
+        Card(
+            name="All LLMs",
+            price=price,
+            difference="the plan",
+            month=month,
+            fleet=bought,
+            kept="",
+            holds="",
+            breaks="",
+            is_plan=True,
+            has_plans_fleet=True,
+        )
     ]
 
 
@@ -156,63 +177,76 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         why = f"no fleet of {list_text(total.lacks)} beside the others was found within the limits"
         if is_plan and (most := screen.most_kept_of(plan.plans.values())):
             why += screen.most_kept_text(most)
-        return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
+        return Card(
+            name, "none", difference="", month="", fleet=why, kept="", holds="", breaks="", is_plan=is_plan
+        )
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [
         f"{llm} {kept_text(each.kept_in)}{screen.grown_text(plan.plans[llm])}"
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
+    # What production costs is the plan's own bill, as on the other cards and in the verdict.
     answer_usd_per_h = planned_usd_per_h if is_plan else total.paid_usd_per_h
     difference = "the plan" if is_plan else screen.against_text(answer_usd_per_h, planned_usd_per_h)
-    if total.name == "with-a-loss" and not is_plan:
+    if total.name == "with-a-loss":
         difference += "; spare: 1 worker in each entry of llms plans for it"
     return Card(
-        name,
-        f"{usd_text(answer_usd_per_h)}/h",
-        difference,
-        f"{screen.month_text(answer_usd_per_h)} per month",
-        "",
-        f"kept in: {', '.join(kept_texts)}" if kept_texts else "",
-        "",
-        "",
+        name=name,
+        price=f"{usd_text(answer_usd_per_h)}/h",
+        difference=difference,
+        month=f"{screen.month_text(answer_usd_per_h)} per month",
+        fleet="",
+        kept=f"kept in: {', '.join(kept_texts)}" if kept_texts else "",
+        holds="",
+        breaks="",
         is_plan=is_plan,
     )
 
 
 def llm_cards(plan: SharedPlan) -> list[Card]:
     """A card per LLM: what it gets, and what it would get with all of the fleet for itself."""
-    values = []
+    cards = []
     by_gpu = " by the GPU" if plan.unit == "USD/h" else ""  # The LLMs may share nodes that are paid whole.
     for name, llm_plan in plan.plans.items():
         value, alone = llm_plan.value, plan.alone[name]
         difference = (
             "the fleet it would have alone"
-            if value <= alone * (1 + SAME_FRAC)
+            if value <= alone * (1 + SAME_FRAC)  # A smaller difference is rounding.
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
         kept_in, headroom = llm_plan.kept_in, screen.headroom_of(llm_plan)
-        kept_text_of_llm = (
-            "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
-        )
+        slo_text = "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
         if not llm_plan.verdict.holds:
-            kept_text_of_llm = "its SLO is missed in the simulation"
+            slo_text = "its SLO is missed in the simulation"
         holds = "" if headroom is None else screen.holds_text(headroom)
         price = in_unit(value, plan.unit)
         fleet = f"{describe_fleet(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
-        values.append(Card(name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False))
-    return values
+        cards.append(
+            Card(
+                name,
+                price,
+                difference,
+                month="",
+                fleet=fleet,
+                kept=slo_text,
+                holds=holds,
+                breaks="",
+                is_plan=False,
+            )
+        )
+    return cards
 
 
 def find_breaks(plan: SharedPlan) -> list[Breaks]:
     """What breaks any LLM's plan, the nearest first; without prices, which concern one fleet alone."""
-    values = [
+    breaks = [
         Breaks(f"{name}, {each.label}", each.frac, each.text, each.kind)
         for name, llm_plan in plan.plans.items()
         for each in screen.find_breaks(llm_plan)
         if each.kind != "price"
     ]
-    return sorted(values, key=lambda each: each.frac)
+    return sorted(breaks, key=lambda each: each.frac)
 
 
 def screen_figures(plan: SharedPlan) -> list[CaptionedChart]:
@@ -233,13 +267,13 @@ def comparison(plan: SharedPlan) -> CaptionedChart:
 
 
 def _breaks_figure(plan: SharedPlan) -> CaptionedChart | None:
-    """The chart of what breaks a shared plan; None if nothing is known of that."""
-    values = find_breaks(plan)
+    """The chart of what breaks a shared plan; None if nothing is known to break it."""
+    breaks = find_breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each every LLM holds, one at a time, on the "
         "traffic as it is written."
     )
-    return CaptionedChart("breaks", screen_charts.breaks_chart(values), caption) if values else None
+    return CaptionedChart("breaks", screen_charts.breaks_chart(breaks), caption) if breaks else None
 
 
 def screen_parts_html(plan: SharedPlan, tag: str = "h1") -> str:
@@ -248,8 +282,9 @@ def screen_parts_html(plan: SharedPlan, tag: str = "h1") -> str:
         verdict_heading(verdict_text(plan), tag),
         key_figures_html(key_figures(plan)),
         cards_html(answer_cards(plan)),
+        cards_html(llm_cards(plan)),
     ]
-    return "\n".join([*parts, cards_html(llm_cards(plan))])
+    return "\n".join(parts)
 
 
 def first_screen_html(plan: SharedPlan) -> str:

@@ -761,7 +761,7 @@ async def _read_lines(
         reply.heard_s = _now_s()
         if lines := check.take(chunk):
             yield lines
-        if check.is_done:
+        if check.has_done_line:
             if not upstream.content.at_eof():
                 await _until_end(upstream)
             break

@@ -12,16 +12,24 @@ writes the log itself, one JSON object per line:
 The first line has vLLM's version, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
 all processes of a machine share. A step ends when its tokens are on the host. It starts at the end of the
 step before, because users also wait for the engine's work between two steps. But if the engine had no work
-before, and in logs with `own`, it starts when it was scheduled. A request is written when it has finished;
-`cached_tokens` are the prompt tokens that it found in the cache when it was first scheduled.
+before, and in logs with `own`, it starts when it was scheduled, though not before that end.
 
-On a CPU, where the engine's own thread computes the steps, three values are added. `own` is the clock of this
-thread, which stands still while it waits for a core, at the scheduling and at the end of the step: other
-processes took the difference to the wall clock. `used_s` are the thread's CPU seconds so far. `waited` is 1
-if the engine had no work before the step.
+In a step, a prefill is a request whose prompt is computed, a decode one that gets its next token. The
+`cached_tokens` of a step are the tokens of its prefills that were computed before it, in this engine or found
+in a cache. `prefill_pairs` are the pairs of a new token and a token to which it attends. `kv_tokens` are the
+tokens to which the decodes attend.
 
-Lines that cannot be written are dropped, so that an engine never stops for its log. With `most_bytes` the
-file is renamed to end in .1 once it has half of these bytes, and a new file is begun.
+A request is written when it has finished. Its `cached_tokens` are the prompt tokens that it found in the
+cache when it was first scheduled.
+
+On a CPU, where the engine's own thread computes the steps, three values are added. `own` has two times of
+this thread's own clock: when the step was scheduled, and when it ended. That clock stands still while the
+thread waits for a core, so its difference to the wall clock is what other processes took. `used_s` are the
+thread's CPU seconds so far. `waited` is 1 if the engine had no work before the step.
+
+Lines that cannot be written are dropped, so that an engine never stops for its log. With `most_bytes`
+the file gets the ending .1 once it has half of these bytes, and a new file is begun: together the two have
+about `most_bytes`.
 
 This module runs inside the engine, so it imports little; planner/runtime/engine_log.py reads the logs. vLLM
 is imported inside `hook_vllm`, because the fake engine logs without it.
@@ -42,6 +50,7 @@ from typing import IO, Any
 
 BUFFER_BYTES = 8192  # Lines are collected up to this size, so that not every step writes to the file.
 LOWEST_PRIORITY = 19  # The lowest priority of a process on Linux.
+SCHEDSTAT_BYTES = 80  # More than the three numbers of /proc/thread-self/schedstat have.
 
 
 @dataclass(slots=True)
@@ -106,9 +115,10 @@ class StepLog:
             request = self.requests.get(name)
             # The last token of a prompt, computed by itself, is as much work as a decode.
             is_past_prompt = request is not None and computed >= request.prompt_tokens - 1
+            # A prompt of one token is past its end at once, but nothing of it is computed: a prefill.
             if new == 1 and computed > 0 and is_past_prompt:
                 decodes += 1
-                kv_tokens += computed + 1
+                kv_tokens += computed + 1  # A new token attends to itself too.
             else:
                 prefills += 1
                 prefill_tokens += new
@@ -168,6 +178,7 @@ class StepLog:
             written = self.file.write(self.lines)
             del self.lines[:written]
             self.written_bytes += written
+            # A file ends with a whole line, so a write in part does not end it.
             if self.most_bytes and not self.lines and self.written_bytes >= self.most_bytes // 2:
                 self.file.close()
                 self.file, self.written_bytes = None, 0
@@ -203,7 +214,7 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
     def init_with_log(core: Any, *args: Any, **kwargs: Any) -> None:
         original_init(core, *args, **kwargs)
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
-            _let_pollers_wait()
+            _lower_priority_of_foreign_threads()
         log = StepLog(path, most_bytes)
         log.begin(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
         hook_core(core, log, with_cpu=with_cpu)
@@ -211,7 +222,7 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
     EngineCore.__init__ = init_with_log
 
 
-def _let_pollers_wait() -> None:
+def _lower_priority_of_foreign_threads() -> None:
     """Lower the priority of threads that Python did not start.
 
     NIXL's threads poll without a pause on the same core as the engine's thread, and took half of its time.
@@ -236,7 +247,8 @@ def _own_clock() -> Callable[[], float]:
         thread = threading.get_ident()
         if thread not in descriptors:
             descriptors[thread] = os.open(file, os.O_RDONLY)
-        waited_ns = int(os.pread(descriptors[thread], 80, 0).split()[1])
+        # The file has three numbers: nanoseconds on a core, nanoseconds of waiting for a core, time slices.
+        waited_ns = int(os.pread(descriptors[thread], SCHEDSTAT_BYTES, 0).split()[1])
         return time.monotonic() - waited_ns / 1e9
 
     return clock if file.exists() else time.thread_time
@@ -256,23 +268,25 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
     received_s: dict[str, float] = {}  # By request, until the scheduler gets it.
     own_clock = _own_clock()
 
-    def received(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_received(request: Any, *args: Any, **kwargs: Any) -> Any:
         received_s[request.request_id] = time.monotonic()
         return receive(request, *args, **kwargs)
 
-    def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_queued(request: Any, *args: Any, **kwargs: Any) -> Any:
         queued_s = received_s.pop(request.request_id, time.monotonic())
         log.queued(request.request_id, request.num_prompt_tokens, queued_s)
         return add(request, *args, **kwargs)
 
-    def scheduled(*args: Any, **kwargs: Any) -> Any:
+    def log_scheduled(*args: Any, **kwargs: Any) -> Any:
         now_s, own_s = time.monotonic(), own_clock()
         output = schedule(*args, **kwargs)
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in computed.items():
             log.scheduled(name, now_s, tokens)
-        cached = output.scheduled_cached_reqs
-        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        # vLLM calls a request cached that it scheduled before. This has nothing to do with the KV cache.
+        known = output.scheduled_cached_reqs
+        computed |= dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+        # The field is absent in some versions, and may be None.
         for name in getattr(output, "preempted_req_ids", None) or ():
             log.preempted(name)
         if output.total_num_scheduled_tokens:
@@ -282,7 +296,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
             log.has_waited = True
         return output
 
-    def updated(output: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_step(output: Any, *args: Any, **kwargs: Any) -> Any:
         now_s, own_s = time.monotonic(), own_clock()
         results = update(output, *args, **kwargs)
         if step_plan := planned.pop(id(output), None):
@@ -295,12 +309,12 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
                     log.finished(request_output.request_id)
         return results
 
-    def finished(names: Any, *args: Any, **kwargs: Any) -> Any:
-        # vLLM calls this for requests that end early; the others have ended in `updated`.
+    def log_aborted(names: Any, *args: Any, **kwargs: Any) -> Any:
+        # vLLM calls this for requests that end early; the others have ended in `log_step`.
         for name in [names] if isinstance(names, str) else names or ():
             log.forget(name)
         return finish(names, *args, **kwargs)
 
-    core.preprocess_add_request = received
-    scheduler.add_request, scheduler.schedule = add_request, scheduled
-    scheduler.update_from_output, scheduler.finish_requests = updated, finished
+    core.preprocess_add_request = log_received
+    scheduler.add_request, scheduler.schedule = log_queued, log_scheduled
+    scheduler.update_from_output, scheduler.finish_requests = log_step, log_aborted

@@ -11,7 +11,9 @@ import aiohttp
 
 LINE_BYTES = 16 * 2**20  # The limit of a line: an event with the log-probabilities of a long prompt fits.
 REFUSAL_BYTES = 2**20  # The limit of an answer that says what is wrong with a request.
-SPARE_TOKENS = 64  # Tokens that may come beyond the request's limit, as engines may count a stop or a role.
+# Tokens that may come beyond the request's limit. Engines may count a stop token or send an event that has
+# only the role: a few per choice, and this is far more.
+SPARE_TOKENS = 64
 _READ_VALUE = json.JSONDecoder().raw_decode  # Twice as fast as json.loads on a short event.
 
 
@@ -24,7 +26,9 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerRefusedError(WorkerError):
-    """The worker refuses all requests: key or path is wrong, or it takes none now, by its HTTP status."""
+    """The worker refuses all requests. By its HTTP status the key or the path is wrong, or the worker accepts
+    no requests at present.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -34,54 +38,55 @@ class WorkerRefusedError(WorkerError):
 class StreamCheck:
     """Checks one stream of server-sent events. `take` and `end` give back the lines that passed.
 
-    `tokens` is the number of events with output, or the worker's own count if that is larger. `finished` is
-    how many of the request's `choices` have ended. `error_code` is the code of an event that reports an
-    error, or 0.
+    `tokens` is the number of events with output, or the worker's own count if that is larger.
+    `finished_choices` is how many of the request's `choices` have ended, and `has_done_line` whether the
+    line "[DONE]" came. `error_code` is the HTTP status in an event that reports an error, or 0.
     """
 
     def __init__(self, worker: str, *, most_bytes: int, most_tokens: int, choices: int = 1) -> None:
         self.worker, self.most_bytes = worker, most_bytes
         self.most_tokens, self.choices = most_tokens, choices
-        self.tokens = self.bytes = self.finished = self.error_code = 0
-        self.is_done = False
-        self.rest = bytearray()  # The beginning of a line whose end has not come yet.
+        self.tokens = self.bytes = self.finished_choices = self.error_code = 0
+        self.has_done_line = False
+        self.unfinished_line = bytearray()  # The beginning of a line whose end has not come yet.
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the worker said that the answer has ended, for every choice."""
-        return self.is_done or self.finished >= self.choices or self.error_code > 0
+    def is_complete(self) -> bool:
+        """Whether the answer has ended: the stream, each of its choices, or all of it by an error."""
+        return self.has_done_line or self.finished_choices >= self.choices or self.error_code > 0
 
     def take(self, chunk: bytes) -> bytes:
         """The lines that `chunk` completes.
 
-        Raises WorkerError for a line that is no event, and if the answer is too long.
+        Raises WorkerError for a line that is no line of server-sent events, for an event that is not one of
+        an answer, and if the answer is too long.
         """
         self.bytes += len(chunk)
         if self.bytes > self.most_bytes:
             raise WorkerError(f"{self.worker}: the answer is larger than {self.most_bytes} bytes")
         end = chunk.rfind(b"\n") + 1
         if not end:
-            self.rest += chunk
-            if len(self.rest) > LINE_BYTES:
+            self.unfinished_line += chunk
+            if len(self.unfinished_line) > LINE_BYTES:
                 raise WorkerError(f"{self.worker}: a line of the stream is larger than {LINE_BYTES} bytes")
             return b""
         lines = chunk  # A chunk of whole lines is passed on without a copy.
-        if self.rest or end < len(chunk):
-            lines = bytes(self.rest) + chunk[:end]
-            self.rest = bytearray(chunk[end:])
+        if self.unfinished_line or end < len(chunk):
+            lines = bytes(self.unfinished_line) + chunk[:end]
+            self.unfinished_line = bytearray(chunk[end:])
         self._read(lines)
         return lines
 
     def end(self) -> bytes:
         """The bytes after the last newline. Raises WorkerError if the stream ended too early."""
-        last, self.rest = bytes(self.rest), bytearray()
+        last, self.unfinished_line = bytes(self.unfinished_line), bytearray()
         self._read(last)
-        if not self.is_whole:
+        if not self.is_complete:
             raise WorkerError(f"{self.worker}: the stream ended short, after {self.tokens} tokens")
         return last
 
     def _read(self, lines: bytes) -> None:
-        """Check each line: an event goes on to `_read_event`, and what is no line of SSE is refused."""
+        """Check each line: `_read_event` reads data; a line of no kind that the format knows is refused."""
         for line in lines.split(b"\n"):
             if line.startswith(b"data:"):
                 self._read_event(line[5:].strip())
@@ -93,7 +98,7 @@ class StreamCheck:
         event that is no event of a completion.
         """
         if data == b"[DONE]":
-            self.is_done = True
+            self.has_done_line = True
             return
         try:
             text = data.decode()
@@ -114,14 +119,14 @@ class StreamCheck:
         for choice in choices:
             if not isinstance(choice, dict):
                 raise self._invalid_event()
-            self.finished += bool(choice.get("finish_reason"))
+            self.finished_choices += bool(choice.get("finish_reason"))
         if event.get("usage"):
             self.tokens = max(self.tokens, _usage_tokens(event))
         if self.tokens > self.most_tokens:
             raise WorkerError(f"{self.worker}: more tokens came than the {self.most_tokens} requested")
 
     def _invalid_event(self) -> WorkerError:
-        """The error for an event that is not one of an answer."""
+        """The error for a line or an event that does not belong to the stream of an answer."""
         return WorkerError(f"{self.worker}: the stream brought what is no event of an answer")
 
 
@@ -137,7 +142,9 @@ async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: 
 
 
 def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, Any], int]:
-    """The parsed answer that is no stream, and its output tokens; 0 if the worker does not count them."""
+    """Parse an answer that came as one document, and return it with the number of its output tokens: 0 if
+    the worker does not count them. Raises WorkerError for any other document.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

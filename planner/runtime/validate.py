@@ -2,7 +2,7 @@
 
 While it runs, the output folder gets journal.jsonl (what was sent and what came back) and engines/ (logs and
 step logs). At the end it gets validation.json, requests.csv and report.html. If steps were logged, it also
-gets corrected.yaml and catalog/, with step times that the logged steps correct. An interrupted run is
+gets corrected.yaml and catalog/, whose step times are corrected by the logged ones. An interrupted run is
 continued with the missing requests; a complete run is compared again without starting an engine.
 
 `plan run` starts the same engines and router, and leaves the traffic to others (`serve`). The module
@@ -59,7 +59,11 @@ from planner.traffic.trace import Trace
 from planner.units import count_text
 
 # Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
+# Set by hand.
 WARM_UPS = 4
+WARM_UP_TOKENS = 8  # Output tokens of such a request: some decodes after the prompt.
+MOST_ERROR_TEXT = 300  # Characters of an engine's answer that an error message repeats.
+METRICS_TIMEOUT_S = 10.0  # An engine that does not answer in this time has no counters.
 # The policies of a plan that our router and engines follow. Of all others they know only the defaults.
 FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")
 # A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
@@ -89,6 +93,7 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     """
     pools = fleet.running_pools
     simulation = simulate(fleet, trace)
+    # Workers are numbered over all pools: a pool's first one comes after all workers of the pools before.
     first_worker = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
     is_served = {"mixed": np.zeros(len(trace), dtype=bool)}
     for pool, worker in zip(pools, first_worker, strict=True):
@@ -148,15 +153,13 @@ def validate(
 def _validate(
     setup: ValidationSetup, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
 ) -> Validation:
-    """Send the requests that the journal does not have yet, compare all of them with the simulation, and
-    write the files. Raises InterruptedRunError if a signal came before the last request ended.
-    """
+    """Do the work of `validate`, once the folder is reserved for this process."""
     if setup.fleet.disturbances:
         raise InputError(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "
             "could be compared; leave them out of the fleet"
         )
-    _check_adapters(setup.fleet)
+    _check_adapters(setup.fleet)  # Also for an endpoint, which needs no `engine_commands`.
     # The journal of a run with another identity is refused.
     journal = JournalFile(out / "journal.jsonl", setup.identity())
     if not _is_complete(setup, journal):
@@ -183,10 +186,12 @@ def _validate(
 
 def _is_complete(setup: ValidationSetup, journal: JournalFile) -> bool:
     """Whether nothing is left to send: every request has ended, or the budget of an endpoint is spent."""
-    read = journal.read()
-    if not read.missing(setup.trace):
+    content = journal.read()
+    if not content.missing(setup.trace):
         return True
-    return setup.endpoint is not None and bool(read.parts) and is_spent(journal, setup.endpoint)
+    # Before the first part (one start of the replay) nothing can have spent the budget.
+    has_begun = bool(content.parts)
+    return setup.endpoint is not None and has_begun and is_spent(journal, setup.endpoint)
 
 
 def _check_adapters(fleet: Fleet) -> None:
@@ -224,6 +229,7 @@ async def _measure_engines(
             setup.fleet,
             # The simulated router has no limit on requests in flight, so this one has none either.
             RouterSettings(max_in_flight=10**9, longest_tokens=setup.max_model_len),
+            # What policies know of lengths beforehand is the same as in the simulation (`LiveFleet`).
             lengths=(float(setup.trace.input_tokens.mean()), float(setup.trace.output_tokens.mean())),
             history=(setup.trace.input_tokens, setup.trace.output_tokens),
             warm_up=_pinned_prompts(setup),
@@ -323,14 +329,15 @@ async def _warm_up(setup: ValidationSetup, client: aiohttp.ClientSession, url: s
     """
     trace = setup.trace
     tokens = int(np.median(trace.input_tokens))
-    body = {"model": setup.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    body = {"model": setup.fleet.llm.name, "max_tokens": WARM_UP_TOKENS, "ignore_eos": True, "temperature": 0}
 
     async def send(number: int) -> None:
         # Another seed than the traffic's, so that no request finds its prompt in a cache.
         request_json = {**body, "prompt": unique_prompt(tokens, number, setup.seed + 1)}
         async with client.post(f"{url}/v1/completions", json=request_json) as answer:
             if answer.status != 200:
-                raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
+                text = await answer.text()
+                raise InputError(f"warm-up: HTTP {answer.status}: {text[:MOST_ERROR_TEXT]}")
 
     await asyncio.gather(*(send(number) for number in range(WARM_UPS * workers)))
 
@@ -360,7 +367,8 @@ async def _engine_counters(client: aiohttp.ClientSession, worker: LiveWorker) ->
     """The counters of one engine; empty if it does not answer."""
     counters: dict[str, float] = {}
     try:
-        async with client.get(f"{worker.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+        timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
+        async with client.get(f"{worker.url}/metrics", timeout=timeout) as answer:
             text = await answer.text()
     except (aiohttp.ClientError, TimeoutError):
         return counters
@@ -370,6 +378,7 @@ async def _engine_counters(client: aiohttp.ClientSession, worker: LiveWorker) ->
             if len(sizes) == 2:
                 # vLLM keeps one block empty, as a placeholder that no request can use.
                 counters["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
+        # Prompt tokens whose KV came from another worker.
         elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
             counters["transferred_tokens"] = float(value)
         elif name in _COPIED:

@@ -6,16 +6,17 @@ Stores. The full nodes of a prompt are offered to the memory with the step that 
 cached on the GPU are offered with the first step of their request. Nodes of the offer that are not in the
 memory are copied, and those used longest ago leave for them. If too few can leave, nothing of the offer is
 copied, and all of it is offered again with the next chunk. A node never leaves while it is being loaded, nor
-for a node of its own offer. When a request has left its worker, its nodes count as used, the root as the very
-last, after the stores of the step that is formed next. Outputs are not copied, nor is the part of a prompt
-behind its last full node.
+to make room for another node of the same offer. When a request has left its worker, its nodes count as used,
+the root as the very last, after the stores of the step that is formed next. Outputs are not copied, nor is
+the part of a prompt behind its last full node.
 
 Loads. The next request to be admitted takes what is cached on the GPU, then what follows in CPU memory, even
 if computing it were quicker. It takes its blocks and waits without a seat, while one load after the other
-crosses the worker's link. A load does not begin while prompts under way need its blocks. A request that needs
-a node that is being loaded for another one is passed over. The scheduler knows of the end of a load one step
-later, or more with asynchronous scheduling, as it does of KV from another worker. Then the nodes are cached,
-and the request goes before all that wait. Of a prompt that is cached as a whole the last token is computed.
+crosses the worker's link. A load does not begin while prompts under way need the blocks that it would take. A
+request that needs a node that is being loaded for another one is passed over. The scheduler knows of the end
+of a load one step later, or more with asynchronous scheduling, as it does of KV from another worker. Then the
+nodes are cached, and the request is admitted before all that wait. Of a prompt that is cached as a whole the
+last token is computed.
 
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU as a whole, which vLLM would load, are computed.
@@ -25,16 +26,18 @@ node that is used again is in memory again. What is loaded from the disk crosses
 time, the GPU's; the later end counts. Copies to the disk take no time.
 
 A shared store is one memory and one link of all workers, as with vLLM's MooncakeStoreConnector: workers load
-what any of them has stored. A node is there once the step that computes it has ended, since others could not
-load it sooner. A request that needs nodes that are being loaded for another one loads them too. A node does
-not leave while a worker loads it, until that worker forms its next step. The store outlives workers. With
-asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and so finds what
-others have stored in between.
+what any of them has stored. A node is in the store once the step that computes it has ended, since others
+could not load it sooner. A request that needs nodes that are being loaded for another one loads them too. A
+node does not leave while a worker loads it, until that worker forms its next step. The store outlives
+workers. With asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and
+so finds what others have stored in between.
 
 This module is compiled only for fleets with such memory. For others each `where_has` function is compiled as
-the lambda in its decorator. The memory of worker w is the entries of the caches under worker
+the lambda in its decorator. The memory of worker w, of W workers, is the entries of the caches under worker
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
-the nodes of an offer. Letters: w is a worker, r a request, e an entry.
+the nodes of an offer; on a worker they say that requests use a node, and that it is cached. The fields of
+`memories` and `loads` are explained in offload_layout.py. Letters: w is a worker, l one of its lanes, r a
+request, e an entry, i a node of a prompt, from the root on.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def may_be_passed(state):
 
 @where_has("offload", lambda state, w: False)
 def is_loading_kv(state, w):
-    """Whether a request on worker w waits for a load. Its steps are then simulated one by one."""
+    """Whether a request on worker w waits for a load. The worker's steps are then simulated one by one."""
     return state.offload.memories[w].head[LOADING] != NONE
 
 
@@ -89,11 +92,13 @@ def loading_count(state, w):
 
 @where_has("offload", lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When the next load of which worker w does not know yet ends, at least `time_s`; or infinity."""
+    """When the first load ends of those of which worker w does not know yet, and `time_s` if that is past;
+    infinity without such a load.
+    """
     offload, soonest = state.offload, np.inf
     r = offload.memories[w].head[LOADING]
     while r != NONE:
-        if offload.loads[r].known_step == 0:
+        if offload.loads[r].known_step == 0:  # 0: the worker does not know of it.
             soonest = min(soonest, max(offload.loads[r].end_s, time_s))
         r = state.requests[r].next
     return soonest
@@ -103,14 +108,16 @@ def next_load_s(state, w, time_s):
 def note_ended_loads(state, w, time_s):
     """Let worker w, which forms a step, learn of loads that ended by `time_s`.
 
-    The requests of these loads may run some steps later. Nodes of loads that the worker knows to have ended
-    may be evicted again.
+    The requests of these loads run from step `known_step` on. Nodes of loads that the worker knows to have
+    ended may be evicted again.
     """
     offload, worker = state.offload, state.workers[w]
     r = offload.memories[w].head[LOADING]
     while r != NONE:
         load = offload.loads[r]
         if load.known_step == 0 and load.end_s <= time_s:
+            # The step that is being formed has the number steps + 1. With asynchronous scheduling the worker
+            # learns of the load `kv_delay_steps` steps later.
             load.known_step = worker.steps + state.types[worker.type].kv_delay_steps + 1
         if load.nodes > 0 and is_loaded(state, w, r):
             _count_loads(state, w, r, -ONE)
@@ -123,6 +130,7 @@ def is_loaded(state, w, r):
     """Whether worker w knows that it has all KV of request r, which waits for a load. An engine without a
     step in flight (`formed_s` infinite) knows of every load that has ended.
     """
+    # The step that is being formed has the number steps + 1.
     worker, load = state.workers[w], state.offload.loads[r]
     return load.known_step > 0 and (load.known_step <= worker.steps + 1 or worker.formed_s == np.inf)
 
@@ -188,27 +196,29 @@ def begin_load(state, w, r, nodes, time_s):
     """
     caches, request = state.caches, state.requests[r]
     load, memory = state.offload.loads[r], state.offload.memories[w]
-    hit = request.computed_tokens
-    first = hit // caches.numbers[NODE_TOKENS]
-    request.computed_tokens = hit + nodes * caches.numbers[NODE_TOKENS]
+    cached_tokens = request.computed_tokens
+    first = cached_tokens // caches.numbers[NODE_TOKENS]
+    request.computed_tokens = cached_tokens + nodes * caches.numbers[NODE_TOKENS]
     load.nodes, load.known_step = nodes, 0
-    seconds = nodes * caches.numbers[NODE_BLOCKS] * memory.block_s
+    # The time of a block depends on the worker's parallelism. The link is the store's: that of `memory`
+    # itself unless workers share a store.
+    load_s = nodes * caches.numbers[NODE_BLOCKS] * memory.block_s
     store = state.offload.memories[memory.store]
     load.begun_s = time_s
-    store.free_s = max(time_s, store.free_s) + seconds
+    store.free_s = max(time_s, store.free_s) + load_s
     load.end_s = store.free_s
-    store.busy_s += seconds
+    store.busy_s += load_s
     on_disk = _nodes_on_disk(state, w, r, first, nodes)
     if on_disk > 0:
         disk_s = on_disk * caches.numbers[NODE_BLOCKS] * memory.disk_block_s
         memory.disk_free_s = max(time_s, memory.disk_free_s) + disk_s
         load.end_s = max(load.end_s, memory.disk_free_s)
     _count_loads(state, w, r, ONE)
-    load.stored = first + nodes
+    load.stored = first + nodes  # What comes from the memory is not offered to it.
     _note_used_nodes(load, first, load.stored)
     append_to_list(state.requests, memory, LOADING, r)
-    tokens = min(request.computed_tokens, request.length_tokens - 1) - hit
-    if load.loaded_tokens == NONE:
+    tokens = min(request.computed_tokens, request.length_tokens - 1) - cached_tokens
+    if load.loaded_tokens == NONE:  # Only the first admission counts.
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s
         load.disk_tokens = min(on_disk * caches.numbers[NODE_TOKENS], tokens)
     return tokens
@@ -226,9 +236,10 @@ def _nodes_on_disk(state, w, r, first, nodes):
 
 @kernel_jit
 def _list_in_memory(state, w, e):
-    """Make entry e the most recently used one of worker w's memory; if that is full, its oldest goes to the
-    disk.
+    """Make entry e the most recently used one of worker w's memory. If the memory is full, its oldest entry
+    goes to the disk.
     """
+    # The fields of entries have 32 bits. The casts to int64 keep all variables of entries at one type.
     memory, entries = state.offload.memories[w], state.caches.entries
     list_idle(state, _memory_number(state, w), e)
     entries[e].is_on_disk = 0
@@ -265,15 +276,15 @@ def note_no_load(state, r):
 
 @kernel_jit
 def _note_used_nodes(load, first, end):
-    """Let nodes `first` to `end` - 1 of a request count as used when it leaves."""
+    """Let nodes `first` to `end` - 1 of a request count as used when it leaves (`last_seen` is the end)."""
     load.first_seen = first if load.first_seen == NONE else min(load.first_seen, first)
     load.last_seen = max(load.last_seen, end)
 
 
 @where_has("offload", lambda state, l: None)
 def store_step(state, l):
-    """Store the new nodes of prompts in the step that is formed on lane l; then use those of requests that
-    left.
+    """Store the new nodes of prompts in the step that is formed on lane l. Then the nodes of requests that
+    left count as used.
     """
     w = state.lanes[l].worker
     memory = state.offload.memories[w]
@@ -302,28 +313,30 @@ def _store_prompts(state, l):
 def _store_prompt(state, w, r):
     """Offer the nodes of request r that are computed and were not offered yet; all are copied, or none.
 
-    Nodes of the offer that are in memory are marked (`is_cached`) while it lasts, so that none leaves for it.
+    Nodes of the offer that are in memory are marked (`is_cached`) until its end, so that none of them
+    leaves to make room for the others.
     """
     caches, load = state.caches, state.offload.loads[r]
     memory = _memory_number(state, w)
     first = load.stored
-    full = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
-    if full <= first:
+    # The first node that is not computed in full; what is behind the last full node of a prompt is no node.
+    end = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    if end <= first:
         return
-    _note_used_nodes(load, first, full)
+    _note_used_nodes(load, first, end)
     missing = ZERO
-    for i in range(first, full):
+    for i in range(first, end):
         e = find_entry(state, memory, node_at(state, r, i))
         if e == NONE:
             missing += 1
         else:
             caches.entries[e].is_cached = 1
     if _make_room(state, w, missing):
-        for i in range(first, full):
+        for i in range(first, end):
             if find_entry(state, memory, node_at(state, r, i)) == NONE:
                 _list_in_memory(state, w, add_entry(state, memory, node_at(state, r, i)))
-        load.stored = full
-    for i in range(first, full):
+        load.stored = end
+    for i in range(first, end):
         e = find_entry(state, memory, node_at(state, r, i))
         if e != NONE:
             caches.entries[e].is_cached = 0
@@ -331,24 +344,28 @@ def _store_prompt(state, w, r):
 
 @small_jit
 def _can_leave(entry):
-    """Whether a node may leave the memory: it is neither being loaded nor of the offer."""
+    """Whether a node may leave the memory: it is not being loaded, and the offer at hand does not have it."""
     return entry.refs == 0 and entry.is_cached == 0
 
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Make room for `missing` nodes in the CPU memory of worker w; if too few can leave, none does: False."""
+    """Make room for `missing` nodes in the CPU memory of worker w, and return whether there is room. If too
+    few nodes can leave, none does.
+    """
     caches, number = state.caches, _memory_number(state, w)
     cache = caches.workers[number]
-    size = state.offload.memories[state.offload.memories[w].store].nodes
-    excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - size
+    most_nodes = state.offload.memories[state.offload.memories[w].store].nodes
+    # All entries of a memory are idle, since no request runs on it.
+    nodes_in_memory = cache.idle_blocks // caches.numbers[NODE_BLOCKS]
+    excess = missing + nodes_in_memory - most_nodes
     if excess <= 0:
         return True
-    e, can_leave = np.int64(cache.oldest), ZERO
-    while e != NONE and can_leave < excess:
-        can_leave += _can_leave(caches.entries[e])
+    e, leaving = np.int64(cache.oldest), ZERO
+    while e != NONE and leaving < excess:
+        leaving += _can_leave(caches.entries[e])
         e = np.int64(caches.entries[e].newer)
-    if can_leave < excess:
+    if leaving < excess:
         return False
     e = np.int64(cache.oldest)
     while excess > 0:
@@ -387,7 +404,8 @@ def start_anew(state, r):
 
 @where_has("offload", lambda state, w: None)
 def forget_memory(state, w):
-    """Empty the CPU memory of worker w, which goes down; requests that wait for a load have nothing computed.
+    """Empty the CPU memory of worker w, which goes down. Requests that wait for a load lose what was computed
+    or found for them.
 
     A shared store keeps its nodes: only the loads of this worker end.
     """
@@ -403,6 +421,7 @@ def forget_memory(state, w):
     memory.head[LEFT] = NONE
     r = memory.head[LOADING]
     while r != NONE:
+        # Without a shared store the entries that count the loads are gone.
         if memory.is_shared and state.offload.loads[r].nodes > 0:
             _count_loads(state, w, r, -ONE)
             state.offload.loads[r].nodes = 0
@@ -415,4 +434,6 @@ def forget_memory(state, w):
 def pop_loading(state, w):
     """Take one of the requests that wait for a load on worker w out of its list; NONE if it is empty."""
     memory = state.offload.memories[w]
-    return NONE if memory.head[LOADING] == NONE else pop_first(state.requests, memory, LOADING)
+    if memory.head[LOADING] == NONE:
+        return NONE
+    return pop_first(state.requests, memory, LOADING)

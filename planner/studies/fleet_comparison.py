@@ -1,10 +1,11 @@
 """Compares several fleets, or policies, on the same requests: as a table, charts of TTFT and TBT, and JSON.
 
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
-SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
+SLO, each variant is also simulated in the same scenarios, with more traffic and with longer steps
 (fleet_safety.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
-in a plan (`served_s`), divided by the output tokens of the finished requests. If the backlog grows, or there
-is no SLO to tell, the bill is counted to the last token.
+in a plan (`served_s`), divided by the output tokens of the finished requests. A fleet with a growing backlog
+is still busy after that time, so its bill is counted to the last token. Without an SLO the
+bill is counted so too, because only an SLO tells whether a backlog grows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ MOST_CURVES = 8  # More colours than this are hard to tell apart in one chart.
 # The files of `plan compare -o DIR`.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 CHARTED_METRICS: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a chart is drawn.
-# Charts of an earlier run in the same folder; they are removed if this run draws none.
+# The names of charts that an earlier run may have left in the folder; this run removes those that it does not
+# write.
 OUTDATED = tuple(f"charts/{metric}.png" for metric in CHARTED_METRICS)
 PERCENTILES = ("p50", "p90", "p99")
 
@@ -88,7 +90,8 @@ class VariantRow:
     def cells(self) -> dict[str, Any]:
         """One line of compare.csv. A latency is None if no request has one, a verdict if there is no SLO."""
         fleet, summary = self.variant.fleet, self.summary
-        slo, power = summary["slo"] or {}, summary["power"] or {}
+        slo_results, power = summary["slo"] or {}, summary["power"] or {}
+        is_steady = slo_results.get("is_steady")
         return {
             "variant": self.variant.name,
             "llm": fleet.llm.name,
@@ -96,14 +99,14 @@ class VariantRow:
             "by_gpu_usd_per_h": output.plain_value(fleet.price_usd_per_h),
             "workers": fleet.workers,
             "gpus": fleet.gpus,
-            "verdict": verdict_word(slo["holds"], slo["is_judged"]) if slo else None,
-            "attainment_frac": slo.get("attainment_frac"),
-            "steady": {True: "yes", False: "no", None: None}[slo.get("is_steady")],
+            "verdict": verdict_word(slo_results["holds"], slo_results["is_judged"]) if slo_results else None,
+            "attainment_frac": slo_results.get("attainment_frac"),
+            "steady": None if is_steady is None else "yes" if is_steady else "no",
             **self._safety_cells(),
             **{
-                f"{metric}_{name}_s": (summary[f"{metric}_s"] or {}).get(name)
+                f"{metric}_{percentile}_s": (summary[f"{metric}_s"] or {}).get(percentile)
                 for metric in METRICS
-                for name in PERCENTILES
+                for percentile in PERCENTILES
             },
             "usd_per_million_output_tokens": output.plain_value(self.usd_per_million_output_tokens),
             "provisioned_w": output.plain_value(fleet.power_w),
@@ -134,7 +137,7 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetComparison:
-    """The rows of all variants on `requests`; `seed` drew these and is the policies' seed."""
+    """The rows of all variants on `requests`. `seed` drew the requests, and is that of routing policies."""
 
     requests: Trace
     slo: Slo | None
@@ -157,9 +160,9 @@ class FleetComparison:
                     f"{row.variant.name}: {counts} of {len(self.requests)} requests; they count as "
                     "infinitely late, so its curves may end below 100 %"
                 )
-            if row.summary["slo"] and not row.summary["slo"]["is_steady"]:
-                slo = row.summary["slo"]
-                notes.append(f"{row.variant.name}: {backlog_text(slo['patient_frac'], slo['patience_s'])}")
+            if (slo_results := row.summary["slo"]) and not slo_results["is_steady"]:
+                text = backlog_text(slo_results["patient_frac"], slo_results["patience_s"])
+                notes.append(f"{row.variant.name}: {text}")
             if spot := spot_up_text(row.variant.fleet):
                 notes.append(f"{row.variant.name}: {spot}")
             if idle := idle_gpus_text(bill_fleet(row.variant.fleet), is_of_fleet_file=True):
@@ -178,7 +181,7 @@ def compare_fleets(
     executor: Executor | None = SERIAL,
     scenarios: Scenarios | None = None,
 ) -> FleetComparison:
-    """Simulate every variant on `requests`, and with `scenarios` in some of these.
+    """Simulate every variant on `requests`, and in some of `scenarios` if these are given.
 
     `seed`, which drew the requests, is also the seed of routing policies that draw. Raises InputError if
     there is no variant, or if two have the same name.
@@ -204,7 +207,7 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     safety = None if slo is None else measure_safety(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady
-    # The module's docstring says why the time paid for depends on the backlog.
+    # Why the paid time depends on the backlog: see the docstring of this module.
     if is_steady:
         billed_s = served_s(requests, simulation)
     else:
@@ -216,7 +219,9 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
 def render_comparison(comparison: FleetComparison) -> dict[str, str]:
     """The files that `plan compare -o DIR` writes: name -> content."""
     document = json.dumps(to_json(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return dict(zip(NAMES, (_html(comparison), _csv(comparison), document), strict=True))
+    # In the order of NAMES.
+    contents = (_html(comparison), _csv(comparison), document)
+    return dict(zip(NAMES, contents, strict=True))
 
 
 def to_json(comparison: FleetComparison) -> output.Document:
@@ -241,7 +246,9 @@ def to_json(comparison: FleetComparison) -> output.Document:
 
 
 def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]:
-    """The rows of the printed table: a label and one cell per variant. Rows without a value are left out."""
+    """The lines of the printed table: a label and one cell per variant. Lines without a value for any variant
+    are left out.
+    """
     variant_cells = [row.cells() for row in comparison.rows]
     is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in variant_cells)
 
@@ -249,17 +256,16 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         return label, ["-" if cells[key] is None else show(cells[key]) for cells in variant_cells]
 
     def latency_text(cells: dict[str, Any], key: str) -> str:
-        """A latency in words; "never" if too many requests were lost for it to be reached."""
+        """The latency under `key` in words."""
         if cells[key] is not None:
             return show_s(cells[key])
         # Lost requests count as infinitely late, so with enough of them a percentile is never reached.
         return "never" if cells["rejected"] or cells["unfinished"] else "-"
 
-    def latency(metric: Metric, name: str) -> tuple[str, list[str]]:
-        label, key = f"{METRICS[metric].abbreviation} {name}", f"{metric}_{name}_s"
+    def latency_line(metric: Metric, percentile: str) -> tuple[str, list[str]]:
+        label, key = f"{METRICS[metric].abbreviation} {percentile}", f"{metric}_{percentile}_s"
         return label, [latency_text(cells, key) for cells in variant_cells]
 
-    # A line without a value for any variant is left out at the end.
     table_lines = [
         ("fleet", [describe_fleet(row.variant.fleet) for row in comparison.rows]),
         line("LLM", "llm", str),
@@ -273,7 +279,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         line("holds to more traffic", "holds_to_traffic_frac", more_text),
         line("holds to longer steps", "holds_to_steps_frac", more_text),
         line("missed first beyond", "breaks_first", str),
-        *(latency(metric, name) for metric in METRICS for name in PERCENTILES),
+        *(latency_line(metric, percentile) for metric in METRICS for percentile in PERCENTILES),
         line("USD per million output tokens", "usd_per_million_output_tokens", "{:,.3f}".format),
         line("expected power, kW", "expected_w", lambda watts: f"{watts / 1e3:,.2f}"),
         line("provisioned power, kW", "provisioned_w", lambda watts: f"{watts / 1e3:,.2f}"),
@@ -355,7 +361,9 @@ def _html(comparison: FleetComparison) -> str:
 
 
 def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
-    """Charts of the distributions of TTFT and TBT; without a chart for a metric that no request has."""
+    """Charts of the distributions of TTFT and TBT; none of a metric without a value above 0, such as the TBT
+    of answers of one token.
+    """
     limits = comparison.slo.limits if comparison.slo is not None else ()
     pictures = []
     for metric in CHARTED_METRICS:

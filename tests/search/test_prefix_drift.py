@@ -10,7 +10,7 @@ from plans import CATALOG
 
 import fleetplan
 from planner.errors import InputError
-from planner.search.prefixes.prefix_drift import drift_popularity, popular_prefixes
+from planner.search.prefixes.prefix_drift import begun_prefixes, drift_popularity
 from planner.traffic.trace import Trace
 
 BLOCK, OWN = 16, 1000
@@ -64,7 +64,7 @@ def test_nothing_moves_where_nothing_can() -> None:
     assert drift_popularity(trace, 0.0, np.random.default_rng(0)) is trace
     one = replace(trace, prefix_ids=np.where(trace.prefix_ids < OWN, 0, trace.prefix_ids))
     assert drift_popularity(one, 0.3, np.random.default_rng(0)) is one
-    assert len(np.unique(popular_prefixes(trace))) == 4
+    assert len(np.unique(begun_prefixes(trace))) == 4
     first, again = (drift_popularity(trace, 0.3, np.random.default_rng(2)) for _ in range(2))
     assert (first.prefix_ids == again.prefix_ids).all()
 

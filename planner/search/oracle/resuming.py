@@ -39,6 +39,9 @@ WRITE_EVERY_S = 60.0  # After that the file is written this often: what a killed
 TrafficKey = str | tuple[Scenarios, int]
 """The traffic of a simulation: the digest of a trace, or a scenario by its number."""
 
+Answer = tuple[bool, int]
+"""Whether the SLO is kept, and how many requests were simulated to decide that."""
+
 AnswerKey = tuple[tuple[object, ...], Slo, TrafficKey]
 """What an answer depends on: the setup (LLM, network, policies, step times and fleet), the SLO, and the
 traffic.
@@ -48,21 +51,22 @@ _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
 
 class AnswerFile:
-    """The file of the answers of one question's simulations, in the folder of its plan; safe for threads.
+    """A file with the simulated answers of one question, in the folder of its plan; safe for threads.
 
     In the file an answer has a name, which is a digest of its key. Computing the digest takes longer than a
     short simulation, so `add` keeps answers without names until the file is written, and most runs end
-    before. `look_up` computes names only if a file was loaded.
+    before the first writing. `look_up` computes names only if a file was loaded.
     """
 
     def __init__(self, folder: Path, question: str) -> None:
         """`question` is the digest of the question (`question_digest`)."""
         self.path, self.question = folder / FILE_NAME, question
         self.found_count = 0  # How often `look_up` found an answer.
-        self._known: dict[str, tuple[bool, int]] = {}
-        self._unnamed: list[tuple[AnswerKey, tuple[bool, int]]] = []
+        self._known: dict[str, Answer] = {}
+        self._unnamed: list[tuple[AnswerKey, Answer]] = []
         self._is_loaded = False
-        # This start makes the first writing due FIRST_WRITE_S from now.
+        # A writing is due WRITE_EVERY_S after the last one. With this time the first is due FIRST_WRITE_S
+        # from now.
         self._written_s = time.monotonic() + FIRST_WRITE_S - WRITE_EVERY_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
@@ -88,12 +92,8 @@ class AnswerFile:
             )
         self._known, self._is_loaded = answers, True
 
-    def look_up(
-        self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
-    ) -> tuple[bool, int] | None:
-        """Whether the SLO is kept, and how many requests the earlier run simulated to decide that; None if no
-        loaded file has the answer.
-        """
+    def look_up(self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> Answer | None:
+        """The answer of the earlier run; None if no file was loaded, or if it lacks the answer."""
         if not self._is_loaded or (name := answer_name(setup, traffic, slo)) is None:
             return None
         with self._lock:
@@ -153,7 +153,7 @@ def _traffic_key(traffic: Trace | Scenario) -> TrafficKey:
 
 
 def _name_of(setup: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | None:
-    """As `answer_name`, for traffic by its key."""
+    """The name of an answer as in `answer_name`, where the traffic is given by its key."""
     text = repr((setup, slo))
     if _is_incomplete(text):
         return None
@@ -171,25 +171,29 @@ def _scenario_digest(scenarios: Scenarios, number: int) -> str:
     """
     if _is_incomplete(text := scenarios.text_for_digest()):
         return trace_digest(scenarios[number].trace)
+    # No simulation reads `coarse_s`, so `trace_digest` leaves it out, but arrival times are
+    # spread by it.
     return _digest(text, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:
     """A digest of all columns of a trace that a simulation reads, computed once for each trace."""
-    if (text := _digests.get(trace)) is None:
-        digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
-        lengths = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
-        prefixes = (trace.prefix_offsets, trace.prefix_ids)
-        others = (trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens)
-        for column in (*lengths, *prefixes, *others):
-            if column is None:
-                digest.update(b"-")
-            elif column.strides == (0,):  # One value, broadcast to all requests.
-                digest.update(repr((len(column), column[:1])).encode())
-            else:
-                digest.update(np.ascontiguousarray(column).data)
-        text = _digests[trace] = digest.hexdigest()
-    return text
+    if (known_digest := _digests.get(trace)) is not None:
+        return known_digest
+    digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
+    columns = (
+        *(trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.prefix_offsets, trace.prefix_ids),
+        *(trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens),
+    )
+    for column in columns:
+        if column is None:
+            digest.update(b"-")  # Marks the place of a missing column.
+        elif column.strides == (0,):  # One value, broadcast to all requests.
+            digest.update(repr((len(column), column[:1])).encode())
+        else:
+            digest.update(np.ascontiguousarray(column).data)
+    _digests[trace] = digest.hexdigest()
+    return _digests[trace]
 
 
 def _digest(*parts: object) -> str:

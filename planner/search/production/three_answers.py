@@ -3,7 +3,8 @@
 on paper      the fleet keeps the SLO on the traffic and with the step times as they are written
 production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` asks for
               (production_fleet.py)
-with a loss   the fleet does so after the loss of any one worker (fleet_with_a_loss.py)
+with a loss   the fleet keeps the SLO in that share of scenarios after the loss of any one worker
+              (fleet_with_a_loss.py)
 """
 
 from __future__ import annotations
@@ -65,47 +66,51 @@ def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
 
 
 def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
-    """The production fleet of the trial with the two answers beside it. The fleet with a loss is searched
-    within the limits of the trial's problem, which may be narrower than those of `problem`.
+    """The production fleet of the trial, with the answers on paper and with a loss. The fleet with a loss is
+    searched within the limits of the trial's problem, which may be narrower than those of `problem`.
     """
-    # If the question itself has losses to survive, production survives them already.
-    asks_for_loss = not problem.oracle.has_losses and not problem.out_of_time()
-    lossy: FleetWithALoss | None = None
-    if asks_for_loss:
-        lossy, first_lossy = find_fleet_with_a_loss(trial, paper)
-        # The first fleet with a loss has workers to spare, even if it fails its own test: it may be the
-        # better fleet for production.
-        preferred = _prefer_lossy_fleet(trial, first_lossy)
+    # If the question itself has losses, production survives them already, and no third fleet is searched.
+    searches_with_loss = not problem.oracle.has_losses and not problem.out_of_time()
+    survivor: FleetWithALoss | None = None
+    if searches_with_loss:
+        survivor, first_found = find_fleet_with_a_loss(trial, paper)
+        # The first fleet that the search found has workers to spare. Even if it fails the test with losses,
+        # it may pass production's test, which is without losses, at no higher cost.
+        preferred = _prefer_fleet_with_loss(trial, first_found)
         if preferred is not trial:
-            lossy = cheaper_with_one_more(preferred, lossy)
+            # The survivor was searched around the former production fleet.
+            survivor = cheaper_with_one_more(preferred, survivor)
         trial = preferred
     on_paper = _answer(problem, "on-paper", paper.best, _kept_in_of_paper_fleet(problem, paper, trial))
-    if trial.searched_problem.oracle.downscale == 1:
+    if trial.searched_problem.oracle.downscale == 1:  # In a large problem production alone has a headroom.
         on_paper = _with_headroom(on_paper, problem, paper.best)
     production = _answer(problem, "production", trial.best, trial.kept_in)
     answers = [on_paper, _with_headroom(production, problem, trial.best)]
-    if asks_for_loss:
-        answers.append(_answer_with_a_loss(trial, lossy))
+    if searches_with_loss:
+        answers.append(_answer_with_a_loss(trial, survivor))
     assert problem.task.safety is not None
     scenarios = replace(
         _scenarios_fact(problem, trial.best, trial.searched_problem.oracle),
         cheaper=trial.cheaper,
         fewer=_one_fewer_refused(trial),
     )
-    with_loss = None if lossy is None else lossy.counts
+    with_loss = None if survivor is None else survivor.counts
     return Production(trial.best, tuple(answers), scenarios, trial.is_passed, trial, with_loss)
 
 
-def _answer_with_a_loss(trial: FleetTrial, lossy: FleetWithALoss | None) -> facts.Answered:
+def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> facts.Answered:
     """The answer "with a loss", which names no fleet where none was found."""
-    if lossy is None:
-        return facts.Answered("with-a-loss", (), None, None, None)
-    answer = _answer(lossy.problem or trial.problem, "with-a-loss", lossy.counts, lossy.kept_in)
-    return answer if lossy.problem is None else _with_headroom(answer, lossy.problem, lossy.counts)
+    if survivor is None:
+        return facts.Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
+    # Beside a scale model there is no problem with a loss: the answer is then without a headroom.
+    answer = _answer(survivor.problem or trial.problem, "with-a-loss", survivor.counts, survivor.kept_in)
+    return answer if survivor.problem is None else _with_headroom(answer, survivor.problem, survivor.counts)
 
 
 def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | None:
-    """As `plan_production`; if no fleet keeps enough scenarios, the cheapest on paper with the reason."""
+    """As `plan_production`; if no fleet keeps the SLO in enough scenarios, the cheapest fleet on paper, with
+    the reason.
+    """
     try:
         return plan_production(problem, paper)
     except InfeasibleError as error:
@@ -119,27 +124,40 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
 
 
 def _with_share_on_paper(why: WhyOnPaper, kept_in: facts.KeptIn | None) -> WhyOnPaper:
-    """The reason, with the share that the fleet on paper keeps by its answer, where no other fleet keeps
-    more. The search has counted that share in fewer scenarios, and those of large traffic in a scale model.
+    """The reason `why`, with `kept_in`, the share of scenarios that the answer on paper states.
+
+    The search counted this fleet in fewer scenarios, and for large traffic in a scale model, so its share may
+    differ from the answer's. The reason stays as it is if another fleet keeps a larger share, or if the
+    answer's share would be enough.
     """
     if not isinstance(why, facts.TooFewKept) or kept_in is None or not kept_in.scenario_count:
         return why
     most = why.most_kept
-    is_another = most.value > most.on_paper and most.kept_frac > kept_in.kept_frac
-    if is_another or kept_in.kept_frac >= most.asked_frac:
+    is_another_better = most.value > most.on_paper and most.kept_frac > kept_in.kept_frac
+    if is_another_better or kept_in.kept_frac >= most.asked_frac:
         return why
     return facts.TooFewKept(replace(most, kept_frac=kept_in.kept_frac, value=most.on_paper))
 
 
 def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
-    """The cheapest fleet on paper, with how many scenarios it keeps, if no production fleet was found."""
+    """The cheapest fleet on paper, with the number of scenarios in which it keeps the SLO, where no
+    production fleet was found.
+    """
     assert problem.search_scenarios is not None and problem.task.safety is not None
-    test = ScenarioTest(problem.oracle, problem.search_scenarios, problem.task.safety, 0, problem.out_of_time)
-    # The scenarios of a large problem would be drawn at full size for this count alone, so it takes fewer.
+    test = ScenarioTest(
+        problem.oracle,
+        problem.search_scenarios,
+        problem.task.safety,
+        first=0,
+        out_of_time=problem.out_of_time,
+    )
+    # `build_scale_model` gives a small problem back. The scenarios of a large one would be drawn at full size
+    # for this count alone, so fewer are counted.
     is_small = build_scale_model(problem, paper.best) is problem
-    kept_in = test.count_kept(paper.best, problem.search_scenarios.count if is_small else test.side_scenarios)
+    scenario_count = problem.search_scenarios.count if is_small else test.side_scenarios
+    kept_in = test.count_kept(paper.best, scenario_count)
     on_paper = _with_headroom(_answer(problem, "on-paper", paper.best, kept_in), problem, paper.best)
-    answers = (on_paper, facts.Answered("production", (), None, None, None))
+    answers = (on_paper, facts.Answered("production", workers=(), value=None, usd_per_h=None, kept_in=None))
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
     return Production(paper.best, answers, scenarios, is_tested=False, trial=None, why_on_paper=why)
 
@@ -147,8 +165,8 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
 def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> facts.KeptIn:
     """In how many scenarios the fleet on paper keeps the SLO.
 
-    These are the scenarios in which production was searched. Beside a scale model they are the first ones of
-    the test, because the search's scenarios at full size would have to be drawn for this count alone.
+    The scenarios are those in which production was searched. Beside a scale model they are the first ones of
+    the test, because the search's scenarios would have to be drawn at full size for this count alone.
     """
     assert problem.search_scenarios is not None
     if trial.searched_problem.oracle.downscale > 1:
@@ -158,20 +176,22 @@ def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTr
     )
 
 
-def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetTrial:
+def _prefer_fleet_with_loss(trial: FleetTrial, with_loss: Counts | None) -> FleetTrial:
     """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
     the test; else the given trial.
 
-    If it costs less, it is reduced to the workers that it needs for the test. If it costs the same it keeps
-    all, since the nodes on which they run are paid for anyway.
+    If it costs less, it is reduced to the workers that it needs for the test. If it costs the same, it keeps
+    all workers, since the nodes on which they run are paid for anyway. `retest` and `with_fewest_workers`
+    forget what is known of cheaper fleets (`cheaper`), but it holds for a fleet that costs no more.
     """
+    # Costs that differ by less than this factor are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor
-    if lossy_fleet is None or objective_of(lossy_fleet) > objective_of(trial.best) * same_value_factor:
+    if with_loss is None or objective_of(with_loss) > objective_of(trial.best) * same_value_factor:
         return trial
-    if names_of(lossy_fleet) == names_of(trial.best):
+    if names_of(with_loss) == names_of(trial.best):
         return trial
-    costs_less = objective_of(lossy_fleet) * same_value_factor < objective_of(trial.best)
-    preferred = replace(trial.retest(lossy_fleet), cheaper=trial.cheaper)
+    costs_less = objective_of(with_loss) * same_value_factor < objective_of(trial.best)
+    preferred = replace(trial.retest(with_loss), cheaper=trial.cheaper)
     if not preferred.is_passed:
         return trial
     return replace(with_fewest_workers(preferred), cheaper=trial.cheaper) if costs_less else preferred
@@ -224,29 +244,30 @@ def _with_headroom(answer: facts.Answered, problem: Problem, counts: Counts) -> 
 
 
 def _one_fewer_refused(trial: FleetTrial) -> facts.FewerTested | None:
-    """The fleet with one worker less that did not pass a test; of several the one that keeps most."""
+    """The fleet with one worker fewer that was tested and did not pass; of several such fleets the one that
+    keeps the SLO in the largest share of scenarios."""
     asked_frac = trial.test.safety.kept_in_frac
-    refused = [
-        facts.FewerTested(tuple(count for _, count in fewer), kept_in, asked_frac)
-        for k in range(len(trial.best))
-        if (kept_in := trial.test.refused.get(names_of(fewer := add_workers(trial.best, -1, [k]))))
-    ]
+    refused = []
+    for k in range(len(trial.best)):
+        fewer = add_workers(trial.best, -1, [k])
+        if kept_in := trial.test.refused.get(names_of(fewer)):
+            refused.append(facts.FewerTested(tuple(count for _, count in fewer), kept_in, asked_frac))
     return max(refused, key=lambda each: each.kept_in.kept_frac, default=None)
 
 
 def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:
-    """The fact that says how the scenarios were drawn and how many the search, whose oracle is `searched`,
-    saw.
+    """How the scenarios were drawn, and how many of them the search saw. `searched` is the oracle of that
+    search.
     """
     assert problem.task.safety is not None and problem.search_scenarios is not None
     trace = problem.search_scenarios.trace
     source = drawn_by(problem.task, trace)
     return facts.ScenariosDrawn(
-        source,
-        block_s(trace) if source == "blocks" else 0.0,
-        problem.task.safety.growth_frac,
-        all(option.type.latency.spread is not None for option, _ in best),
-        len(searched.scenarios),
-        searched.downscale,
-        problem.task.safety.prefix_drift_frac,
+        traffic=source,
+        block_s=block_s(trace) if source == "blocks" else 0.0,
+        growth_frac=problem.task.safety.growth_frac,
+        have_spread=all(option.type.latency.spread is not None for option, _ in best),
+        searched=len(searched.scenarios),
+        downscale=searched.downscale,
+        prefix_drift_frac=problem.task.safety.prefix_drift_frac,
     )
