@@ -1,11 +1,13 @@
 """Compares the simulator with plain simulators that share no code with it, on random fleets, by seed.
 
-    python benchmarks/references.py --cases 1000 --prefixes 2000 --fleets 20000 --tiers 100
+    python benchmarks/references.py --cases 1000 --prefixes 2000 --combined 2500 --fleets 20000 --tiers 100
 
 --cases: so many random cases (tests/support/engine_cases.py: engines, orders of prompts, routings, mixed or
 prefill and decode workers, small KV caches), in which every result must equal the plain simulator's to 1e-9.
 --prefixes: so many random cases with prefix caches (tests/support/prefix_cases.py: engines, orders, routings,
 late notices of evictions, mixed or prefill and decode workers), likewise.
+--combined: so many random cases of tests/support/combined_cases.py: the fleets of the two above with orders
+by deadline, LoRA adapters, or memory behind the caches.
 --fleets: so many random fleets of prefill and decode workers, in which every request must end and the
 conditions of tests/support/conservation.py must hold at the end.
 --tiers: so many random cases (tests/support/offload_cases.py), in which the hits on the GPU, in CPU memory or
@@ -27,6 +29,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
+from combined_cases import compare_combined_case
 from conservation import check_conservation
 from engine_cases import compare_engine_case, random_policies, with_engines
 from offload_cases import compare_tiers
@@ -116,6 +119,7 @@ def main() -> int:
     )
     parser.add_argument("--cases", type=int, default=1000, help="against the plain simulators (1000)")
     parser.add_argument("--prefixes", type=int, default=2000, help="with prefix caches (2000)")
+    parser.add_argument("--combined", type=int, default=2500, help="with several at once (2500)")
     parser.add_argument("--fleets", type=int, default=20_000, help="of prefill and decode workers (20000)")
     parser.add_argument("--tiers", type=int, default=120, help="of KV tiers (120)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
@@ -130,6 +134,8 @@ def main() -> int:
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
     prefixes = range(asked.first, asked.first + asked.prefixes)
     failures += check_all("prefixes", prefixes, compare_prefix_case)
+    combined = range(asked.first, asked.first + asked.combined)
+    failures += check_all("combined", combined, compare_combined_case)
     failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
     failures += check_tiers(range(asked.first, asked.first + asked.tiers))
     return int(failures > 0)

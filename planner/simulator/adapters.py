@@ -49,12 +49,22 @@ def _add_to_step(state, r):
 
 @where_has("adapters", lambda state, l: None)
 def note_running(state, l):
-    """Begin a new step on lane l: its adapters so far are those of the requests that run there."""
+    """Begin a new step on lane l: its adapters so far are those of the requests that run there.
+
+    Decodes that wait for a step of prompts (SGLang) count too, as all run together afterwards.
+    """
+    _note_step(state, l, True)
+
+
+@kernel_jit
+def _note_step(state, l, with_decodes):
+    """Begin a new step on lane l with the adapters of its prompts and, `with_decodes`, of its decodes."""
     lane = state.lanes[l]
     state.adapters.numbers[STAMP] += 1
     state.adapters.numbers[IN_STEP] = 0
-    for slot in range(lane.decodes):
-        _add_to_step(state, state.slots[l, slot].request)
+    if with_decodes:
+        for slot in range(lane.decodes):
+            _add_to_step(state, state.slots[l, slot].request)
     for i in range(lane.prefills):
         _add_to_step(state, state.chunks[l, i].request)
 
@@ -187,8 +197,8 @@ def _bring_to_slot(state, w, a, kind):
 @where_has("adapters", lambda state, l: 0.0)
 def adapters_s(state, l):
     """Seconds that adapters add to the step that was formed on lane l, loads included (`models.lora`)."""
-    note_running(state, l)
     adapters, lane = state.adapters, state.lanes[l]
+    _note_step(state, l, lane.is_decoding == 1)
     adapters.numbers[LOADING] = 0
     active = adapters.numbers[IN_STEP]
     if active == 0:
@@ -196,7 +206,7 @@ def adapters_s(state, l):
     w = lane.worker
     kind = adapters.settings[state.workers[w].type]
     tokens, seconds = 0.0, 0.0
-    for slot in range(lane.decodes):
+    for slot in range(lane.decodes * lane.is_decoding):
         if adapters.adapter_of[state.slots[l, slot].request] > 0:
             tokens += lane.width
     for i in range(lane.prefills):

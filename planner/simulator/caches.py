@@ -208,7 +208,7 @@ def cacheable_nodes(state, r):
 
 
 @small_jit
-def _depth_on(state, w, r):
+def depth_on(state, w, r):
     """How many nodes of request r worker w may have."""
     return ZERO if state.workers[w].role == DECODE else np.int64(state.caches.prompts[r].depth)
 
@@ -220,7 +220,7 @@ def cached_nodes(state, w, r):
     No node is cached without those before it, so bisection finds the number.
     """
     caches = state.caches
-    low, high = ZERO, min(_depth_on(state, w, r), cacheable_nodes(state, r))
+    low, high = ZERO, min(depth_on(state, w, r), cacheable_nodes(state, r))
     while low < high:
         middle = (low + high + 1) // 2
         e = find_entry(state, w, node_at(state, r, middle - 1))
@@ -330,7 +330,7 @@ def take_prefix(state, w, r, time_s):
         if not prompt.own_blocks:
             state.workers[w].used_blocks -= 1
         hit = request.length_tokens - BLOCK
-    elif request.preemptions > 0 and nodes == _depth_on(state, w, r) and _has_left_blocks(state, w, r):
+    elif request.preemptions > 0 and nodes == depth_on(state, w, r) and _has_left_blocks(state, w, r):
         hit += _reuse_left_blocks(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
     request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
@@ -373,7 +373,7 @@ def keep_prefix(state, w, r):
     """Cache the nodes of request r that the step being formed fills: others can use them from now on."""
     caches = state.caches
     prompt = caches.prompts[r]
-    full = min(_depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    full = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     for i in range(prompt.used_nodes, full):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)

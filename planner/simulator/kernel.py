@@ -643,6 +643,7 @@ def _empty_worker(state, w, time_s):
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
     worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
+    worker.late_blocks, worker.late_seats = ZERO, ZERO
     worker.stage_free_s[:] = 0.0
     assign_none(state, w)
 

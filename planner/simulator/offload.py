@@ -32,6 +32,9 @@ node does not leave while a worker loads it, until that worker forms its next st
 workers. With asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and
 so finds what others have stored in between.
 
+Workers that decode alone have no such memory: a prompt that was preempted there is computed, as their caches
+keep no nodes.
+
 This module is compiled only for fleets with such memory. For others each `where_has` function is compiled as
 the lambda in its decorator. The memory of worker w, of W workers, is the entries of the caches under worker
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
@@ -48,6 +51,7 @@ from planner.simulator.cache_layout import NODE_BLOCKS, NODE_TOKENS
 from planner.simulator.caches import (
     add_entry,
     cached_nodes,
+    depth_on,
     drop_entry,
     find_entry,
     list_idle,
@@ -55,7 +59,7 @@ from planner.simulator.caches import (
     node_at,
     unlist_idle,
 )
-from planner.simulator.layout import NONE, ONE, ZERO
+from planner.simulator.layout import DECODE, NONE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave_queue
@@ -154,7 +158,7 @@ def nodes_to_load(state, w, r):
         return ZERO
     caches = state.caches
     first = cached_nodes(state, w, r)
-    end = min(caches.prompts[r].depth, state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
+    end = min(depth_on(state, w, r), state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
     if first < end:
         e = find_entry(state, w, node_at(state, r, first))
         if e != NONE and caches.entries[e].is_cached:
@@ -320,7 +324,7 @@ def _store_prompt(state, w, r):
     memory = _memory_number(state, w)
     first = load.stored
     # The first node that is not computed in full; what is behind the last full node of a prompt is no node.
-    end = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    end = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     if end <= first:
         return
     _note_used_nodes(load, first, end)
@@ -392,7 +396,8 @@ def _use_most_recently(state, w, r):
 @where_has("offload", lambda state, w, r: None)
 def leave_memory(state, w, r):
     """Let nodes of request r, which has left worker w, count as used after the stores of the next step."""
-    append_to_list(state.offload.loads, state.offload.memories[w], LEFT, r)
+    if state.workers[w].role != DECODE:
+        append_to_list(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 
 @where_has("offload", lambda state, r: None)

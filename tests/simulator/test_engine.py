@@ -372,6 +372,23 @@ def test_requests_that_fit_on_a_lost_worker_alone_are_unfinished_and_no_mistake(
     assert simulate(fleet, make_trace([0], [4], [3])).status.tolist() == [2]
 
 
+def test_a_worker_that_comes_back_has_all_of_its_blocks() -> None:
+    """Prefill workers of 6 blocks. The first prompt's 2 blocks cross the link from 1 to 1.5 s, while the
+    third is computed: too late for the step that is formed already. At 1.75 s the worker goes down, before
+    that step, and the third prompt goes to the other worker. It is back at 3 s with all of its blocks.
+    """
+    pools = (
+        make_pool(STEP, role="prefill", name="p", kv_tokens=96, count=2),
+        make_pool(STEP, role="decode", name="d"),
+    )
+    policies = Policies(routing="round-robin")
+    fleet = with_engine(Fleet(LLM, pools, policies, Network(1024.0, 0.0, "serialised")), ASYNC)
+    fleet = replace(fleet, disturbances=(Disturbance(1.75, "down", 0), Disturbance(3.0, "up", 0)))
+    found = simulate(fleet, make_trace([0, 0.1, 0.5, 10, 10], [32, 16, 32, 90, 90], [2] * 5))
+    assert found.status.tolist() == [0] * 5 and found.prefill_worker.tolist() == [0, 1, 1, 0, 1]
+    assert found.ttft_s.tolist() == [1.0, 1.0, 2.25, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("batching", ["sarathi", "vllm-v0", "orca", "lightllm"])
 def test_other_batching_is_refused(batching: str) -> None:
     fleet = replace(with_engine(mixed(STEP), ASYNC), policies=Policies(batching=batching))

@@ -147,6 +147,18 @@ def test_every_number_is_the_plain_simulators(dyadic: bool, engine: str | None) 
     assert min(preemptions, passed_over, loads, reads) > 30, (preemptions, passed_over, loads, reads)
 
 
+def test_decodes_that_wait_for_a_step_of_prompts_cost_it_nothing() -> None:
+    """SGLang computes prompts apart. A step takes 1 s, and 0.25 s for each token of an adapter. While the
+    first request decodes, from 2 s on, a prompt of no adapter comes at 2.5 s; its step ends at 4.25 s.
+    """
+    engine = replace(ENGINES["sync"], host=HostTime(), mixed_steps=False)
+    cost = replace(FREE, token_s=0.25)
+    fleet = with_lora(mixed(STEP), Lora(1, 8, 1, 1), cost, engine=engine)
+    found = simulate(fleet, asking(make_trace([0, 2.5], [4, 4], [4, 1]), [0, -1], "a"))
+    assert found.ttft_s.tolist() == [2.0, 1.75]
+    assert found.e2e_s.tolist() == [2.0 + 1.25 + 1.0 + 2 * 1.25, 1.75]
+
+
 def test_slots_for_all_that_cost_nothing_change_nothing() -> None:
     for seed in range(20):
         fleet, trace, limits, closed_loop = random_case(seed, dyadic=True)  # sums are exact

@@ -235,6 +235,20 @@ def test_a_worker_that_goes_down_loses_its_memory() -> None:
     assert (found.status == 0).all() and found.ttft_s[3] == 1.0 + 48 * TOKEN_S
 
 
+def test_decode_workers_compute_what_was_preempted_there() -> None:
+    """Two requests of 48 tokens and 40 of output come to a decode worker of 7 blocks with 3 each, and both
+    need a fourth: one is preempted. Its prompt is in the store that all share, but a worker that decodes
+    alone loads nothing: it computes 49 tokens, and the last of them makes the next one.
+    """
+    pools = tuple(
+        make_pool(PER_TOKEN, role=role, name=role, kv_tokens=tokens)
+        for role, tokens in (("prefill", 960), ("decode", 112))
+    )
+    policies = Policies(prefix_cache=True, kv_offload=memory_of(1000, is_shared=True))
+    found = simulate(Fleet(LLM, pools, policies), prefix_trace([0, 0], [A, B], outputs=[40] * 2))
+    assert found.preemptions.tolist() == [1, 0] and found.worker_tokens.tolist() == [96, 78 + 48]
+
+
 def test_prefill_workers_have_such_memory_when_decode_workers_go_on() -> None:
     pools = tuple(make_pool(PER_TOKEN, role=role, name=role, kv_tokens=96) for role in ("prefill", "decode"))
     fleet = Fleet(LLM, pools, Policies(prefix_cache=True, kv_offload=memory_of(1000)))

@@ -45,9 +45,31 @@ def check_conservation(state: State, fleet: Fleet, n: int) -> None:
     for w, worker in enumerate(workers):
         leaving = leaving_on(state, w)
         assert worker["running"] == len(leaving)
+        assert worker["is_up"] or not worker["late_blocks"] + worker["late_seats"]
         if state.caches is None and worker["is_up"]:
             kind = state.types[worker["type"]]
             assert worker["used_blocks"] == sum(blocks_on(state, kind, r) for r in leaving)
+    if state.caches is not None and (workers["head"][:, layout.LEAVING] == layout.NONE).all():
+        check_cache_conservation(state)
+
+
+def check_cache_conservation(state: State) -> None:
+    """Where no request is left, blocks are used by pinned nodes alone, and by what was given back too late
+    for a step that was formed already; no load is under way, and no tenant waits.
+    """
+    caches = state.caches
+    assert caches is not None
+    assert not caches.tenants["waiting"].any()
+    entries = caches.entries
+    in_use = entries[(entries["refs"] > 0) & (entries["worker"] != layout.NONE)]
+    is_pinned = np.zeros(len(in_use), bool)
+    if caches.pinned.size:
+        words = caches.pinned[in_use["node"], in_use["worker"] // 64]
+        is_pinned = (words >> (in_use["worker"] % 64).astype(np.uint64)) & np.uint64(1) > 0
+    assert (in_use["refs"] == in_use["is_late"] + is_pinned).all()
+    for w, worker in enumerate(state.workers):
+        assert worker["used_blocks"] == in_use["blocks"][in_use["worker"] == w].sum()
+    assert (in_use["worker"] < len(state.workers)).all()
 
 
 def leaving_on(state: State, w: int) -> list[int]:

@@ -6,7 +6,9 @@ the host's memory, are dictionaries from adapters to the number of the step that
 
 from __future__ import annotations
 
+from async_prefix_reference import AsyncPrefixReference
 from async_reference import AsyncReference
+from prefix_reference import PrefixReference
 from simulator_reference import Reference, Request, Worker
 
 from planner.fleet import Fleet
@@ -36,6 +38,9 @@ class LoraReference(Reference):
     def first_with_slot(self, worker: Worker, requests: list[Request]) -> Request | None:
         assert worker.type.lora is not None
         used = self.in_step(worker)
+        if self.takes_prompts_first(worker):  # Decodes that wait for a step of prompts run with these later.
+            decoding = [each for each in worker.running if each.is_prefilled and not self.is_leaving(each)]
+            used |= {self.adapter[request.index] for request in decoding} - {0}
         for request in requests:
             adapter = self.adapter[request.index]
             if not adapter or adapter in used or len(used) < worker.type.lora.lora.max_loras:
@@ -77,4 +82,14 @@ class LoraReference(Reference):
 
 
 class AsyncLoraReference(LoraReference, AsyncReference):
+    pass
+
+
+class PrefixLoraReference(LoraReference, PrefixReference):
+    def next_waiting(self, worker: Worker) -> Request | None:
+        self.evict(worker)
+        return super().next_waiting(worker)
+
+
+class AsyncPrefixLoraReference(PrefixLoraReference, AsyncPrefixReference):
     pass

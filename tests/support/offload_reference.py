@@ -10,7 +10,8 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from async_reference import AsyncReference, Formed
+from async_prefix_reference import AsyncPrefixReference
+from async_reference import Formed
 from prefix_reference import Node, PrefixReference
 from simulator_reference import Request, Worker, blocks_of
 
@@ -57,7 +58,7 @@ class OffloadReference(PrefixReference):
         self.loading: list[list[Load]] = [[] for _ in self.workers]
         self.free_s = [0.0 for _ in self.workers]
         self.stored = [0 for _ in self.requests]  # nodes up to which a request has offered its own
-        self.seen: list[set[int]] = [set() for _ in self.requests]  # lengths of nodes
+        self.used_lengths: list[set[int]] = [set() for _ in self.requests]  # lengths of nodes
         self.gone: list[list[Request]] = [[] for _ in self.workers]
         self.loaded_tokens = [-1 for _ in self.requests]
         self.waited_s = [0.0 for _ in self.requests]
@@ -69,7 +70,9 @@ class OffloadReference(PrefixReference):
         return super().present(worker) + len(self.loading[worker.index])
 
     def in_memory(self, worker: Worker, request: Request) -> list[Node]:
-        """What follows there on what the GPU has."""
+        """What follows there on what the GPU has. Workers that decode alone have no memory."""
+        if worker.role == "decode":
+            return []
         ids, kept = self.ids[request.index], self.kept[worker.index]
         copies = self.caches[worker.index].copies
         first = len(self.matched(worker, request))
@@ -93,6 +96,9 @@ class OffloadReference(PrefixReference):
         return {node for load in loads if not self.is_loaded(worker, load) for node in load.nodes}
 
     def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
+        if worker.role == "decode":
+            super().admit(worker, now, longest, budget)
+            return
         w = worker.index
         for load in list(self.loading[w]):
             request = load.request
@@ -121,7 +127,7 @@ class OffloadReference(PrefixReference):
                 if not self.begin(worker, request, nodes, now):
                     break
                 continue
-            worker.waiting.remove(request)
+            self.leave_queue(worker, request)
             self.take(worker, request)
             if self.loaded_tokens[request.index] < 0:
                 self.loaded_tokens[request.index] = 0
@@ -143,7 +149,7 @@ class OffloadReference(PrefixReference):
         idle = sum(copy.blocks for copy in used if not copy.users)
         if idle + len(nodes) * self.blocks + promised > worker.free:
             return False
-        worker.waiting.remove(request)
+        self.leave_queue(worker, request)
         self.take(worker, request)
         assert request.cached == tokens == len(used) * self.block
         request.blocks = len(nodes) * self.blocks
@@ -165,10 +171,15 @@ class OffloadReference(PrefixReference):
         request.cached = spared  # what is still to be computed, for routers
         self.loading[w].append(Load(request, nodes, total, end_s))
         self.stored[i] = len(used) + len(nodes)
-        self.seen[i] |= set(range(len(used) + 1, self.stored[i] + 1))
+        self.used_lengths[i] |= set(range(len(used) + 1, self.stored[i] + 1))
         self.loads += 1
         heapq.heappush(self.events, (end_s, LOAD, w))
         return True
+
+    def leave_queue(self, worker: Worker, request: Request) -> None:
+        worker.waiting.remove(request)
+        if not request.preemptions:
+            worker.served_batch = request.queue_batch
 
     def next_step_s(self, worker: Worker, now: float) -> float:
         """When the step that is formed begins."""
@@ -204,7 +215,7 @@ class OffloadReference(PrefixReference):
                 self.store(worker, request, request.cached + n)
         for request in self.gone[worker.index]:
             kept, ids = self.kept[worker.index], self.ids[request.index]
-            for k in sorted(self.seen[request.index], reverse=True):
+            for k in sorted(self.used_lengths[request.index], reverse=True):
                 if ids[:k] in kept:
                     del kept[ids[:k]]
                     self.put(worker.index, ids[:k])
@@ -213,12 +224,14 @@ class OffloadReference(PrefixReference):
 
     def store(self, worker: Worker, request: Request, computed: int) -> None:
         w, i = worker.index, request.index
+        if worker.role == "decode":
+            return
         kept, ids = self.kept[w], self.ids[i]
         full = min(len(ids), computed // self.block)
         offered = [ids[:k] for k in range(self.stored[i] + 1, full + 1)]
         if not offered:
             return
-        self.seen[i] |= set(range(self.stored[i] + 1, full + 1))
+        self.used_lengths[i] |= set(range(self.stored[i] + 1, full + 1))
         new = [node for node in offered if node not in kept]
         loads = [
             load
@@ -260,8 +273,12 @@ class OffloadReference(PrefixReference):
 
     def emit(self, worker: Worker, request: Request, now: float) -> None:
         super().emit(worker, request, now)
-        if request.status == "finished":
+        if request.status == "finished" and worker.role != "decode":
             self.gone[worker.index].append(request)
+
+    def hand_off(self, worker: Worker, request: Request, now: float) -> None:
+        self.gone[worker.index].append(request)
+        super().hand_off(worker, request, now)
 
     def check(self, worker: Worker) -> None:
         """Blocks that wait for a load are somebody's too; no more nodes in memory than there is room for."""
@@ -272,7 +289,7 @@ class OffloadReference(PrefixReference):
         assert len(self.kept[worker.index]) <= self.most[worker.index]
 
 
-class AsyncOffloadReference(OffloadReference, AsyncReference):
+class AsyncOffloadReference(OffloadReference, AsyncPrefixReference):
     def next_step_s(self, worker: Worker, now: float) -> float:
         return now if worker.step_start_s is None else now + self.running[worker.index].step_s
 

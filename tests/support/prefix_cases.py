@@ -18,7 +18,7 @@ from simulations import LLM, beside, make_latency, make_pool, prefix_trace, rand
 
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.policies import QUEUE, ROUTING, Policy
-from planner.simulator import simulate
+from planner.simulator import Simulation, simulate
 from planner.traffic.trace import Trace
 
 NAMES = ("prefill_worker", "decode_worker", "preemptions")
@@ -155,9 +155,16 @@ def without_block_ids(trace: Trace) -> Trace:
 def compare_prefix_case(seed: int, *, has_caches: bool = True) -> None:
     """Raise AssertionError where kernel and plain simulator differ, in a number by more than 1e-9."""
     fleet, trace, reference = random_prefix_case(seed) if has_caches else random_case_without_caches(seed)
+    compare_prefix_fleet(fleet, trace, reference, f"seed {seed}")
+
+
+def compare_prefix_fleet(
+    fleet: Fleet, trace: Trace, reference: type[PrefixReference], case: str
+) -> tuple[PrefixReference, Simulation]:
+    """Both simulations, whose numbers are the same but for 1e-9."""
     plain, found = reference(fleet, trace).run(), simulate(fleet, trace)
-    said = f"seed {seed}, {fleet.policies.queue}, {fleet.policies.routing}, {fleet.policies.decode_routing}"
-    assert (found.cached_tokens is not None) == has_caches
+    said = f"{case}, {fleet.policies.queue}, {fleet.policies.routing}, {fleet.policies.decode_routing}"
+    assert (found.cached_tokens is not None) == fleet.policies.prefix_cache
     status = [request.status for request in plain.requests]
     assert [("finished", "rejected")[s] for s in found.status] == status, said
     for name in NAMES:
@@ -173,3 +180,4 @@ def compare_prefix_case(seed: int, *, has_caches: bool = True) -> None:
         )
     np.testing.assert_array_equal(found.worker_steps, [worker.steps for worker in plain.workers], said)
     np.testing.assert_array_equal(found.worker_tokens, [worker.tokens for worker in plain.workers], said)
+    return plain, found

@@ -21,7 +21,7 @@ from planner.simulator.cache_layout import output_token_s, prefill_token_s
 from planner.traffic.trace import Trace
 
 Node = tuple[int, ...]
-PLAIN_QUEUES = ("fcfs", "sjf", "ljf", "srpt")  # that look at neither caches nor tenants
+PLAIN_QUEUES = ("fcfs", "sjf", "ljf", "srpt", "edf")  # that look at neither caches nor tenants
 TELLS = ("prefix-affinity", "cache-aware", "e2", "e2-dynamic", "d2lpm")  # take for cached what they have sent
 
 

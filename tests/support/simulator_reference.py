@@ -150,6 +150,7 @@ class Reference:
         self.window_s = (0.0, math.inf) if closed_loop else measured_window(trace)
         columns = trace.arrival_s.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist()
         self.requests = [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]
+        self.due_s = [self.due_after_s(trace, i) for i in range(len(trace))]  # if the queue is edf
         self.workers: list[Worker] = []
         for pool in fleet.pools:
             is_decode = pool.role == "decode"
@@ -173,6 +174,15 @@ class Reference:
         self.link_free_s = self.link_last_s = -math.inf
         self.event_s = -math.inf  # of the last event that was no arrival
         self.transfers = self.done = self.released = 0
+
+    def due_after_s(self, trace: Trace, i: int) -> float:
+        """Seconds after its arrival at which a request is due: those of its first class, or the longest."""
+        for selector, due_s in self.fleet.policies.due:
+            is_of_tenant = not selector.tenants or trace.tenants[trace.tenant[i]] in selector.tenants
+            tokens, most = int(trace.input_tokens[i]), selector.most_tokens
+            if is_of_tenant and selector.least_tokens <= tokens and (most is None or tokens <= most):
+                return due_s
+        return max((due_s for _, due_s in self.fleet.policies.due), default=0.0)
 
     def line_up_workers(self, kinds: Sequence[WorkerType]) -> None:
         """Number the workers, of these kinds, as routers look at them and as they act at one moment."""
@@ -330,8 +340,8 @@ class Reference:
     def rank(self, worker: Worker, request: Request) -> None:
         """Its place: the smallest batch goes first, and in it the smallest key."""
         policies = self.fleet.policies
-        if policies.queue in ("fcfs", "edf"):  # Here no class is due sooner than another.
-            request.queue_key = request.arrival_s
+        if policies.queue in ("fcfs", "edf"):
+            request.queue_key = request.arrival_s + (self.due_s[request.index] if policies.due else 0.0)
             return
         tokens = {"sjf": request.input, "ljf": -request.input, "srpt": request.input + request.output}
         if policies.queue_batch:

@@ -1,0 +1,159 @@
+"""Random fleets that combine what other random cases have one at a time, against the plain simulators.
+
+The fleets are those of engine_cases.py and prefix_cases.py: engines, sessions, routings, mixed workers or
+prefill and decode workers, small KV caches. A case adds one of KINDS to such a fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from async_prefix_reference import AsyncPrefixReference
+from async_reference import AsyncReference
+from engine_cases import random_engine_case
+from lora_reference import AsyncLoraReference, AsyncPrefixLoraReference, LoraReference, PrefixLoraReference
+from offload_cases import memory_of, with_disk
+from offload_reference import AsyncOffloadReference, OffloadReference
+from prefix_cases import compare_prefix_fleet, random_prefix_case
+from prefix_reference import PLAIN_QUEUES
+from simulations import compare
+from simulator_reference import Reference
+
+from planner.domain import Selector
+from planner.fleet import Fleet
+from planner.models.kv_layout import BESIDE_NOTHING
+from planner.models.lora import Lora, LoraCost, LoraSlots
+from planner.traffic.trace import Trace
+
+LORA: dict[type[Reference], type[Reference]] = {
+    Reference: LoraReference,
+    AsyncReference: AsyncLoraReference,
+    AsyncPrefixReference: AsyncPrefixLoraReference,
+}
+
+
+def with_policies(fleet: Fleet, **changes: object) -> Fleet:
+    return replace(fleet, policies=replace(fleet.policies, **changes))  # type: ignore[arg-type]
+
+
+def random_due(trace: Trace, rng: np.random.Generator) -> tuple[tuple[Selector, float], ...]:
+    """One to three classes by tenant, or two by the length of the prompt, each due soon or late."""
+    if not trace.tenants:
+        cut = int(rng.integers(2, 40))
+        selectors = [Selector("short", most_tokens=cut), Selector("long", least_tokens=cut + 1)]
+    else:
+        names = rng.permutation(trace.tenants)[: rng.integers(1, 4)].tolist()
+        selectors = [Selector(name, tenants=(name,)) for name in names]
+    return tuple((selector, float(rng.choice([0.05, 0.5, 5.0, 50.0]))) for selector in selectors)
+
+
+def with_order(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> Fleet:
+    """The same fleet with edf, or, as prefix_cases.py has none, with a window or batches of an order."""
+    order = rng.integers(4) if trace.prefix_block_tokens else 0
+    if order < 2:
+        return with_policies(fleet, queue="edf", due=random_due(trace, rng), queue_batch=0)
+    queue = str(rng.choice(["sjf", "ljf", "srpt"]))
+    if order == 2:
+        return with_policies(fleet, queue=queue, queue_window_s=float(rng.choice([0.05, 0.5, 5.0])))
+    return with_policies(fleet, queue=queue, queue_batch=int(rng.choice([2, 4])))
+
+
+def with_some_order(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> Fleet:
+    """The same fleet with an order that looks at neither caches nor tenants: its own, or `with_order`."""
+    if rng.integers(2):
+        return with_order(fleet, trace, rng)
+    return fleet if fleet.policies.queue in PLAIN_QUEUES else with_policies(fleet, queue="fcfs")
+
+
+def with_adapters(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> tuple[Fleet, Trace]:
+    """One to eight adapters on one to three slots, each cost in half of the fleets. Only requests of one
+    adapter have blocks in common.
+    """
+    max_loras, count = int(rng.integers(1, 4)), int(rng.integers(1, 9))
+    most_s = np.array([0.1, 0.05, 0.05, 0.005, 0.2, 0.5])
+    kernels_s, read_s, experts_s, token_s, load_s, disk_s = (
+        rng.uniform(0, most_s) * rng.integers(2, size=6)
+    ).tolist()
+    visited_frac = float(rng.choice([0.0, 0.125, 1.0]))
+    cost = LoraCost(0.0, kernels_s, read_s, experts_s, visited_frac, token_s, load_s, disk_s)
+    slots = LoraSlots(Lora(max_loras, 8, count, max_loras + int(rng.integers(0, 4))), cost)
+    if trace.prefix_block_tokens or rng.uniform() < 0.7:
+        adapter = rng.integers(-1, count, len(trace))
+        apart = 1000 * np.repeat(adapter + 1, np.diff(trace.prefix_offsets)) if len(trace.prefix_ids) else 0
+        ids = trace.prefix_ids + apart
+        trace = replace(trace, adapter=adapter, adapters=tuple("abcdefgh"[:count]), prefix_ids=ids)
+    return fleet.with_types(lambda kind: replace(kind, lora=slots)), trace
+
+
+def with_memory(fleet: Fleet, seed: int) -> Fleet:
+    """The same fleet with memory behind its prefix caches, of each worker and with a disk or not, or shared;
+    the plain simulator of asynchronous engines looks into a shared one at another moment.
+    """
+    rng = np.random.default_rng([seed, 72])
+    is_async = fleet.engine is not None and fleet.engine.async_scheduling
+    kind = int(rng.integers(2 if is_async else 3))
+    size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
+    token_s = float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform())
+    fleet = fleet.with_types(lambda each: replace(each, kv_beside=BESIDE_NOTHING))
+    fleet = with_policies(fleet, kv_offload=memory_of(size, token_s, is_shared=kind == 2))
+    return with_disk(fleet, seed) if kind == 1 else fleet
+
+
+def compare_order(seed: int) -> None:
+    (fleet, trace, limits, closed_loop), reference = random_engine_case(seed)
+    rng = np.random.default_rng([seed, 70])
+    compare(with_order(fleet, trace, rng), trace, limits, closed_loop, reference)
+
+
+def compare_order_with_caches(seed: int) -> None:
+    fleet, trace, reference = random_prefix_case(seed)
+    rng = np.random.default_rng([seed, 70])
+    compare_prefix_fleet(with_order(fleet, trace, rng), trace, reference, f"seed {seed}")
+
+
+def compare_adapters(seed: int) -> None:
+    (fleet, trace, limits, closed_loop), reference = random_engine_case(seed)
+    rng = np.random.default_rng([seed, 71])
+    if rng.integers(3) == 0:
+        fleet = with_order(fleet, trace, rng)
+    fleet, trace = with_adapters(fleet, trace, rng)
+    compare(fleet, trace, limits, closed_loop, LORA[reference])
+
+
+def compare_adapters_with_caches(seed: int) -> None:
+    fleet, trace, reference = random_prefix_case(seed)
+    rng = np.random.default_rng([seed, 71])
+    fleet, trace = with_adapters(with_some_order(fleet, trace, rng), trace, rng)
+    is_async = reference is AsyncPrefixReference
+    compare_prefix_fleet(
+        fleet, trace, AsyncPrefixLoraReference if is_async else PrefixLoraReference, f"seed {seed}"
+    )
+
+
+def compare_memory(seed: int) -> None:
+    fleet, trace, reference = random_prefix_case(seed)
+    fleet = with_memory(with_some_order(fleet, trace, np.random.default_rng([seed, 73])), seed)
+    is_async = reference is AsyncPrefixReference
+    plain, found = compare_prefix_fleet(
+        fleet, trace, AsyncOffloadReference if is_async else OffloadReference, f"seed {seed}"
+    )
+    assert isinstance(plain, OffloadReference)
+    if found.reloaded_tokens is not None:
+        theirs = [max(tokens, 0) for tokens in plain.loaded_tokens]
+        np.testing.assert_array_equal(found.reloaded_tokens, theirs, err_msg=f"loaded, seed {seed}")
+
+
+KINDS: dict[str, Callable[[int], None]] = {
+    "order": compare_order,
+    "order, caches": compare_order_with_caches,
+    "adapters": compare_adapters,
+    "adapters, caches": compare_adapters_with_caches,
+    "memory": compare_memory,
+}
+
+
+def compare_combined_case(seed: int) -> None:
+    """One of KINDS after the other. Raise AssertionError where a number differs by more than 1e-9."""
+    list(KINDS.values())[seed % len(KINDS)](seed // len(KINDS))
