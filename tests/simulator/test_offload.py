@@ -240,9 +240,9 @@ def test_decode_workers_compute_what_was_preempted_there() -> None:
     need a fourth: one is preempted. Its prompt is in the store that all share, but a worker that decodes
     alone loads nothing: it computes 49 tokens, and the last of them makes the next one.
     """
-    pools = tuple(
-        make_pool(PER_TOKEN, role=role, name=role, kv_tokens=tokens)
-        for role, tokens in (("prefill", 960), ("decode", 112))
+    pools = (
+        make_pool(PER_TOKEN, role="prefill", name="prefill", kv_tokens=960),
+        make_pool(PER_TOKEN, role="decode", name="decode", kv_tokens=112),
     )
     policies = Policies(prefix_cache=True, kv_offload=memory_of(1000, is_shared=True))
     found = simulate(Fleet(LLM, pools, policies), prefix_trace([0, 0], [A, B], outputs=[40] * 2))

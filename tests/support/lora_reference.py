@@ -23,7 +23,7 @@ class LoraReference(Reference):
         assert lora is not None
         self.adapter: list[int] = adapter_numbers(lora, trace, fleet.policies.seed).tolist()
         last = range(1, lora.adapter_count + 1)
-        self.slots = [
+        self.adapter_slots = [
             dict.fromkeys(last[-min(lora.max_loras, lora.adapter_count) :], 0) for _ in self.workers
         ]
         self.kept = [
@@ -57,7 +57,7 @@ class LoraReference(Reference):
     def more_s(self, worker: Worker) -> float:
         assert worker.type.lora is not None
         lora, cost = worker.type.lora.lora, worker.type.lora.cost
-        slots, kept, used = self.slots[worker.index], self.kept[worker.index], self.in_step(worker)
+        slots, kept, used = self.adapter_slots[worker.index], self.kept[worker.index], self.in_step(worker)
         if not used:
             return 0.0
         self.formed_steps += 1

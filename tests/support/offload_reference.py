@@ -114,7 +114,9 @@ class OffloadReference(PrefixReference):
             budget -= self.seat(worker, request, now, longest, budget)
         aside: list[Request] = []
         while budget > 0 and len(worker.running) < worker.type.max_num_seqs and worker.waiting:
-            request = self.next_waiting(worker)
+            first = self.next_waiting(worker)
+            assert first is not None
+            request = first
             nodes = self.in_memory(worker, request)
             if not self.is_shared and self.under_way(worker) & set(nodes):
                 self.passed_over += 1

@@ -380,7 +380,7 @@ class PrefixReference(Reference):
                 if row.request == request.index:
                     row.output = request.output
 
-    def next_waiting(self, worker: Worker) -> Request:
+    def next_waiting(self, worker: Worker) -> Request | None:
         self.evict(worker)
         waiting, w, queue = worker.waiting, worker.index, self.policies.queue
         if queue in PLAIN_QUEUES or waiting[0].index in self.was_preempted:
