@@ -28,15 +28,18 @@ from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
 from planner.units import count_text
 
-# A file with these columns is such an export. If others of NEEDED are missing, an error names them.
+# A file with the columns MARKS is taken for a FOCUS export. If others of NEEDED are missing, an error names
+# them.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
-MOST_HEADER_BYTES = 2**16  # The first line is read up to here, to tell what a file is.
-# Spellings of the unit in bills.
+MOST_HEADER_BYTES = 2**16  # Of the first line, in which MARKS are looked for; set by hand.
+# How bills spell the hour in ConsumedUnit.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
-TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}  # By PricingCategory.
-_YEARS = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
-_RESERVED: Mapping[str, Term] = {
+# By PricingCategory. The category "committed" has no row: its term depends on the years of the commitment.
+TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
+_SHOWN = 80  # An error shows at most so many characters of a wrong cell.
+_COMMITMENT = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
+_TERM_BY_YEARS: Mapping[str, Term] = {
     **dict.fromkeys(("1", "one"), "reserved-1y"),
     **dict.fromkeys(("3", "three"), "reserved-3y"),
 }
@@ -79,7 +82,7 @@ _INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.I
 
 @dataclass(slots=True)
 class PaidHours:
-    """What was paid for one kind of GPU on one kind of term, and for how many hours of a GPU."""
+    """What was paid for one GPU on one term, and for how many GPU hours."""
 
     usd: float = 0.0
     gpu_hours: float = 0.0
@@ -94,7 +97,9 @@ class BilledPrices:
 
 
 def is_billing_export(path: Path) -> bool:
-    """Whether the first line of a file has the columns of FOCUS, which SkyPilot's CSV has not."""
+    """Whether the first line of a file has the columns of FOCUS. catalog_command.py takes any other CSV for
+    one of SkyPilot's.
+    """
     with open_input(path) as stream:
         header = stream.readline(MOST_HEADER_BYTES)
     return all(mark.encode() in header for mark in MARKS)
@@ -105,8 +110,8 @@ def read_billed_prices(
 ) -> BilledPrices:
     """The price that was paid for each GPU on demand, reserved and on spot.
 
-    With `region` (RegionId or RegionName) only that region counts. `provider` names the offers; by default
-    they have the name in the bill, in lower case.
+    With `region` (RegionId or RegionName) only that region counts. The offers have the provider's name
+    `provider`, by default the bill's name in lower case, and the date `date`.
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
@@ -119,8 +124,9 @@ def read_billed_prices(
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
             continue  # Taxes, credits, and purchases of commitments, whose hours have rows of their own.
-        if (instance := find_instance(_texts(row))) is None:
-            if "gpu" in _texts(row).lower():
+        cells_text = _join_cells(row)
+        if (instance := find_instance(cells_text)) is None:
+            if "gpu" in cells_text.lower():  # Rows that name no GPU are of other services: nothing is said.
                 skipped["names a GPU but no known type of instance"] += 1
             continue
         gpu, gpus = instance
@@ -128,12 +134,12 @@ def read_billed_prices(
             skipped[f"is of {gpu}, which is no row of gpus.yaml"] += 1
         elif row["ConsumedUnit"].strip().lower() not in HOURS:
             skipped[f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours"] += 1
-        elif (term := _term(row)) is None:
+        elif (term := _read_term(row)) is None:
             skipped["is of a commitment whose years no column says"] += 1
         else:
             where = f"{path}, line {number}"
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
-                raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
+                raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:_SHOWN]!r}")
             providers.add(row["ProviderName"].strip().lower())
             total = paid_hours.setdefault((gpu, term), PaidHours())
             total.usd += _parse_figure(row["EffectiveCost"], f"{where}: EffectiveCost")
@@ -160,10 +166,10 @@ def make_offers(
     provider: str,
     date: str,
 ) -> BilledPrices:
-    """Offers at the mean prices of the paid hours, by GPU and term; InputError where there are none.
+    """Offers at the mean price of the paid hours of each GPU and term; InputError if nothing was paid.
 
-    The sources of the offers name `format_name`. A GPU and term have no price if corrections in later rows,
-    which are negative, leave no paid hours.
+    `format_name` is what the offers call their source: a FOCUS export here, OpenCost's in opencost_assets.py.
+    A GPU and term have no offer if corrections in later rows, which are negative, leave no paid hours.
     """
     paid_totals = {key: total for key, total in paid_hours.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid_totals:
@@ -177,8 +183,8 @@ def make_offers(
     return BilledPrices(offers, left_out)
 
 
-def _texts(row: Mapping[str, str]) -> str:
-    """All cells of a row, in one line."""
+def _join_cells(row: Mapping[str, str]) -> str:
+    """The text of all cells of a row, in one line."""
     return " ".join(str(value) for value in row.values() if value)
 
 
@@ -188,13 +194,13 @@ def find_instance(text: str) -> tuple[str, int] | None:
     return None if match is None else _INSTANCES[match[1].lower().replace(" ", "_")]
 
 
-def _term(row: Mapping[str, str]) -> Term | None:
-    """The terms on which the hours of a row were bought; None for a commitment of unknown length."""
+def _read_term(row: Mapping[str, str]) -> Term | None:
+    """The term on which the hours of a row were bought; None for a commitment of unknown length."""
     category = row["PricingCategory"].strip().lower()
     if category != "committed":
-        return TERMS.get(category, "on-demand")  # "Other" and empty cells are no discount.
-    years = _YEARS.search(_texts(row))
-    return None if years is None else _RESERVED[years["years"].lower()]
+        return TERMS.get(category, "on-demand")  # The category "Other" and empty cells mean no discount.
+    commitment = _COMMITMENT.search(_join_cells(row))
+    return None if commitment is None else _TERM_BY_YEARS[commitment["years"].lower()]
 
 
 def _parse_figure(written: str, where: str) -> float:
@@ -204,5 +210,5 @@ def _parse_figure(written: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: expected a number, found {written[:80]!r}")
+        raise InputError(f"{where}: expected a number, found {written[:_SHOWN]!r}")
     return value

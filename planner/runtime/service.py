@@ -15,7 +15,9 @@ from planner.runtime.router import LiveRouter
 
 # The router's own log has at most this many lines: enough to see a fault, too few to fill a disk in a day.
 LINES_PER_S = 20
-LOG_BYTES = 64 * 2**20  # The limit that validate.py sets for an engine's log, and for its step log.
+# Not of the router: the limit that validate.py sets for an engine's log, and for its step log. Set by hand.
+LOG_BYTES = 64 * 2**20
+_POLL_S = 0.05  # How often a draining router looks whether requests are left: the end is noticed this late.
 
 
 async def serve_until_drained(
@@ -28,26 +30,28 @@ async def serve_until_drained(
 ) -> None:
     """Serve on `sockets` until SIGTERM comes and all requests in flight have ended, at most `drain_s` later.
 
-    While the router drains, /health answers 503 and new requests are refused with Retry-After. A second
-    SIGTERM ends the router at once.
+    `say` tells the user what happens; `workers_text` stands for the workers in its first line. While the
+    router drains, /health answers 503 and new requests are refused with Retry-After. A second SIGTERM ends
+    the router at once.
     """
-    stop_requested, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
+    stop_requested, loop = asyncio.Event(), asyncio.get_running_loop()
+    task = asyncio.current_task()
     assert task is not None
 
-    def drain() -> None:
+    def on_first_sigterm() -> None:
         stop_requested.set()
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
 
     async with listening(router.app, sockets=sockets, connections=router.connections) as url:
-        loop.add_signal_handler(signal.SIGTERM, drain)
+        loop.add_signal_handler(signal.SIGTERM, on_first_sigterm)
         say(f"{router.fleet.llm.name} at {url}/v1 ({workers_text}); Ctrl-C ends it")
         await stop_requested.wait()
         router.is_draining = True
         say(f"SIGTERM: {router.in_flight} requests in flight have {drain_s:g} s to end")
         deadline_s = time.monotonic() + drain_s
         while router.in_flight and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.05)  # Often enough that the end is not noticed late.
-        if router.in_flight:  # `listening` closes the connections of these at its end.
+            await asyncio.sleep(_POLL_S)
+        if router.in_flight:  # The end of the `async with` block closes their connections.
             say(f"{router.in_flight} requests are broken off")
 
 
@@ -65,10 +69,11 @@ class LineLimit(logging.Filter):
     def __init__(self, lines_per_s: int) -> None:
         super().__init__()
         self.lines_per_s = lines_per_s
-        self.second, self.lines, self.left_out = 0, 0, 0  # `lines` counts those of the present `second`.
+        self.second, self.lines = 0, 0  # The present second of the clock, and the lines that came in it.
+        self.left_out = 0  # Lines dropped since the last one that passed.
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is logged: each second has room for `lines_per_s`."""
+        """Whether the line is logged. Appends to it how many lines were dropped before it."""
         if (second := int(record.created)) != self.second:
             self.second, self.lines = second, 0
         self.lines += 1

@@ -7,9 +7,10 @@ of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and thei
     usage    = mean metric of the pods that send it / target
     desired  = ceil(usage x these pods), no change where |usage - 1| <= tolerance
     missing  pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
-             usage > 1; if that brings usage to the other side of 1, nothing changes
-    then     within the stabilisation windows (the least of the last `up_window` going up, the most of the
-             last `down_window` going down), then within the rates of change, then within least and most
+             usage > 1; if with them usage is on the other side of 1, nothing changes
+    then     `desired` is limited by the stabilisation windows (a pool grows to the smallest size desired in
+             the last `up_window`, and shrinks to the largest desired in the last `down_window`), then by the
+             rates of change, then by the least and the most workers of the pool
 
 An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends, so this one keeps at least
 one worker. A pool that begins empty stays empty.
@@ -46,7 +47,9 @@ def read_target(value: object, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules(ControllerSettings):
-    """`behavior` of an HPA and how often it decides; the defaults are those of autoscaling/v2."""
+    """`behavior` of an HPA, how often it decides, and how old its metrics are. The defaults of `behavior` are
+    those of autoscaling/v2.
+    """
 
     tolerance_frac: float = settings_field(
         0.1, SHARE, "no change while usage is this near the target", most=1.0
@@ -77,7 +80,7 @@ class ScalingRules(ControllerSettings):
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
-    """The metric that an HPA follows with its target; `ScalingRules` has how fast it scales."""
+    """The settings of an HPA: the metric that it follows, the metric's target, and its ScalingRules."""
 
     metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = settings_field(
@@ -94,7 +97,7 @@ class HpaSettings(ScalingRules):
 
 
 def check_target(metric: str, target: float | None) -> None:
-    """Raise InputError for a share above 1."""
+    """Raise InputError for a target above 1 of a metric that is a share."""
     if target is not None and METRICS[metric].is_share and target > 1:
         raise document_values.refused_value(
             "target", f"{metric} is a share: expected at most 1 or 100 %", target
@@ -104,14 +107,18 @@ def check_target(metric: str, target: float | None) -> None:
 def pods_replicas(
     values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
 ) -> int:
-    """The desired replicas where there are `current`: ready pods send values, `missing` ones do not yet."""
+    """The desired replicas of a metric that pods send (type Pods), where the pool has `current` replicas.
+
+    `values_of_ready` are the values of the ready pods, and `missing` the number of pods that send none yet.
+    Without ready pods nothing is measured, and the size stays.
+    """
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
         return current
     usage = total / (ready * target)
     if not missing:
         return current if abs(usage - 1) <= tolerance_frac else least_whole(usage * ready)
-    counted = ready + missing
+    counted = ready + missing  # Pods.
     # Missing pods count as at the target or as idle, whichever changes the size less.
     usage_of_all = (total + (missing * target if usage < 1 else 0.0)) / (counted * target)
     if abs(usage_of_all - 1) <= tolerance_frac or (usage_of_all - 1) * (usage - 1) < 0:
@@ -123,7 +130,9 @@ def pods_replicas(
 
 
 def external_replicas(total: float, current: int, target: float, tolerance_frac: float = 0.1) -> int:
-    """Replicas for one number of the whole pool and a target per replica (AverageValue)."""
+    """The desired replicas of a metric `total` of the whole pool, with a `target` per replica (type External,
+    AverageValue). An empty pool has no usage per replica, so no tolerance applies to it.
+    """
     if current and abs(total / (target * current) - 1) <= tolerance_frac:
         return current
     return least_whole(total / target)
@@ -201,7 +210,7 @@ class Behaviour:
         return min(max(current, least), most)
 
     def limit_change(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
-        """`desired` within the rates of change, then within least and most of the pool."""
+        """`desired`, limited by the rates of change, then by the least and the most workers of the pool."""
         if desired > current and self.up.policies:
             limits = []
             for kind, value, period_s in self.up.policies:
@@ -209,19 +218,19 @@ class Behaviour:
                 limits.append(
                     size_before + value if kind == "pods" else math.ceil(size_before * (1 + value / 100))
                 )
-            # Earlier changes may already exceed the limits: then the size stays, here and below.
+            # Earlier changes may already exceed all limits: then the size stays.
             desired = min(desired, max(int(max(limits)), current))
         elif desired < current and self.down.policies:
             limits = []
             for kind, value, period_s in self.down.policies:
                 size_before = current - self._changed(time_s, period_s)
                 limits.append(size_before - value if kind == "pods" else int(size_before * (1 - value / 100)))
-            desired = max(desired, min(int(min(limits)), current))
+            desired = max(desired, min(int(min(limits)), current))  # As above.
         return min(max(desired, pool.least), pool.most)
 
     def _changed(self, time_s: float, period_s: float) -> int:
-        """Pods added less pods removed during the last period."""
-        # No policy's period reaches further back, so older changes are forgotten.
+        """Pods added less pods removed during the last `period_s`. Called only where a policy exists."""
+        # Changes that are older than the longest period of any policy are forgotten.
         longest_s = max(period for _, _, period in (*self.up.policies, *self.down.policies))
         for changes in (self.added, self.removed):
             while changes and changes[0][0] <= time_s - longest_s:
@@ -247,10 +256,11 @@ class Hpa:
         self.behaviour.start(size)
 
     def decide(self, reading: MetricsReading) -> int:
-        """The size that the pool should have, by the latest reading."""
+        """The size that the pool should have, by the latest reading. An empty pool stays empty."""
         if not self.size:
             return 0
         ready = int(reading.ready[self.pool])
+        # Without ready pods the mean is not used.
         mean_value = self.metric.total(reading, self.pool) / max(ready, 1)
         desired = pods_replicas(
             [mean_value] * ready,  # The rule needs only how many pods send a value, and their sum.

@@ -2,11 +2,11 @@
 
 Windows are taken evenly from the traffic. Simulations find the fewest workers that keep the SLO in each. A
 rule (`LoadRule` of planner/day/controllers/knowledge.py) maps the load of a window to a number of workers
-that suffices in 90 % (COVERED) of the windows with this load. The load is a percentile over spans of a
-window; each rule uses the length in SPANS_S whose loads predict a pool's workers best. The mean rate of a
-window predicts little: on a production day prompts are five times as long in one hour as in another, and
-bursts come and go. The busiest windows are also simulated with more traffic, so that a rule reaches above the
-highest load of the day.
+that suffices in 90 % (COVERED) of the windows with this load. The load is a percentile over the spans of a
+window (`peak_load`); each rule uses that span length of SPANS_S whose loads predict the pool's workers best.
+The mean rate of a window predicts little: on a production day prompts are five times as long in one hour as
+in another, and bursts come and go. The busiest windows are also simulated with more traffic, so that a rule
+reaches above the highest load of the day.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
+# The next three are set by hand.
 MOST_WINDOWS = 72  # Each takes several simulations, so more windows would take too long.
 LEAST_WINDOWS = 8  # No rule is fitted through fewer points.
 LEAST_REQUESTS = 200  # A percentile of fewer requests is mostly chance.
@@ -36,23 +37,24 @@ COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
 # worker, 3 % with them (2026-11-24).
 MORE_TRAFFIC = (1.4, 2.0)
-MOST_BUSY_WINDOWS = 8
+MOST_BUSY_WINDOWS = 8  # So many of the busiest windows are simulated so; set by hand.
 WINDOW_S = 600.0  # The length of windows where the SLO names none (`every`).
+_ABOVE_POINTS = 1e-6  # Workers by which a line that passes through points is raised, to lie above them.
 
 
 def fit_load_rules(
     fleet: Fleet, trace: Trace, slo: Slo, engines: Sequence[EngineProfile], *, most: Sequence[int]
 ) -> tuple[LoadRule, ...]:
-    """A rule for each of the P pools; none where the traffic has too few windows to fit them.
+    """A rule for each of the P pools; () where the traffic has too few windows to fit rules.
 
-    A pool has at least one worker, and at most its entry of `most` (P,). Its entry of `engines` (P,) gives
-    the work of a request.
+    Each pool has at least one worker, and at most as many as `most` (P,) says. `engines` (P,) give the work
+    of a request in each pool.
     """
     window_s = slo.every_s or WINDOW_S
     windows = _spread_windows(trace, window_s)
     if len(windows) < LEAST_WINDOWS:
         return ()
-    own_count = len(windows)
+    unchanged = len(windows)  # The windows after these have more traffic than the trace.
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
     # Shape (windows, P). A window in which not even `most` workers keep the SLO counts as needing them all.
@@ -66,8 +68,8 @@ def fit_load_rules(
                     [_window_load(part, engines[i], pool.role, span_s, window_s) for part in windows]
                 )
                 fits.append(_fit_rule(loads, needed[:, i], span_s, window_s))
-        _, rule = min(fits, key=lambda fit: fit[0])
-        rules.append(replace(rule, needs=tuple(sorted(needed[:own_count, i].tolist()))))
+        _, rule = min(fits, key=lambda fit: fit[0])  # By the mean error.
+        rules.append(replace(rule, needs=tuple(sorted(needed[:unchanged, i].tolist()))))
     return tuple(rules)
 
 
@@ -81,7 +83,8 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
     full = [k for k in range(len(starts_s)) if edges[k, 1] - edges[k, 0] >= LEAST_REQUESTS]
     if not full:
         return []
-    chosen = sorted({full[k] for k in np.linspace(0, len(full) - 1, MOST_WINDOWS).round().astype(int)})
+    places = np.linspace(0, len(full) - 1, MOST_WINDOWS).round().astype(int)
+    chosen = sorted({full[place] for place in places})  # Of fewer windows, all: their places repeat.
     parts = []
     for k in chosen:
         part = trace.select(np.arange(*edges[k]))
@@ -92,22 +95,24 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
 def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
     """The windows of the highest load, each with MORE_TRAFFIC times its own requests.
 
-    They are ranked by the work that they would be for `engine` if it did both prefill and decode.
+    For this ranking a window is one span, and its load is the work of a mixed worker that has `engine`.
     """
     by_load = sorted(parts, key=lambda part: -_window_load(part, engine, "mixed", window_s, window_s))
-    return [
-        rescale_trace(part, factor * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
-        for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
-        for factor in MORE_TRAFFIC
-    ]
+    busier = []
+    for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS]):
+        for factor in MORE_TRAFFIC:
+            rate_rps = factor * len(part) / max(part.duration_s, 1.0)
+            busier.append(rescale_trace(part, rate_rps, rng=np.random.default_rng(number)))
+    return busier
 
 
 def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
     """The load of a window (`knowledge.LoadRule`), from the rate and the mean lengths of each span.
 
-    Not from single requests, because a controller sees only rates and mean lengths.
+    A controller sees no single requests, only rates and mean lengths, so the load is computed from these.
     """
     span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)
+    # A last part of the window that is shorter than a span may be cut off, and its requests with it.
     spans = round(window_s / span_s)
     count = np.bincount(span_of_request, minlength=spans)[:spans]
     mean_input, mean_output = (
@@ -115,7 +120,10 @@ def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, 
         for tokens in (part.input_tokens, part.output_tokens)
     )
     work_s = np.array(
-        [engine.work_s(role, float(i), float(o)) for i, o in zip(mean_input, mean_output, strict=True)]
+        [
+            engine.work_s(role, float(input_tokens), float(output_tokens))
+            for input_tokens, output_tokens in zip(mean_input, mean_output, strict=True)
+        ]
     )
     return peak_load(count * work_s / span_s)
 
@@ -126,8 +134,8 @@ def _fit_rule(
     """Fit a rule to the `loads` (W,) of windows and the workers `needed` (W,) in them.
 
     Returns the rule's mean error in workers, and the rule. Its n-th edge is the load above which n workers
-    are too few: the smaller of two loads. From the first on, more than 1 - COVERED of the windows need more
-    than n workers, by isotonic regression. At the second, `_covering_line` reaches n.
+    are too few. This is the smaller of two loads: the least load at which, by isotonic regression, more than
+    1 - COVERED of the windows need more than n workers; and the load at which `_covering_line` reaches n.
     """
     slope, offset = _covering_line(loads, needed)
     ordered = np.sort(loads)
@@ -141,7 +149,7 @@ def _fit_rule(
         elif first < len(ordered):
             edge = min(edge, float(ordered[first - 1 : first + 1].mean()))
         if edge >= ordered[-1]:
-            break
+            break  # Above the highest load a rule has no edges: workers grow in proportion.
         edges.append(max([edge, 0.0, *edges]))  # Edges do not fall.
     rule = LoadRule(tuple(edges), float(ordered[-1]), span_s, window_s)
     predicted = np.array([rule.workers_for_load(load) for load in loads.tolist()])
@@ -160,5 +168,6 @@ def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float,
     line = np.column_stack((loads, np.ones(n), np.eye(n), -np.eye(n)))
     bounds = [(0.0, None), (None, None), *[(0.0, None)] * (2 * n)]
     solution = linprog(weights, A_eq=line, b_eq=needed - 1.0, bounds=bounds, method="highs")
-    # The optimal line passes through points. Raised a little, it lies above them, as rounding up needs.
-    return float(solution.x[0]), float(solution.x[1]) + 1e-6
+    slope, offset = float(solution.x[0]), float(solution.x[1])
+    # The optimal line passes through points; at these, rounding up would give one worker too few.
+    return slope, offset + _ABOVE_POINTS

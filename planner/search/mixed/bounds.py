@@ -71,8 +71,8 @@ def _load(problem: Problem) -> TrafficLoad:
 
 
 def checked_bound(lower: float | None, value: float) -> float:
-    """The bound, checked against the value of a fleet that holds: raises BoundError if the bound is above it.
-    `lower` None claims that no fleet is within the limits, which such a fleet disproves.
+    """The bound `lower`, checked against the `value` of a fleet that holds. Raises BoundError if the bound is
+    above this value, or if it is None, because then it claims that no fleet is within the limits.
     """
     if lower is None or lower > value * (1 + SOLVER_FRAC):
         claim = "no fleet is within the limits" if lower is None else f"no fleet costs less than {lower:.6g}"
@@ -80,7 +80,7 @@ def checked_bound(lower: float | None, value: float) -> float:
             f"internal error: the lower bound says that {claim}, and a fleet of {value:.6g} keeps the SLO. "
             "The bound is wrong, so no certificate is written. Please report it with the trace and slo.yaml"
         )
-    return min(lower, value)
+    return min(lower, value)  # The bound may still be above the value by SOLVER_FRAC.
 
 
 def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
@@ -97,12 +97,13 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
 
 def _all_envelopes(problem: Problem) -> list[Option]:
     """The options of the bound: `envelopes` of every worker type that holds the weights, in every role."""
+    # `left_out` are the types that are too small for the longest request (problem/plan_problem.py).
     types = (*problem.types, *(worker for item in problem.left_out for worker in item.workers))
     return envelopes(
         [
             option
-            for options_of in (mixed_options, prefill_options, decode_options)
-            for option in options_of(types, problem.option_objective)
+            for options_in_role in (mixed_options, prefill_options, decode_options)
+            for option in options_in_role(types, problem.option_objective)
         ]
     )
 
@@ -113,8 +114,9 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
 
     An envelope has the best value of each setting, though no engine has all of them at once:
 
-        token budget    the largest: a step of N tokens takes f(N) s, and min f(N) / N is over more N
-        sequences       the most: the same, over more numbers of decodes
+        token budget    the largest: with more step sizes N to choose from, the least time per token,
+                        min f(N) / N for steps that take f(N) s, can only be shorter
+        sequences       the most, for the same reason: more numbers of decodes to choose from
         drafted tokens  the most, as a bound takes all of them to be accepted
         KV tokens       the most, which the smallest token budget leaves
 
