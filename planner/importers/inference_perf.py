@@ -1,8 +1,8 @@
-"""inference-perf (kubernetes-sigs): stage_N_lifecycle_metrics.json, one run per stage of its load.
+"""inference-perf (kubernetes-sigs): stage_N_lifecycle_metrics.json, a file and a run per stage of its load.
 
-Times are in seconds. Its time_per_output_token is, for an answer of n tokens, the time from the first to the
-last token over n - 1: our tpot. Its inter_token_latency is a gap between tokens: our tbt. The file names
-neither LLM nor GPU. A summary_lifecycle_metrics.json mixes all stages, so it has no load.
+Times are in seconds. The program's time_per_output_token is, for an answer of n tokens, the time from the
+first to the last token over n - 1: our tpot. Its inter_token_latency is a gap between tokens: our tbt. The
+file names neither LLM nor GPU. A summary_lifecycle_metrics.json mixes all stages, so it states no load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METRICS = {
     "tbt": "inter_token_latency",
     "e2e": "request_latency",
 }
-# Our name of each of its statistics; the median may have two names.
+# Our name for each of inference-perf's statistics, in which the median may stand as "median" or "p50".
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
     f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
 }
@@ -49,11 +49,11 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     times = check_mapping(succeeded.get("latency"), f"{name}: successes.latency")
     latency: dict[str, dict[str, float]] = {}
     for metric, key in METRICS.items():
-        row = check_mapping(times.get(key) or {}, f"{name}: {key}")
+        statistics = check_mapping(times.get(key) or {}, f"{name}: {key}")
         latencies = {
-            ours: foreign_fields.read_number(row[theirs], f"{name}: {key} {theirs}")
+            ours: foreign_fields.read_number(statistics[theirs], f"{name}: {key} {theirs}")
             for theirs, ours in STATISTICS.items()
-            if row.get(theirs)  # 0 as well as null stands for a latency that was not measured.
+            if statistics.get(theirs)  # 0 as well as null stands for a latency that was not measured.
         }
         if latencies:
             latency[metric] = latencies
@@ -93,7 +93,9 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
-    """(concurrency, None) of a closed loop, (None, rate) of an open one; else (None, None), and a note."""
+    """The concurrency of a closed loop, or the rate [requests/s] of an open one; the other is None. Both are
+    None if the file states no load. What the user should know of the load is added to `notes`.
+    """
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (seats := load.get("concurrency")) is not None:
         return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None
@@ -113,5 +115,7 @@ def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tup
 
 
 def _mean_tokens(statistics: Mapping[str, Any], where: str) -> float:
-    """The mean of the statistics of a length, at least 1: a simulated request has a token each way."""
+    """The mean of the statistics of a length [tokens]. It must be at least 1, because a simulated request has
+    at least one token of prompt and of answer.
+    """
     return foreign_fields.read_number(statistics.get("mean"), f"{where}: mean", least=1)

@@ -29,13 +29,15 @@ from planner.models.memory import fits_memory
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepShape, StepTable
 
-TPS = (1, 2, 4, 8)  # GPUs of a worker, or of a rank.
+TPS = (1, 2, 4, 8)  # GPUs of a worker, or with data-parallel ranks of each rank.
 DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 # The tokens of a step at which the times of shared experts are computed, the corners of the fit: 1, 2, 3, 4,
 # 6, 8, 12 and so on to 98,304.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens is too small for real prompts.
-OFF_GRID_STEPS = 900  # So many random steps, which its table lacks, are compared with each fit.
+OFF_GRID_STEPS = (
+    900  # Each fit is compared with so many random steps, which are not in its table; set by hand.
+)
 # A fit whose mean error is larger is not written, so that the roofline is used. The error is that on the
 # fit's own table; with data-parallel ranks it is that on the random steps. The limit is set by hand.
 WORST_MAPE_FRAC = 0.08
@@ -73,9 +75,9 @@ def silicon_fits(
     """A fit for each TP whose worker fits into memory and has kernel times, if its error is at most
     WORST_MAPE_FRAC.
 
-    A mixture of experts has one fit with slices of all experts, one with whole experts and, unless
-    `experts_of` is given, those of data-parallel ranks, to which it does not apply. `experts_of`
-    and `folder` are as in `silicon_table`.
+    A mixture of experts has one fit with slices of all experts, one with whole experts, and those of
+    data-parallel ranks; these last are left out if `experts_of` is given, because it does not apply to ranks.
+    `experts_of` and `folder` are as in `silicon_table`.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -115,7 +117,7 @@ def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     JOINT_TOKENS, which are tokens of all ranks together.
     """
     knots = np.array(JOINT_TOKENS, dtype=float)
-    # Measured times fall here and there; more tokens cannot really take less time.
+    # Some measured times are below those of fewer tokens, but more tokens cannot really take less time.
     joint_s = np.maximum.accumulate(joint_s)
     # `f_s` has the time without `h_s`, the host's seconds per step, which `step_s` adds.
     own_s = np.asarray(own.step_s(knots)) - own.h_s
@@ -140,7 +142,7 @@ def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
     if not llm.is_mixture:
         return
     yield from ((dp, "") for dp in DPS if tp * dp <= per_node)
-    for nodes in NODES:
+    for nodes in NODES:  # Numbers of nodes.
         if per_node % tp == 0 and not why_not_on_nodes(llm, gpu, nodes):
             yield from ((nodes * per_node // tp, all2all) for all2all in (LOW_LATENCY, HIGH_THROUGHPUT))
 
@@ -158,7 +160,8 @@ def _basis_text(llm: Llm) -> str:
 
 
 def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
-    """One fit of data-parallel ranks. Raises InputError where its error on random steps is too large.
+    """One fit for a worker of `dp` data-parallel ranks. Raises InputError where its error on random steps is
+    too large.
 
     Its errors "all" are on random steps while the other ranks are idle; a fit without ranks calls these
     "off_grid". Its errors "own" are on steps of the grid that were held out in turn, without the experts'
@@ -167,12 +170,14 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
     basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:
         basis += f"; {all2all} between nodes as measured for SGLang"
+    # Steps of more tokens than the low-latency kernels take are left out.
     most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else silicon.MOST_STEP_TOKENS
     grid_steps = [step for step in silicon.step_grid() if _step_tokens(step) <= most_tokens]
     table = silicon.silicon_table(llm, gpu, tp, grid_steps, ep=True, folder=folder, dp=dp)
     own, own_errors = fit_kernels(table, basis=basis, kind="kernels")
 
     def experts_s(tokens: Sequence[int]) -> silicon.Floats:
+        """The seconds of the experts at each of these numbers of tokens of all ranks together."""
         if all2all:
             experts_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
             return np.array([experts_ms(n) for n in tokens]) / 1e3

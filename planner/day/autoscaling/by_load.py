@@ -1,7 +1,7 @@
 """The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
-A recording rule makes a series, its record, out of others. The first two records are of all pools, the others
-of one pool:
+A recording rule makes a series, its record, out of others. The first two records below are of all pools, the
+others of one pool. Each has the name of its constant in this module:
 
 prompt, output   mean tokens of a request over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
@@ -11,7 +11,8 @@ now              the rate expected now                                          
 growth           the highest rate expected up to `ahead_s` from now, divided by `now`; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
                  growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
-The workers for a load follow from it in steps (`worker_steps_expr`, LoadRule.workers_for_load).
+The expressions are PromQL. The workers for a load are a step function of it (`worker_steps_expr`,
+LoadRule.workers_for_load).
 """
 
 from __future__ import annotations
@@ -112,13 +113,14 @@ def read_pool_rules(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
 def length_exprs(
     rules: Sequence[PoolRule], prefilling: Sequence[str], decoding: Sequence[str]
 ) -> Mapping[str, str]:
-    """The expressions of the mean lengths, by record; `prefilling` and `decoding` are names of pools."""
+    """The expressions of PROMPT and OUTPUT, by record; `prefilling` and `decoding` are names of pools."""
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in (
         (PROMPT, prometheus_queries.PROMPT_TOKENS, prefilling),
         (OUTPUT, prometheus_queries.OUTPUT_TOKENS, decoding),
     ):
+        # Each request has one first token, so these count requests.
         requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, prefilling, window_s)
         # Without a request in the window the mean counts as 0.
         expr_by_record[name] = (
@@ -137,13 +139,14 @@ def load_exprs(
     prefilling: Sequence[str],
     decoding: Sequence[str],
 ) -> dict[str, str]:
-    """The expressions of one pool, by record; the last record is its load.
+    """The expressions of the pool of `scale_target`, by record; the last record is its load. `app` is the
+    name of the LLM in labels.
 
     `expected` and `now` are PromQL: the highest rate expected up to `ahead_s` from now, and the rate expected
     now. `prefilling` and `decoding` are names of pools.
     """
     span_s = math.ceil(whole_span_s(autoscaler, rule))
-    window_s = max(read_memory_s(autoscaler, rule), span_s)
+    memory_s = max(read_memory_s(autoscaler, rule), span_s)
     prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
@@ -151,6 +154,7 @@ def load_exprs(
     # A rate needs two scrapes. One scrape interval more than a span always has two that lie a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, request_terms, work_terms = {}, [], []
+    # `!r` writes all digits of a number.
     if rule.prompt_token_s:
         request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
         work_terms.append(
@@ -174,11 +178,13 @@ def load_exprs(
         GROWTH: f"clamp({expected} / (sum({pool_series(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
         " or vector(1)",
     }
-    spans = f"{pool_series(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
+    work_by_span = f"{pool_series(WORK, app, scale_target)}[{memory_s}s:{span_s}s]"
     expr_by_record[LOAD] = (
-        f"{headroom_factor(autoscaler):.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
+        f"{headroom_factor(autoscaler):.12g} * {growth} * "
+        f"sum(quantile_over_time({PEAK_FRAC:g}, {work_by_span}))"
     )
     if drain_s := read_drain_s(autoscaler):
+        # Negative where fewer prompts wait than there are workers.
         waiting = prometheus_queries.waiting_beyond_one(prefilling)
         expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
     return expr_by_record
@@ -186,7 +192,8 @@ def load_exprs(
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers_for_load as PromQL, where `load` is PromQL of a vector without labels."""
-    # One worker for any load, and one more for each edge below the load. Equal edges share a term.
+    # One worker for any load, and one more for each edge below the load. Equal edges share a term. Edges from
+    # the highest load on have no effect: there the last term decides.
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
@@ -226,7 +233,7 @@ def read_drain_s(autoscaler: Autoscaler) -> int:
 
 
 def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
-    """Lines for README.md: where the rules differ from the simulated controller."""
+    """Lines for the README.md of the manifests: where these rules differ from the simulated controller."""
     spans_s = sorted({whole_span_s(autoscaler, rule) for rule in rules})
     spans = ", ".join(f"{span_s:g} s" for span_s in spans_s)
     return (

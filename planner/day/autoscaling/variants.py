@@ -1,8 +1,8 @@
 """llm-d's workload-variant-autoscaler: a VariantAutoscaling per pool, and the HPA that follows it.
 
-llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1), charts/workload-variant-autoscaler: crds (llmd.ai
-v1alpha1: what to scale, the model, the cost of a replica), values.yaml (thresholds, HPA);
-internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`).
+Read in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1): charts/workload-variant-autoscaler:
+its crds (llmd.ai v1alpha1: what to scale, the model, the cost of a replica) and values.yaml (thresholds,
+HPA); and internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.manifests import engine_command
 
 VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
-DESIRED = "wva_desired_replicas"
+DESIRED = "wva_desired_replicas"  # The autoscaler's metric: how many replicas a variant should have.
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
 HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our HPAs replace.
@@ -30,19 +30,19 @@ HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our 
 
 
 def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
-    """VariantAutoscalings, HPAs behind them, the adapter's rule and the controller's own settings."""
+    """The VariantAutoscalings, the HPAs that follow them, the rule of prometheus-adapter, and the values of
+    the autoscaler's Helm chart.
+    """
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     model = engine_command.plain_name(fleet, autoscaler.controller)
+    hpa_settings = keda_object.with_defaults(autoscaler, HPA_RULES)
     files: dict[str, list[Document]] = {
         prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_adapter_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],
         FILE: [_variant_document(target, model) for target in targets],
         hpa_object.FILE: [
-            hpa_object.hpa_document(
-                target, keda_object.with_defaults(autoscaler, HPA_RULES), _metric_source(target)
-            )
-            for target in targets
+            hpa_object.hpa_document(target, hpa_settings, _metric_source(target)) for target in targets
         ],
     }
     steps = (
@@ -55,7 +55,7 @@ def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet
 
 
 def controller_steps() -> tuple[str, ...]:
-    """Instructions that install the controller in the cluster."""
+    """Instructions that install the autoscaler in the cluster."""
     return (
         f"    git clone --depth 1 -b {VERSION} {REPOSITORY}",
         "    helm upgrade --install workload-variant-autoscaler llm-d-workload-variant-autoscaler/charts/"
@@ -74,7 +74,9 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
 
 
 def chart_values(autoscaler: Autoscaler) -> Document:
-    """Values of the chart workload-variant-autoscaler, without its example of a variant."""
+    """Values of the chart workload-variant-autoscaler. The chart's example of a VariantAutoscaling, of an HPA
+    and of a service of vLLM are off: our manifests take their place.
+    """
     thresholds: Document = {
         "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", DEFAULTS.kv_threshold_frac),
         "queueLengthThreshold": hpa_object.read_whole(
@@ -97,7 +99,7 @@ def chart_values(autoscaler: Autoscaler) -> Document:
 
 
 def worker_cost_text(target: ScaleTarget) -> str:
-    """The price of one worker in USD/h, in the two decimals of the CRD's pattern."""
+    """The price of one worker in USD/h, with the two decimals that the CRD's pattern for a cost has."""
     return f"{target.pool.type.price_usd_per_h:.2f}"
 
 
@@ -107,7 +109,7 @@ def _interval_s(autoscaler: Autoscaler) -> int:
 
 
 def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
-    """A parameter that is a share; InputError unless it is 0 to 1."""
+    """The parameter `name`, a share. Raises InputError unless it is 0 to 1."""
     value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
@@ -129,8 +131,8 @@ def _variant_document(target: ScaleTarget, model: str) -> Document:
 
 
 def _metric_source(target: ScaleTarget) -> Document:
-    """The metric of the HPA: the workers that the autoscaler wants."""
-    return {
+    """The metric of the HPA: the number of workers that the autoscaler wants."""
+    return {  # The target of 1 per worker makes the HPA want as many workers as the metric says.
         "type": "External",
         "external": {
             "metric": {"name": DESIRED, "selector": {"matchLabels": {"variant_name": target.name}}},
@@ -150,7 +152,7 @@ def _adapter_rule() -> Document:
 
 
 def kserve_scaling(target: ScaleTarget, autoscaler: Autoscaler) -> Document:
-    """The key `scaling` of a workload of an LLMInferenceService, of which KServe 0.21 makes the HPA."""
+    """The key `scaling` of a workload of an LLMInferenceService. KServe 0.21 makes the HPA from it."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     rules = hpa_object.scaling_behavior(
         keda_object.with_defaults(autoscaler, HPA_RULES), most=target.scaled.most
@@ -163,7 +165,7 @@ def kserve_scaling(target: ScaleTarget, autoscaler: Autoscaler) -> Document:
 
 
 def write_kserve(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
-    """The files still needed where LLMInferenceServices have `scaling` (`kserve_scaling`)."""
+    """The files that are needed beside LLMInferenceServices with the key `scaling` (`kserve_scaling`)."""
     files = {
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_adapter_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],

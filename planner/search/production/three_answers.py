@@ -74,15 +74,16 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     survivor: FleetWithALoss | None = None
     if searches_with_loss:
         survivor, first_found = find_fleet_with_a_loss(trial, paper)
-        # The first fleet that the search found has workers to spare. Even if it fails the test with losses,
-        # it may pass production's test, which is without losses, at no higher cost.
+        # `first_found` has workers to spare. Even if it fails the test with losses, it may pass production's
+        # test, which is without losses, at no higher cost.
         preferred = _prefer_fleet_with_loss(trial, first_found)
         if preferred is not trial:
-            # The survivor was searched around the former production fleet.
+            # `survivor` was searched around the production fleet that `preferred` now replaces.
             survivor = cheaper_with_one_more(preferred, survivor)
         trial = preferred
     on_paper = _answer(problem, "on-paper", paper.best, _kept_in_of_paper_fleet(problem, paper, trial))
-    if trial.searched_problem.oracle.downscale == 1:  # In a large problem production alone has a headroom.
+    # Where a scale model was searched, only the answer "production" gets a headroom.
+    if trial.searched_problem.oracle.downscale == 1:
         on_paper = _with_headroom(on_paper, problem, paper.best)
     production = _answer(problem, "production", trial.best, trial.kept_in)
     answers = [on_paper, _with_headroom(production, problem, trial.best)]
@@ -102,8 +103,8 @@ def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> f
     """The answer "with a loss", which names no fleet where none was found."""
     if survivor is None:
         return facts.Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
-    # Beside a scale model there is no problem with a loss: the answer is then without a headroom.
     answer = _answer(survivor.problem or trial.problem, "with-a-loss", survivor.counts, survivor.kept_in)
+    # `problem` is None beside a scale model: no headroom can then be found (FleetWithALoss).
     return answer if survivor.problem is None else _with_headroom(answer, survivor.problem, survivor.counts)
 
 
@@ -114,6 +115,7 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
     try:
         return plan_production(problem, paper)
     except InfeasibleError as error:
+        # The first reason that applies; without one the error stands.
         why: WhyOnPaper | None = find_idle_misses(problem)
         if why is None and error.most_kept is not None:
             why = facts.TooFewKept(error.most_kept)
@@ -184,7 +186,7 @@ def _prefer_fleet_with_loss(trial: FleetTrial, with_loss: Counts | None) -> Flee
     all workers, since the nodes on which they run are paid for anyway. `retest` and `with_fewest_workers`
     forget what is known of cheaper fleets (`cheaper`), but it holds for a fleet that costs no more.
     """
-    # Costs that differ by less than this factor are equal but for rounding.
+    # If the higher of two costs is at most this factor times the lower, they are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor
     if with_loss is None or objective_of(with_loss) > objective_of(trial.best) * same_value_factor:
         return trial
@@ -216,7 +218,7 @@ def not_certified_warnings(
 def _answer(
     problem: Problem, name: facts.AnswerName, counts: Counts, kept_in: facts.KeptIn
 ) -> facts.Answered:
-    """An answer with the fleet's price and bill, without its headroom."""
+    """An answer with the fleet's value, the price of its GPUs and what is paid, without its headroom."""
     fleet = problem.oracle.fleet(counts)
     value, paid_usd_per_h = objective_paid(problem, counts), bill_fleet(fleet).usd_per_h
     return facts.Answered(
@@ -256,9 +258,7 @@ def _one_fewer_refused(trial: FleetTrial) -> facts.FewerTested | None:
 
 
 def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:
-    """How the scenarios were drawn, and how many of them the search saw. `searched` is the oracle of that
-    search.
-    """
+    """How the scenarios were drawn, and how many of them the search saw, whose oracle was `searched`."""
     assert problem.task.safety is not None and problem.search_scenarios is not None
     trace = problem.search_scenarios.trace
     source = drawn_by(problem.task, trace)
