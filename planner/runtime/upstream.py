@@ -9,12 +9,16 @@ from typing import Any
 
 import aiohttp
 
-LINE_BYTES = 16 * 2**20  # The limit of a line: an event with the log-probabilities of a long prompt fits.
-REFUSAL_BYTES = 2**20  # The limit of an answer that says what is wrong with a request.
+# Limits set by hand.
+LINE_BYTES = 16 * 2**20  # The longest line: an event with the log-probabilities of a long prompt fits.
+REFUSAL_BYTES = 2**20  # The longest answer that says what is wrong with a request.
 # Tokens that may come beyond the request's limit. Engines may count a stop token or send an event that has
-# only the role: a few per choice, and this is far more.
+# only the role, which are a few per choice: this number is far higher.
 SPARE_TOKENS = 64
 _READ_VALUE = json.JSONDecoder().raw_decode  # Twice as fast as json.loads on a short event.
+_DATA_FIELD = b"data:"
+# The other fields of server-sent events, and comments, which begin with a colon.
+_OTHER_FIELDS = (b":", b"event:", b"id:", b"retry:")
 
 
 class WorkerError(Exception):
@@ -38,7 +42,7 @@ class WorkerRefusedError(WorkerError):
 class StreamCheck:
     """Checks one stream of server-sent events. `take` and `end` give back the lines that passed.
 
-    `tokens` is the number of events with output, or the worker's own count if that is larger.
+    `tokens` is the number of events with output so far, or the worker's own count if that is larger.
     `finished_choices` is how many of the request's `choices` have ended, and `has_done_line` whether the
     line "[DONE]" came. `error_code` is the HTTP status in an event that reports an error, or 0.
     """
@@ -46,7 +50,8 @@ class StreamCheck:
     def __init__(self, worker: str, *, most_bytes: int, most_tokens: int, choices: int = 1) -> None:
         self.worker, self.most_bytes = worker, most_bytes
         self.most_tokens, self.choices = most_tokens, choices
-        self.tokens = self.bytes = self.finished_choices = self.error_code = 0
+        self.tokens = self.bytes = 0
+        self.finished_choices = self.error_code = 0
         self.has_done_line = False
         self.unfinished_line = bytearray()  # The beginning of a line whose end has not come yet.
 
@@ -86,11 +91,13 @@ class StreamCheck:
         return last
 
     def _read(self, lines: bytes) -> None:
-        """Check each line: `_read_event` reads data; a line of no kind that the format knows is refused."""
+        """Check each line: data must be an event of an answer, and other lines are passed on unread. Raises
+        WorkerError for a line that begins with no field of server-sent events.
+        """
         for line in lines.split(b"\n"):
-            if line.startswith(b"data:"):
-                self._read_event(line[5:].strip())
-            elif line and line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            if line.startswith(_DATA_FIELD):
+                self._read_event(line[len(_DATA_FIELD) :].strip())
+            elif line and line.strip() and not line.startswith(_OTHER_FIELDS):
                 raise self._invalid_event()
 
     def _read_event(self, data: bytes) -> None:

@@ -1,5 +1,7 @@
-"""Warnings about doubtful times of a trace that can be read: a long gap, an unlikely unit of the clock, steps
-back. The readers of traces (formats.py, logs/) add them to the trace.
+"""Warnings about a trace that can be read, but whose times are doubtful: a long gap, an unlikely unit of the
+clock, or a time before that of an earlier row. The readers of traces (formats.py, logs/) add them.
+
+The limits below were set by hand.
 """
 
 from __future__ import annotations
@@ -9,21 +11,23 @@ import numpy as np
 from planner.traffic.trace import FloatArray
 from planner.units import DAY_S, HOUR_S, show_s
 
-# A long gap is judged among at least FEWEST_JUDGED requests, and a very long one and a step back
-# among at least FEWEST_REQUESTS.
+# A trace of fewer requests is not warned of: the first number is for a long gap, the second for a very long
+# gap and for a time that steps back.
 FEWEST_JUDGED, FEWEST_REQUESTS = 20, 5
-LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # Shorter gaps raise no warning.
-# A very long gap is this many times as long as all others together. By chance one in 300 traces of 5 requests
-# has one.
+LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # A gap of at most this length is not called long, or very long.
+# A very long gap is more than this many times as long as all others together. By chance one in 300 traces of
+# 5 requests has one.
 VERY_LONG_FACTOR = 10.0
-# With fewer requests/s a warning asks whether the clock counts a finer unit than seconds: the first for
-# clocks of whole numbers, the second for all clocks.
+# With fewer requests/s a warning asks whether the clock counts a finer unit than it was read with: with fewer
+# than the first if the clock has only whole numbers of seconds, with fewer than the second for other clocks.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
 FAST_RPS = 1000.0  # With more requests/s a warning asks whether a clock of milliseconds counts seconds.
 # With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do: 5,000
 # requests per day are 0.06 requests/s.
 FAST_OF_DAYS_RPS = 5000.0
 FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
+ROUNDED_TICKS = 1e-6  # A stamp this near to a whole number of ticks is one that was rounded.
+SHOWN_IN_HOURS_S = 2 * HOUR_S  # Spans from this length on are written in hours.
 # Names of units in messages, and ticks per second.
 UNITS = {
     "s": ("seconds", 1.0),
@@ -34,20 +38,21 @@ UNITS = {
 
 
 def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning about a gap longer than all others together, among few requests ten times as long: a wrong
-    time, or two logs that were joined?
+    """A warning about a gap between two arrivals that is longer than all others together, or with few
+    requests ten times as long as all others together: a time may be wrong, or two logs may have been joined.
     """
     if len(arrival_s) < FEWEST_REQUESTS:
         return ()
     gaps_s = np.diff(arrival_s)
     longest = int(gaps_s.argmax())
-    gap_s, others_s = float(gaps_s[longest]), float(arrival_s[-1] - arrival_s[0] - gaps_s[longest])
+    gap_s = float(gaps_s[longest])
+    others_s = float(arrival_s[-1] - arrival_s[0] - gaps_s[longest])  # All other gaps together.
     is_long = len(arrival_s) >= FEWEST_JUDGED and gap_s > max(others_s, LONG_GAP_S)
     is_very_long = gap_s > max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S)
     if not (is_long or is_very_long):
         return ()
     total_s = gap_s + others_s
-    unit_s, unit = (HOUR_S, "h") if total_s >= 2 * HOUR_S else (1.0, "s")
+    unit_s, unit = (HOUR_S, "h") if total_s >= SHOWN_IN_HOURS_S else (1.0, "s")
     span = f"{gap_s / unit_s:.1f} {unit} of {total_s / unit_s:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
@@ -58,9 +63,9 @@ def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
 def clock_unit_warnings(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
-    """A warning about a clock whose column names no unit, if the rate would be likelier with another unit.
-
-    The clock was read with `per_s` ticks to the second. `lengths` are the columns of input and output tokens.
+    """A warning about the column `clock`, whose name states no unit, if the rate would be likelier with
+    another unit than the one it was read with, of `per_s` ticks to the second. `lengths` are the names of the
+    columns of input and output tokens, for the option that the warning proposes.
     """
     span_s = float(arrival_s[-1] - arrival_s[0])
     if len(arrival_s) < FEWEST_OF_CLOCK or not span_s:
@@ -68,25 +73,26 @@ def clock_unit_warnings(
     rate_rps = len(arrival_s) / span_s
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
-    reads_ms = per_s == UNITS["ms"][1]
-    if per_s == 1.0 and rate_rps > FAST_OF_DAYS_RPS:
+    # The rounding of `arrival_s * per_s` may leave whole milliseconds a little off.
+    is_nearly_whole = bool((np.abs(stamps - np.rint(stamps)) < ROUNDED_TICKS).all())
+    reads_s, reads_ms = per_s == UNITS["s"][1], per_s == UNITS["ms"][1]
+    if reads_s and rate_rps > FAST_OF_DAYS_RPS:
         return (
             f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
             f"{rate_rps:.4g} requests/s; if it counts days, as spreadsheets do, these are "
             f"{rate_rps / DAY_S:.3g} requests/s: write seconds, {DAY_S:g} times as many",
         )
-    others: tuple[str, ...]
-    if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
+    others: tuple[str, ...]  # Units that may be meant instead.
+    if reads_s and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         read_as, others = "seconds", ("ms", "us", "ns")
-    # A clock of milliseconds has whole ones, but for the rounding of `arrival_s * per_s`; seconds have
-    # fractions.
-    elif reads_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
+    # A clock that counts milliseconds has whole ones; fractions mean that it counts seconds.
+    elif reads_ms and (rate_rps > FAST_RPS or not is_nearly_whole):
         read_as, others = "milliseconds", ("s",)
     elif reads_ms and rate_rps < SLOW_RPS:
         read_as, others = "milliseconds", ("us", "ns")
     else:
         return ()
-    rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}
+    rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}  # The rate if `unit` is meant.
     # If no unit gives a usual rate, the next finer one is named.
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
     rates_text = ", ".join(
@@ -104,10 +110,13 @@ def clock_unit_warnings(
 
 
 def step_back_warnings(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
-    """A warning about rows that stand far from where their time belongs. The reader sorts rows anyhow."""
-    latest = np.maximum.accumulate(ticks)
-    # A time is far from its place if it lies before another by more than half of the span.
-    far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)
+    """A warning about rows that stand far from where their times belong: no reader needs rows in order, but a
+    time so far off may be wrong. `ticks` are the times in the order of the rows.
+    """
+    latest = np.maximum.accumulate(ticks)  # The latest time of each row and those before it.
+    span = latest[-1] - ticks.min()
+    # A time is far from its place if an earlier row has a time later by more than half of the span.
+    far = np.flatnonzero(latest - ticks > span / 2)
     if not far.size or len(ticks) < FEWEST_REQUESTS:
         return ()
     first = int(far[0])

@@ -7,9 +7,9 @@ The planner decides every `every` (5 s), and only while no worker starts. A pref
 queued prompt tokens per worker reach `prefill_up` times the longest context, and loses one below
 `prefill_down`. A decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts
 counted as used, is above `kv_up`, and loses one below `kv_down`. The original looks at the fullest worker to
-add one, and at all workers to take one away; here both look at the pool's mean, as a reading has no single
-workers. Queued tokens are the number of waiting prompts times the mean length of the prompts that finished
-last.
+add one, and at all workers to take one away; here both look at the pool's mean, because a reading
+(MetricsReading) states no numbers of single workers. Queued tokens are the number of waiting prompts times
+the mean length of the prompts that finished last.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> i
 
 
 class Dynamo:
-    """The controller; `sizes` decides for all pools after an interval."""
+    """The controller. After each interval `sizes` decides for all pools: at most one worker more or fewer."""
 
     def __init__(self, settings: DynamoSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("dynamo", "engines")
@@ -117,8 +117,9 @@ class Dynamo:
         self.input_tokens = math.nan
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        tokens = mean_of(reading.input_tokens, range(len(self.current)))
-        self.input_tokens = self.input_tokens if math.isnan(tokens) else tokens
+        latest_tokens = mean_of(reading.input_tokens, range(len(self.current)))
+        if not math.isnan(latest_tokens):  # NaN: no request has finished in this interval.
+            self.input_tokens = latest_tokens
         if is_before_traffic(reading):
             return list(self.current)
         is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
@@ -126,14 +127,15 @@ class Dynamo:
             sizes = self.knowledge.bounded_sizes(
                 [self._pool_size(reading, i) for i in range(len(self.current))]
             )
-            self.changed_s = reading.time_s if sizes != self.current else self.changed_s
+            if sizes != self.current:
+                self.changed_s = reading.time_s
             self.current = sizes
         return list(self.current)
 
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         """The next size of a pool, at most one worker from the present one."""
         workers, engine = self.current[pool], self.knowledge.engines[pool]
-        if not workers:
+        if not workers:  # An empty pool gets a worker when requests wait for one.
             return 1 if self.knowledge.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):
@@ -141,4 +143,5 @@ class Dynamo:
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
         if self.knowledge.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
-        return decode_workers(self.settings, kv_share + queued_tokens / engine.kv_tokens, workers)
+        wanted_share = kv_share + queued_tokens / engine.kv_tokens  # Of the KV cache: in use or queued for.
+        return decode_workers(self.settings, wanted_share, workers)

@@ -1,21 +1,22 @@
 """The cheapest fleets of level 0, of one LLM or of several within limits that they share.
 
-A design is the worker types of a fleet; each choice of counts makes a fleet of it. A row of a design are its
-fleets that differ only in the count of the last pool; the corner of a row is its least fleet that is not
-known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is chosen from one of its
-designs, so that all are within the limits and together cheapest: for one LLM that is a minimum, for several
-LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated until every chosen fleet is known
-to hold.
+A design is the worker types of a fleet, one per pool; with a count of workers for each pool it is a fleet. A
+row of a design are its fleets that differ only in the count of the last pool; the corner of a row is its
+least fleet that is not known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is
+chosen from one of its designs, so that all are within the limits and together cheapest: for one LLM that is a
+minimum, for several LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated until every
+chosen fleet is known to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
 their row. A design begins at the least counts that the SLO requires (master.least_workers). So no choice of
 designs and counts has a smaller sum than the optimum of the master, on two assumptions: in a row more workers
-never hurt, and a pool that fails beside a perfect partner fails in a pair.
+never hurt, and a pool that fails beside a perfect partner also fails beside a real one.
 
-For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
-needless, because all corners below the best fleet must be ruled out. For several LLMs one corner of each is
-simulated at a time, because which corner is worth it depends on what is chosen for the others.
+For one LLM the next cheapest corners are simulated as well, WAVE (one_pool.py) at a time: one answer seldom
+makes another needless, because all corners below the best fleet must be ruled out. For several LLMs one
+corner of each is simulated at a time, because which corner is worth it depends on what is chosen for the
+others.
 """
 
 from __future__ import annotations
@@ -109,19 +110,20 @@ def cheapest_designs(
     unit: str = "",
     leaping: bool = False,
 ) -> Cheapest:
-    """The choice of one fleet for each LLM, of its designs, with the smallest sum of weights; the sum must be
-    strictly `below` a value.
+    """The choice of one fleet for each LLM with the smallest sum of weights. The sum must be strictly less
+    than `below`. `llms` has the designs of each LLM.
 
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
-    `unit` is the unit of weights in messages.
-    The answers of simulations stay in the designs, so another search of the same designs costs little. With
-    `leaping` prefill counts without an upper limit grow by a factor until a choice is known. The counts that
-    were passed over are simulated afterwards, and only then `bound` is valid.
+    `unit` is the unit of weights in messages. The answers of simulations stay in the designs, so another
+    search of the same designs costs little. With `leaping` prefill counts without an upper limit grow by a
+    factor until a choice is known. The counts that were passed over are simulated afterwards, and only then
+    `bound` is valid.
     """
     tables = [_DesignTable(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
-    upper, bound, rounds, shown, is_stopped = below, 0.0, 0, "", False
+    upper, bound = below, 0.0
+    rounds, shown_text, is_stopped = 0, "", False
 
     def ended(*, is_exact: bool) -> Cheapest:
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
@@ -135,8 +137,8 @@ def cheapest_designs(
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
-        # In a better choice the fleet of an LLM weighs at most its ceiling, because the others weigh at least
-        # `least`.
+        # In a better choice the fleet of an LLM weighs at most its ceiling: what is left of `upper` if the
+        # fleets of all other LLMs weigh their `least`.
         ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
         if not all(columns):  # Some LLM has no fleet that could be part of a better choice.
@@ -148,6 +150,7 @@ def cheapest_designs(
             bound = upper
             return ended(is_exact=True)
         bound = max(bound, at_least)
+        # The LLMs of which a corner was chosen, not a fleet that is known to hold.
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
             best, upper = chosen, sum(column.weight for column in chosen)
@@ -155,13 +158,13 @@ def cheapest_designs(
             is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
             return ended(is_exact=is_optimal)
-        if is_stopped or out_of_time():
+        if is_stopped or out_of_time():  # What the last simulations found has been used above.
             return ended(is_exact=False)
         rounds += 1
         text = f"at least {f'{bound:,.2f} {unit}'.rstrip()}, {_best_in_words(upper)}"
-        if text != shown:
+        if text != shown_text:
             progress(text)
-            shown = text
+            shown_text = text
         questions: list[DesignQuery] = []
         for i in unknown:
             candidates = [chosen[i]]
@@ -177,8 +180,8 @@ def _best_in_words(value: float) -> str:
 
 
 def _answer_all(questions: Sequence[DesignQuery]) -> bool:
-    """Simulate all questions and record their answers. Returns False if the time limit ends this; fleets that
-    were found to hold are recorded all the same.
+    """Simulate all questions and record their answers. Returns False if the time limit comes first; then only
+    the fleets that were already found to hold are recorded.
     """
     try:
         run_wave([question.simulate for question in questions])
@@ -210,6 +213,7 @@ class _DesignTable:
         self, designs: Sequence[FleetDesign], limits: Sequence[SharedLimit], weigh: Weigh | None
     ) -> None:
         self.designs, self.weigh = designs, weigh
+        # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
         self.terms: dict[DesignPool, DesignTerms] = {}
@@ -217,6 +221,7 @@ class _DesignTable:
             option = pool.item.option
             uses = tuple(limit.use(option) for limit in limits)
             by_limit = zip(self.amounts, uses, strict=True)
+            # The most workers of this option that the limits allow if the fleet has no others.
             most = min((math.floor(amount / use) for amount, use in by_limit if use > 0), default=math.inf)
             self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
@@ -238,13 +243,16 @@ class _DesignTable:
 
     def _make_columns(self, design: FleetDesign) -> list[_Column]:
         """The columns of one design that are within the limits."""
+
+        def has_too_many(vector: Vector) -> bool:
+            """Whether a count is so high that the search gives up there (`Bounded.too_many`)."""
+            return any(count > pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
+
         fleets = design.fleets()
+        corners = design.corners(leaping=self._leaps(design))
         vectors = [(vector, True) for vector in fleets]
         vectors += [
-            (vector, False)
-            for vector in design.corners(leaping=self._leaps(design))
-            if vector not in fleets
-            and all(count <= pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
+            (vector, False) for vector in corners if vector not in fleets and not has_too_many(vector)
         ]
         columns = []
         for vector, holds in vectors:
@@ -254,7 +262,9 @@ class _DesignTable:
         return columns
 
     def _leaps(self, design: FleetDesign) -> bool:
-        """Whether the prefill counts of this design grow by leaps."""
+        """Whether the prefill counts of this design grow by leaps. These are the counts of the first pool of
+        a design with two pools.
+        """
         return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
 
     def _weight_and_uses(self, design: FleetDesign, vector: Vector) -> tuple[float, tuple[float, ...]]:
@@ -282,7 +292,8 @@ class _DesignTable:
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
         """Questions about the designs of these columns, WAVE or a few more. First the pools of a design are
-        simulated alone; once their least counts are known, the row of its cheapest column is.
+        simulated alone (all of them for a single design, else one at a time); once their least counts are
+        known, the row of the first column of the design is simulated.
         """
         questions: list[DesignQuery] = []
         has_question: set[FleetDesign | DesignPool] = set()
@@ -305,8 +316,8 @@ class _DesignTable:
         return questions
 
     def _most_workers(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
-        """The most workers of the k-th pool beside the counts of the other in `vector`, within the limits and
-        below `ceiling`.
+        """The most workers that the k-th pool may have beside the other pool's count in `vector`, within the
+        limits and with a weight of the fleet below `ceiling`.
         """
         other_weight, other_uses = self._weight_and_uses(design, (*vector[:k], 0, *vector[k + 1 :]))
         terms, counts = self.terms[design.pools[k]], design.counts(vector)
@@ -318,10 +329,10 @@ class _DesignTable:
         by_limit = zip(self.amounts, terms.uses, other_uses, self.totals, strict=True)
         # Limits with a `total` need a bisection, so they come last, when the other limits have lowered the
         # count.
-        for amount, use, other_use, total in sorted(by_limit, key=lambda terms: terms[-1] is not None):
+        for amount, use, other_use, total in sorted(by_limit, key=lambda limit: limit[-1] is not None):
             if total is None and use > 0:
                 most = min(most, math.floor((amount - other_use) / use + ROUNDING))
-            elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
+            elif total is not None and 0 < most < math.inf:
                 most = _most_within(total, amount, others, option, int(most))
         return most
 
@@ -329,14 +340,18 @@ class _DesignTable:
 def _most_within(
     total: Callable[[Counts], float], amount: float, others: Counts, option: Option, most: int
 ) -> int:
-    """The largest count up to `most` with which the fleet's total is within `amount`."""
+    """The largest count of `option`, up to `most`, with which its fleet with `others` has a total of at most
+    `amount`.
+    """
     return largest_that_fits(most, lambda n: total((*others, (option, n))) <= amount)
 
 
 def _choose_columns(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
-    """The column chosen for each LLM, None if none is within the limits, and a lower bound on its weight."""
+    """The columns chosen, one for each LLM, or None if no choice is within the limits; and a lower bound on
+    the weight of any choice.
+    """
     if not all(columns):
         return None, math.inf
     if len(columns) == 1:  # Every column is within the limits by itself.
@@ -359,10 +374,11 @@ def _undominated(columns: Sequence[_Column]) -> list[_Column]:
         figures = (column.weight, *column.uses)
         if figures not in by_figures or (column.holds and not by_figures[figures].holds):
             by_figures[figures] = column
-    columns, costs = list(by_figures.values()), np.array(list(by_figures))
+    columns, figures_of = list(by_figures.values()), np.array(list(by_figures))
     keep = np.ones(len(columns), bool)
     for k, column in enumerate(columns):
         if column.holds and keep[k]:
-            keep &= (costs < costs[k]).any(axis=1)
+            # Only columns with a smaller figure than this one are not dominated by it.
+            keep &= (figures_of < figures_of[k]).any(axis=1)
             keep[k] = True
     return [column for column, is_kept in zip(columns, keep, strict=True) if is_kept]

@@ -18,14 +18,16 @@ import numpy as np
 
 from planner.fleet import Fleet, Pool
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_counts import Counts, add_workers
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import in_time, wall_deadline_s
 from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
-P100_ALLOWED_FRAC = 1e-9  # Misses of a line at p100, which allows none, are divided by this share.
-LEAST_POLISH_S = 1.0  # Polishing gets at least this time, even if the plan's time is over.
+# A line at p100 allows no misses. Where misses are divided by the share that a line allows, this small share
+# stands for none.
+P100_ALLOWED_FRAC = 1e-9
+LEAST_POLISH_S = 1.0  # Polishing gets at least this time, even if the plan's time is over; set by hand.
 
 
 def polish_pins(
@@ -37,7 +39,7 @@ def polish_pins(
     """
     while is_worth_polishing(problem):
         fewer = in_time(partial(find_lighter_fleet, problem, fleet_search.best), None)
-        if fewer is None:
+        if fewer is None:  # No lighter fleet holds, or the time was over first.
             break
         lighter = search_from([problem.oracle.fleet(fewer)])
         if lighter.value >= fleet_search.value:
@@ -73,14 +75,16 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
-    for k in sorted(range(len(counts)), key=lambda k: -counts[k][0].objective):
-        fewer = tuple((option, count - (i == k)) for i, (option, count) in enumerate(counts))
+    by_price = sorted(range(len(counts)), key=lambda k: -counts[k][0].objective)
+    for k in by_price:
+        fewer = add_workers(counts, -1, [k])
         if fewer[k][1] < 1 or not problem.allows(fewer):
             continue
         pools = oracle.fleet(fewer).pools
         if not _polish_finds_better(problem, pools):
             continue
-        pinning.use(pools)  # Stays in use until it is taken back; the oracle remembers each by itself.
+        # The oracle's answers for the polished and for the quick placement are remembered apart.
+        pinning.use(pools)
         if oracle.holds(fewer):
             return fewer
         pinning.use(pools, is_polished=False)
@@ -88,9 +92,9 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
-    """Use the polished placement of a fleet if the fleet holds with it and comes less near to missing the SLO
-    on the trace. `is_kept()` must then be true too: it simulates the fleet on all other traffic on which it
-    must hold. Returns whether the polished placement is used.
+    """Use the polished placement of a fleet if the fleet holds with it, comes less near to missing the SLO on
+    the trace, and `is_kept()` is true, which simulates the fleet on all other traffic on which it must hold.
+    Returns whether the polished placement is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -115,8 +119,8 @@ def _polish_finds_better(problem: Problem, pools: Sequence[Pool]) -> bool:
 
 
 def _nearness_to_missing(oracle: Oracle, counts: Counts) -> tuple[float, float]:
-    """How close a fleet is to missing the SLO, for comparison: the misses per allowed miss of its worst line,
-    and the mean TTFT [s], which decides between equal ones.
+    """How near a fleet comes to missing the SLO, for comparison: the misses per allowed miss of its worst
+    line, and, to decide between equal misses, the mean TTFT [s] (infinite if no request got a token).
     """
     simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=False)
     # `deciding_frac` is the share of requests within the limit.
