@@ -93,7 +93,7 @@ def clock_unit_warnings(
     else:
         return ()
     rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}  # The rate if `unit` is meant.
-    # If no unit gives a usual rate, the next finer one is named.
+    # The units that give a usual rate; if none does, the first of `others`.
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
     rates_text = ", ".join(
         f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "

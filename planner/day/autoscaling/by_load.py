@@ -9,8 +9,9 @@ request_work     what a request of these lengths adds (EngineProfile.work_s)    
 work             what the tokens of the last span added, per second of the span            [s/s]
 now              the rate expected now                                                [requests/s]
 growth           the highest rate expected up to `ahead_s` from now, divided by `now`; 1 to 3
-load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
-                 growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
+load             the 95th percentile of work, a value per span, over `memory_s` or by default the window of
+                 the rules, times growth and 1 + headroom; plus the work of the prompts that wait, served
+                 within `drain_s`
 The expressions are PromQL. The workers for a load are a step function of it (`worker_steps_expr`,
 LoadRule.workers_for_load).
 """

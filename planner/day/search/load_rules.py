@@ -37,7 +37,7 @@ COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
 # worker, 3 % with them (2026-11-24).
 MORE_TRAFFIC = (1.4, 2.0)
-MOST_BUSY_WINDOWS = 8  # So many of the busiest windows are simulated so; set by hand.
+MOST_BUSY_WINDOWS = 8  # How many windows count as the busiest; set by hand.
 WINDOW_S = 600.0  # The length of windows where the SLO names none (`every`).
 _ABOVE_POINTS = 1e-6  # Workers by which a line that passes through points is raised, to lie above them.
 
@@ -55,6 +55,7 @@ def fit_load_rules(
     if len(windows) < LEAST_WINDOWS:
         return ()
     unchanged = len(windows)  # The windows after these have more traffic than the trace.
+    # The busiest are so by the engine of the first pool.
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
     # Shape (windows, P). A window in which not even `most` workers keep the SLO counts as needing them all.
@@ -112,7 +113,7 @@ def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, 
     A controller sees no single requests, only rates and mean lengths, so the load is computed from these.
     """
     span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)
-    # A last part of the window that is shorter than a span may be cut off, and its requests with it.
+    # Where spans do not fill the window, the rest of it may be cut off, and its requests with it.
     spans = round(window_s / span_s)
     count = np.bincount(span_of_request, minlength=spans)[:spans]
     mean_input, mean_output = (

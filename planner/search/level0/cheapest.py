@@ -216,7 +216,7 @@ class _DesignTable:
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
-        self.terms: dict[DesignPool, DesignTerms] = {}
+        self.terms: dict[DesignPool, DesignTerms] = {}  # Of each pool of any design.
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
             option = pool.item.option
             uses = tuple(limit.use(option) for limit in limits)
@@ -271,7 +271,7 @@ class _DesignTable:
         """The weight of a fleet, and what it uses of each limit."""
         pool_counts = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
         weight = sum(terms.weight * count for terms, count in pool_counts)
-        if self.weigh is None:
+        if self.weigh is None:  # The objective may count whole nodes: then it is no sum over workers.
             weight = objective_of(design.counts(vector))
 
         def use_of_limit(k: int) -> float:
