@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.traffic.prefixes import PrefixSummary
     from planner.traffic.trace import Trace
 
-MOST_ROWS = 20  # So many placed prefixes are printed at most, the most requested first; chosen by hand.
+MOST_ROWS = 20  # At most this many placed prefixes are printed, the most requested first; chosen by hand.
 
 
 def plan_prefixes(
@@ -66,7 +66,7 @@ def plan_prefixes(
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 
-    if tree is not None and {trace, slo, fleet, pool, out} == {None}:
+    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree goes with none of these.
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
     _check_one_source(trace, slo, tree)
@@ -93,8 +93,8 @@ def plan_prefixes(
     _print_summary(study.summary)
     if study.placed is not None:
         _print_plan(study.placed)
-        for each in study.placed.simulated:
-            _print_simulated(each)
+        for pool_prefixes in study.placed.simulated:
+            _print_simulated(pool_prefixes)
     if out is not None:
         stdout_console().print(f"written to {out}: {', '.join(contents)}", markup=False)
 
@@ -111,7 +111,7 @@ def _check_one_source(trace: Path | None, slo: Path | None, tree: Path | None) -
 
 
 def _check_described(slo: Path | None, requests: Trace) -> None:
-    """Raise InputError where slo.yaml describes no prefixes."""
+    """Raise InputError if the requests come from a slo.yaml that describes no prefixes."""
     if slo is not None and not requests.has_prefixes:
         raise InputError(
             f"{slo}: traffic: describes no prefixes; write, for instance, "
@@ -156,12 +156,17 @@ def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_ou
 
 
 def _print_summary(summary: PrefixSummary) -> None:
-    """What the prompts share, with the measures of papers under their own names."""
+    """Print what the prompts share, and what caches of several sizes save. Measures of papers have the names
+    that they have there, with the paper in brackets.
+    """
     sharing = summary.sharing
 
-    def mean_text(name: str, factor: float = 1.0) -> str:
-        value = getattr(summary, name)
-        return "-" if value.mean is None else f"{value.mean * factor:.4g} (sd {value.sd * factor:.4g})"
+    def mean_text(field: str, factor: float = 1.0) -> str:
+        """The mean and the standard deviation of a field of the summary, times `factor`."""
+        measured = getattr(summary, field)
+        if measured.mean is None:
+            return "-"
+        return f"{measured.mean * factor:.4g} (sd {measured.sd * factor:.4g})"
 
     print_mapping(
         {
@@ -201,12 +206,13 @@ def _print_summary(summary: PrefixSummary) -> None:
 
 
 def _print_plan(placed: PlacedPrefixes) -> None:
-    """Which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
+    """Print which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
     from planner.reports.prefix_values import placed_rows
     from planner.studies.prefix_study import ESTIMATE
 
     placement, prompts, needed = placed.plan, placed.prompts, placed.workers_needed
     pool, replication = placement.pool, placement.replication
+    prompt_tokens = sum(prompt.tokens for prompt in prompts)
     rows = [
         {
             "prefix": row["prefix"],
@@ -234,8 +240,7 @@ def _print_plan(placed: PlacedPrefixes) -> None:
             f"way (gap {show_percent(replication.gap_frac)})",
             "workers for the same load": f"{needed} instead of {pool.count}, "
             f"{count_text((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
-            "warm-up": f"{count_text(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} "
-            "tokens in all",
+            "warm-up": f"{count_text(len(prompts), 'prompt')} of {prompt_tokens:,} tokens in all",
         },
         ESTIMATE,
     )

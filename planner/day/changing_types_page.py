@@ -13,9 +13,9 @@ from planner.reports.fact_sentences import SAME_USD, percent_text
 from planner.reports.words import list_text, pool_text, usd_text
 from planner.units import HOUR_S, show_clock
 
-# The columns of `pool_rows`.
+# The columns of `pool_rows`. "Ready hours" are those of all workers of the pool together.
 POOLS_HEAD = ("Pool", "Worker", "Workers at most", "Ready hours", "First from", "Last until")
-MOST_CHANGES = 12  # Sentences name at most this many changes of sizes; day.json has all.
+MOST_CHANGES = 12  # Sentences name at most this many changes of sizes, chosen by hand; day.json has all.
 
 
 def types_lines(types: ChangingTypes | None) -> list[str]:
@@ -44,7 +44,8 @@ def types_lines(types: ChangingTypes | None) -> list[str]:
 def changes_text(types: ChangingTypes) -> str:
     """The sizes of the optimum with the times from which they are ready."""
     assert types.optimum is not None and types.question is not None
-    pools, edges_s, changes = types.question.fleet.pools, types.optimum.edges_s, list[str]()
+    pools, edges_s = types.question.fleet.pools, types.optimum.edges_s
+    changes: list[str] = []
     before: list[int] = []
     for at_s, sizes in zip(edges_s[:-1].tolist(), types.optimum.sizes.tolist(), strict=True):
         if sizes != before:
@@ -55,7 +56,8 @@ def changes_text(types: ChangingTypes) -> str:
                 if size
             ]
             changes.append(f"{show_clock(at_s)} {list_text(workers) if workers else 'none'}")
-    more = [f"and {len(changes) - MOST_CHANGES} more changes"] if len(changes) > MOST_CHANGES else []
+    unnamed = len(changes) - MOST_CHANGES
+    more = [f"and {unnamed} more changes"] if unnamed > 0 else []
     return "; ".join(changes[:MOST_CHANGES] + more)
 
 
@@ -65,8 +67,8 @@ def pool_rows(types: ChangingTypes) -> list[tuple[str, ...]]:
         return []
     edges_s, rows = types.optimum.edges_s, list[tuple[str, ...]]()
     for pool, sizes in zip(types.question.fleet.pools, types.optimum.sizes.T, strict=True):
-        used = np.flatnonzero(sizes)
-        if len(used):
+        used_steps = np.flatnonzero(sizes)
+        if len(used_steps):
             ready_h = float(sizes @ np.diff(edges_s)) / HOUR_S
             rows.append(
                 (
@@ -74,18 +76,20 @@ def pool_rows(types: ChangingTypes) -> list[tuple[str, ...]]:
                     f"{pool.role}, {pool.type.name}",
                     str(int(sizes.max())),
                     f"{ready_h:,.1f}",
-                    show_clock(float(edges_s[used[0]])),
-                    show_clock(float(edges_s[used[-1] + 1])),
+                    show_clock(float(edges_s[used_steps[0]])),
+                    show_clock(float(edges_s[used_steps[-1] + 1])),
                 )
             )
     return rows
 
 
 def ready_by_pool(types: ChangingTypes, edges_s: Any) -> dict[str, Any]:
-    """The mean number of ready workers of each pool in each window, for pools that are used."""
+    """The mean number of ready workers in each interval between `edges_s`, by pool. Pools without any are
+    left out; all are, if the optimum is a day of a single fleet.
+    """
     assert types.optimum is not None and types.question is not None
     pools, run = types.question.fleet.pools, types.optimum.day.run
-    if run.requested_sizes.shape[1] != len(pools):  # The optimum is then a day of a single fleet.
+    if run.requested_sizes.shape[1] != len(pools):  # A single fleet has other pools than the question.
         return {}
     ready = workers_over_time(run, len(pools), edges_s)[1]
     return {pool.name: row for pool, row in zip(pools, ready, strict=True) if row.any()}

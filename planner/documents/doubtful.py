@@ -56,10 +56,13 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Deadlines of classes that are longer than the backlog test lets requests of this traffic wait."""
+    """Deadlines of classes that are longer than the backlog test lets requests of this traffic wait.
+
+    They may wait for a tenth of the traffic (`Slo.patience_of`), so ten times the deadline uses it in full.
+    """
     for selector in slo.selectors:
         limits = [limit for limit in slo.limits if limit.selector == selector]
-        if {limit.metric for limit in limits} != {"e2e"}:
+        if {limit.metric for limit in limits} != {"e2e"}:  # A class has a deadline if all its limits are E2E.
             continue
         longest = max(limits, key=lambda limit: limit.limit_s)
         patience_s = slo.patience_of(selector, trace.duration_s)
@@ -78,7 +81,9 @@ def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     if not limits or trace.after.size:
         return
     gaps = trace.output_tokens - 1
-    gaps_while_arriving = np.minimum((trace.arrival_s[-1] - trace.arrival_s) / NOMINAL_TOKEN_S, gaps)
+    # How many gaps of each request end before the last arrival, if each gap takes NOMINAL_TOKEN_S.
+    left_s = trace.arrival_s[-1] - trace.arrival_s
+    gaps_while_arriving = np.minimum(left_s / NOMINAL_TOKEN_S, gaps)
     if gaps_while_arriving.sum() * 2 >= gaps.sum():
         return
     for limit in limits:
@@ -117,7 +122,7 @@ def _count_values(limit: Limit, trace: Trace) -> int | None:
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
     """Whether one late value misses the line, although a percentile below 100 % seems to allow some."""
     late_values_allowed = values * (1 - percentile_frac)
-    # p90 of 10 values lets one be late, which floats make 0.9999999999999998.
+    # p90 of 10 values lets one be late, but in floats the product is 0.9999999999999998: hence ROUNDING.
     return percentile_frac < 1 and late_values_allowed < 1 - ROUNDING
 
 
@@ -131,7 +136,7 @@ def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> st
 
 
 def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
-    """A tighter limit of the same metric and class, on a higher percentile."""
+    """A tighter limit of the same metric and class, on a higher percentile; None if the SLO has none."""
     return next(
         (
             other
@@ -179,11 +184,12 @@ def fleet_doubts(
         is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
         if named is not None and not is_used and name not in owned:
             yield f"fleet: prices: {name} is not among gpus ({', '.join(named)}): its price changes nothing"
+        # A power-capped row may share whole nodes with its base, and then the higher price counts for both.
         base = catalog.gpus[catalog.gpus[name].base]
         base_usd_per_h = prices_usd_per_h.get(base.name, base.price_usd_per_h)
         is_by_node = sold_whole.get(name, sold_whole.get(base.name, base.is_sold_whole))
-        is_firm = name in prices_usd_per_h
-        if is_firm and name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
+        is_off_spot = name in prices_usd_per_h  # A price on the spot market is not compared.
+        if is_off_spot and name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
             yield (
                 f"fleet: prices: {name} costs {price_usd_per_h:g} USD/h and {base.name} {base_usd_per_h:g}: "
                 "workers of both may share nodes, and a fleet with both pays the higher price for all their "

@@ -22,7 +22,8 @@ from planner.units import show_exactly
 
 Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 KEYS = ("provider", "term", "price", "date", "source")
-OLD_DAYS = 180  # Reports call a price old that was listed longer ago.
+OLD_DAYS = 180  # Reports call a price old that was listed more days ago; chosen by hand.
+# A year, a month or a day, such as "2026", "2026-11" and "2026-11-21".
 _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
 
@@ -38,7 +39,9 @@ class ProviderOffer:
 
 
 def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
-    """The offers of a list in prices.yaml or a GPU's row; raises InputError for anything else."""
+    """The offers of a list in prices.yaml or a GPU's row. Raises InputError, which begins with `where`, for
+    anything else, and for two offers of one provider and term.
+    """
     if not isinstance(written, list):
         raise refused_value(where, "expected a list of provider, term, price, date and source", written)
     offers: dict[tuple[str, str], ProviderOffer] = {}
@@ -97,8 +100,9 @@ def first_day(date: str) -> datetime.date | None:
     """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None for a text that is no date."""
     match = _DATE.fullmatch(date.strip())
     try:
+        # The earliest day has month 1 and day 1 where the text leaves them out.
         return match and datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
-    except ValueError:
+    except ValueError:  # There is no such day: 2026-02-30.
         return None
 
 

@@ -16,7 +16,8 @@ Strain = Literal["traffic", "steps", "prompts"]
 RobustnessPart = Literal["workers", "traffic", "prompts", "losses", "headroom"]
 """A part of `FleetRobustness`: `at_workers`, `more_traffic`, longer prompts in `holds`, `losses`, or the rest
 of `holds`, which is headroom for traffic and longer steps."""
-MORE_FRAC = 0.2  # The first screen says whether the plan's fleet carries this much more traffic.
+# The first screen says whether the plan's fleet carries this much more traffic; chosen by hand.
+MORE_FRAC = 0.2
 
 
 @dataclass(frozen=True, slots=True)

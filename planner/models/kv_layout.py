@@ -3,7 +3,7 @@
 Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
 the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
 
-    g = layers of a group = layers of the rarest kind; of the commonest if it has < 1.5 times as many
+    g = layers of a group = layers of the rarest kind; of the commonest kind if this has < 1.5 times as many
     groups of a kind      = ceil(layers / g), the last one padded
     bytes of a block      = g * the largest page of a layer
 
@@ -17,18 +17,20 @@ such blocks:
     blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
 
 For LLMs whose layers are all alike, or all latent with an index on some, constant = window_ratio = 0.
-The simulator gives a sequence its windows with its seat, as many blocks as their mean from the prompt to the
-last token: what many sequences hold together is right, and none waits for what its windows take later.
+The simulator gives a sequence the blocks of its windows with its seat, as many as their mean from the prompt
+to the last token (`growing_blocks`). So what many sequences hold together is right, and no sequence waits for
+blocks that its windows need later.
 
 Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers. Windows, and tokens that wait for
-compression, fill pages of their own, of the same bytes, with 64, 4 and 8 tokens each. So a token of a prefill
+compression, fill pages of their own, of the same bytes: 64 tokens to a page of a window, 4 or 8 of those that
+wait. So a token of a prefill
 takes a hundred times as many bytes during its step as it takes for good (vllm-project/vllm#54703 has the
-groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
+groups of V4-Flash: pages of 1,002,240 bytes, and 2 + 1 + 1 groups for windows and tokens that wait).
 
 A prefix is found only while the pages of the window at its end exist. A sequence gives them back to the pool
 when its window has moved on. vLLM before 0.23 reused pages in the order in which they were given back; since
 then it first reuses those in which no prefix can be found (vllm-project/vllm#43447). So a prefix is lost when
-the worker has computed so many tokens that their pages fill the memory that running requests leave
+the worker has computed so many tokens that their pages fill the memory that running requests do not use
 (planner/simulator/caches.py). Until 0.26 the same holds for windows beside layers that attend to all tokens
 (gpt-oss, Gemma): a token takes window_ratio / 16 blocks for them.
 
@@ -89,12 +91,14 @@ class KvBeside:
     def growing_blocks(self, first_tokens: int, last_tokens: int) -> int:
         """The mean of `sequence_blocks` while a sequence grows from `first_tokens` to `last_tokens`."""
         first, last = (-(-tokens // KV_BLOCK_TOKENS) for tokens in (first_tokens, last_tokens))
-        mean_blocks = float(self.window_blocks)
+        mean_blocks = float(self.window_blocks)  # Of a window that is full from the beginning.
         if first < self.window_blocks:
-            # The window grows with the sequence until it is full.
-            full = min(last, self.window_blocks)
-            grown_blocks = (first + full) * (full - first + 1) / 2
-            mean_blocks = (grown_blocks + (last - full) * self.window_blocks) / (last - first + 1)
+            # The window has as many blocks as the sequence (first, first + 1, ...) until it is full, and then
+            # stays full. The mean is over all these numbers.
+            grown_to = min(last, self.window_blocks)
+            growing_sum = (first + grown_to) * (grown_to - first + 1) / 2
+            full_sum = (last - grown_to) * self.window_blocks
+            mean_blocks = (growing_sum + full_sum) / (last - first + 1)
         return self.constant_blocks + math.ceil(self.window_ratio * mean_blocks)
 
 
@@ -117,6 +121,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     """The layout of all layers on one GPU of a TP group."""
     if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
         return _compressed_layout(llm)
+    # The number of layers of each kind. Layers that keep no keys and values of their own are in neither.
     states: Counter[StateAttention] = Counter()
     caches: Counter[GroupedAttention | LatentAttention] = Counter()
     for group in llm.layer_groups:
@@ -191,7 +196,7 @@ def _compressed_layout(llm: Llm) -> KvLayout:
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     page_bytes = block_bytes * COMPRESSED_PAGE_TOKENS / KV_BLOCK_TOKENS
-    # Bytes of one page of all layers, by (tokens in a page, tokens to keep).
+    # Bytes that one page's tokens take in all layers of a kind, by (tokens in a page, tokens to keep).
     kinds: Counter[tuple[int, int]] = Counter()
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, CompressedAttention):
@@ -207,12 +212,12 @@ def _compressed_layout(llm: Llm) -> KvLayout:
         constant_pages += groups * (math.ceil((kept_tokens - 1) / in_page) + 1)
         pages_per_token += groups / in_page
         findable_pages += groups * math.ceil(kept_tokens / in_page)
-    blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
-    passing_blocks = pages_per_token * blocks
+    page_blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
+    passing_blocks = pages_per_token * page_blocks
     beside = KvBeside(
-        constant_blocks=constant_pages * blocks,
+        constant_blocks=constant_pages * page_blocks,
         passing_blocks=passing_blocks,
-        findable_blocks=findable_pages * blocks / COMPRESSED_PAGE_TOKENS,
+        findable_blocks=findable_pages * page_blocks / COMPRESSED_PAGE_TOKENS,
     )
     return KvLayout(block_bytes, beside, passing_blocks)
 

@@ -1,15 +1,16 @@
-"""CPU memory that extends the KV cache of an engine: how many tokens it holds, and how fast they come back.
+"""CPU memory that extends the KV cache of an engine: how many KV tokens it holds, and how fast they return to
+GPUs.
 
 vLLM (0.32, OffloadingConnector) keeps the KV blocks of every rank of a worker in CPU memory, and copies them
 over the rank's own link:
 
-    tokens of a worker = bytes of a GPU's share / bytes of a KV token on one GPU
+    tokens of a worker = bytes of CPU memory for each GPU / bytes of a KV token on one GPU
     seconds per token  = bytes of a KV token on one GPU / bandwidth of a GPU's link
 
 With latent attention all GPUs of a TP group have the same keys and values. One copy of them is kept, but
 every GPU still loads all of it.
 
-Behind the CPU memory may be a disk of the same node: KV blocks go there when they leave CPU memory, and come
+A disk of the same node may be behind the CPU memory: KV blocks go there when they leave CPU memory, and come
 back over the disk's link and then the GPU's, at the rate of the slower link.
 
 A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes divided by
@@ -67,11 +68,12 @@ class KvOffload:
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
         """KV tokens of this LLM on workers of this TP that fit into `size_bytes`."""
-        # A token takes `token_parts` times the bytes that it has on one GPU: with latent attention one copy
-        # serves all GPUs of a worker, else each GPU has a part of its own.
+        # A token takes `token_parts` times the bytes that it has on one GPU: with latent attention in all
+        # layers one copy serves all GPUs of a worker, else each GPU has a part of its own.
         is_latent = all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
         token_parts = 1 if is_latent else tp
-        shares = 1 if self.is_shared else tp  # `size_bytes` is all of a shared store, or one GPU's share.
+        # `size_bytes` is all of a shared store, or what each of a worker's GPUs has.
+        shares = 1 if self.is_shared else tp
         return int(shares / token_parts * size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:

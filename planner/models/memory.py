@@ -4,10 +4,10 @@
 
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
 weights and KV heads; with more GPUs than KV heads the heads are copied, so a token costs each GPU one KV head
-at least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
-output head, and the longest stage ceil(layers / PP) layers. Each data-parallel rank has its own KV cache and
-its own copy of all weights except experts, which are dealt out to the GPUs of all ranks, whole or in slices.
-If weights are quantised, embeddings and head keep 16 bits.
+at least. Pipeline parallelism splits the layers, and the longest stage has ceil(layers / PP) of them; the
+first stage also holds the embeddings, the last one the output head. Each data-parallel rank has its own KV
+cache and its own copy of all weights except experts, which are dealt out to the GPUs of all ranks, whole or
+in slices. If weights are quantised, embeddings and head keep 16 bits.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
 keeps the larger peak free. The peak in the layers holds the residual stream and its norm (hidden each, whole
@@ -60,7 +60,7 @@ FIRST_WITH_SMALL_NON_TORCH = (0, 10)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
 GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
-# Bytes of a layer's captured CUDA graphs, by what the layer is.
+# Bytes of a layer's captured CUDA graphs, by what the layer is (`_graph_bytes`).
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
@@ -220,13 +220,14 @@ def stage_memory(
         is_first, is_last = stage == 0, stage == pp - 1
         # Tied embeddings are the output head's matrix: one stage holds it once.
         has_embeddings = is_first and not (is_last and llm.tied_embeddings)
-        vocabulary_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
-        weight_bytes = layers / llm.layers * rank_bytes + vocabulary_weights * vocabulary_bytes
+        # Bytes of a weight of the output head and of one of the embeddings, where the stage has them.
+        vocabulary_dtype_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
+        weight_bytes = layers / llm.layers * rank_bytes + vocabulary_weights * vocabulary_dtype_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
-                # The first term splits all weights over TP; the second adds what every GPU has a whole copy
-                # of.
+                # All weights are split over TP. Of some every GPU has a whole copy: the second term adds the
+                # rest of the copy. The encoder is whole, on the first stage.
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
@@ -252,6 +253,7 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
     if all2all:  # Ranks on several nodes.
         return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
     # With data-parallel ranks experts are dealt out whole, so their width is not split over TP.
+    # A gated block holds gate, up and their product, one without a gate one value fewer.
     width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
@@ -280,11 +282,12 @@ def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, release: tuple[int, 
 def _sglang_free_bytes(gpu: Gpu, tp: int, pp: int, dp: int, budget_tokens: int) -> float:
     """Bytes of a GPU that SGLang keeps free for activations and CUDA graphs (the module's docstring)."""
     gpu_mib = gpu.memory_bytes / 2**20
-    graph = next(sizes[tp >= 4] for most_mib, sizes in SGLANG_GRAPHS if gpu_mib < most_mib)
-    mib = 512 + 1.5 * max(budget_tokens, 2048) + 2 * graph + 128 * tp * pp
+    below_tp4, from_tp4 = next(sizes for most_mib, sizes in SGLANG_GRAPHS if gpu_mib < most_mib)
+    graph_batch = from_tp4 if tp >= 4 else below_tp4  # G in the module's docstring.
+    free_mib = 512 + 1.5 * max(budget_tokens, 2048) + 2 * graph_batch + 128 * tp * pp
     if dp > 1:
-        mib += graph * dp * (3 if graph <= 300 else 4.5)
-    return 2**20 * (max(mib, 10 * 1024) if gpu_mib > 60 * 1024 else mib)
+        free_mib += graph_batch * dp * (3 if graph_batch <= 300 else 4.5)
+    return 2**20 * (max(free_mib, 10 * 1024) if gpu_mib > 60 * 1024 else free_mib)
 
 
 def _has_attention(llm: Llm, kind: type[CompressedAttention]) -> bool:
@@ -306,7 +309,7 @@ def _graph_bytes(llm: Llm) -> float:
 
 
 def _index_bytes(llm: Llm, max_model_len: int) -> float:
-    """Bytes of the workspace in which latent attention with an index gathers its keys."""
+    """Bytes of the workspace in which attention with an index gathers its keys; 0 without an index."""
     has_index = any(
         isinstance(group.attention, LatentAttention | CompressedAttention) and group.attention.index_heads
         for group in llm.layer_groups

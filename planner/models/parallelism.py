@@ -2,13 +2,13 @@
 
 TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
 
-    ring      latency + 2 (TP - 1) / TP * bytes / link         every GPU sends its share around twice
     measured  latency +                   bytes / bandwidth    if the GPU's row has measurements with this TP
+    ring      latency + 2 (TP - 1) / TP * bytes / link         otherwise; each GPU sends its share round twice
 
-PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each
-GPU of a TP group sends 1 / TP of them and the next group gathers the rest over its own links. A micro-batch
-takes the sum of all stages and PP - 1 hand-overs. The simulator has up to PP micro-batches in flight, so a
-pipeline with fewer is partly idle.
+PP: the layers are split over PP stages. Each stage hands N tokens x (hidden + residual) in 16 bit to the next
+(`send_recv_s`). As in vLLM each GPU of a TP group sends 1 / TP of these bytes, and each GPU of the next group
+gathers the rest over the group's own links. A micro-batch takes the sum of all stages and PP - 1 hand-overs.
+The simulator has up to PP micro-batches in flight, so a pipeline with fewer is partly idle.
 
 Ranks on several nodes: `planner/models/all2all.py`.
 """
@@ -25,10 +25,9 @@ from planner.models.latency import Array, StepLatency
 from planner.models.llm import GroupedAttention, Llm
 
 ACTIVATION_BYTES = 2.0  # Activations have 16 bits.
-# The reached share of a link, and the seconds of the smallest call, come from the roofline's calibration
-# (roofline_calibration.py).
-LINK_FRAC = 0.64
-ALL_REDUCE_S = 8.1e-6
+# Both come from the roofline's calibration (roofline_calibration.py).
+LINK_FRAC = 0.64  # The share of a link's rate that is reached.
+ALL_REDUCE_S = 8.1e-6  # The seconds of the smallest all-reduce.
 # The most pipeline stages of a worker: the simulator's record of a worker has room for this many.
 MAX_PP = 16
 # Estimated: a hand-over between stages costs two launches and a wait on the host.
@@ -38,11 +37,11 @@ SEND_RECV_S = 20e-6
 def all_reduce_s(
     payload_bytes: float | Array, tp: int, link_bytes_per_s: float, *, latency_s: float = ALL_REDUCE_S
 ) -> Array:
-    """Seconds of a ring that adds up `payload_bytes` over `tp` GPUs, zero for one GPU. Broadcasts.
+    """Seconds of a ring that adds up `payload_bytes` over `tp` GPUs; an array of bytes gives as many seconds.
 
     `link_bytes_per_s` is what one GPU sends in one direction, as in the catalog.
     """
-    if tp == 1:
+    if tp == 1:  # One GPU has nothing to send.
         return np.zeros_like(np.asarray(payload_bytes, dtype=float))
     sent_share = 2 * (tp - 1) / tp
     return np.asarray(latency_s + sent_share * np.asarray(payload_bytes) / link_bytes_per_s)
@@ -58,12 +57,12 @@ def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
     if llm.groups:
-        numbers = sum(
+        numbers_per_token = sum(
             group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)
             for group in llm.groups
             if isinstance(group.attention, GroupedAttention) and not group.attention.window_tokens
         )
-        read_bytes = llm.kv_dtype_bytes * numbers / tp
+        read_bytes = llm.kv_dtype_bytes * numbers_per_token / tp
     else:  # All layers are alike: keys and values, for every query head.
         read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
     return read_bytes / gpu.mixed_kv_bytes_per_s
@@ -99,6 +98,7 @@ def send_recv_s(
     `link_bytes_per_s` is one GPU's share of the link between the stages; without it the stages share a node.
     """
     between_bytes_per_s = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
+    # 2: the hidden state and the residual stream.
     payload_bytes = np.asarray(tokens, dtype=float) * 2 * llm.hidden * ACTIVATION_BYTES
     sent_s = payload_bytes / tp / (between_bytes_per_s * LINK_FRAC)
     gathered_s = payload_bytes * (tp - 1) / tp / (gpu.link_bytes_per_s * LINK_FRAC)

@@ -2,11 +2,13 @@
 
     start_s = node_s + image_s + boot_s + load_s + compile_s + profile_s + capture_s
 
-    node_s, boot_s, profile_s     until a node is there; to start the engine's processes; its profiling step
-    image_s = size of the image / bytes that a node pulls and unpacks per second       0 on a node that has it
-    load_s = max(weights / bandwidth of the storage, weights / GPUs / load of a GPU)
-    compile_s = layers of a stage * (trace + (compile, or read compiled kernels))
-    capture_s = layers of a stage * capture                                            (CUDA graphs)
+    node_s       the wait for a node
+    image_s      size of the image / bytes that a node pulls and unpacks per second; 0 on a node that has it
+    boot_s       the start of the engine's processes
+    load_s       max(weights / bandwidth of the storage, weights / GPUs / bytes per second into one GPU)
+    compile_s    layers of a stage * seconds to trace a layer and compile it, or read its compiled kernels
+    profile_s    the engine's profiling step
+    capture_s    layers of a stage * seconds to capture a layer's CUDA graphs
 
 Tracing, compiling and capturing are bound by the host's CPU and grow with layers, not with their width
 (Kabakibo et al. 2026, arXiv:2606.07362). A node that has run the same LLM has the image, the weights in its
@@ -30,7 +32,7 @@ class Storage:
     source: str
 
     def __post_init__(self) -> None:
-        assert self.bandwidth_bytes_per_s > 0, self.name  # The catalog's reader refuses others.
+        assert self.bandwidth_bytes_per_s > 0, self.name  # The catalog's reader refuses any other.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class SleepLevel:
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """The seconds of each part of a start; `node_s` is the time until a node is there. `estimated` has a
-    reason for each part that is no measurement.
+    """The seconds of each part of a start; `node_s` is the time until a node is there. `estimated` has one
+    phrase for each reason why the start is not simply what was measured.
     """
 
     image_s: float
@@ -131,9 +133,9 @@ def start_time(
 
     Without `image` the node has the image already; with `is_compiled` it has the compiled kernels too.
     """
-    layers = -(-llm.layers // pp)  # Stages start at the same time.
+    layers = -(-llm.layers // pp)  # Stages start at the same time, so the longest counts.
     into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s
-    kernels_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
+    kernel_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
     estimated = [
         f"{row.name}: put together" for row in (storage, image, engine) if row and not row.is_measured
     ]
@@ -146,7 +148,7 @@ def start_time(
         boot_s=engine.boot_s,
         # Storage and GPUs work at the same time, so the slower one counts.
         load_s=max(llm.weight_bytes / storage.bandwidth_bytes_per_s, into_gpus_s),
-        compile_s=layers * (engine.trace_layer_s + kernels_layer_s),
+        compile_s=layers * (engine.trace_layer_s + kernel_layer_s),
         profile_s=engine.profile_s,
         capture_s=layers * engine.capture_layer_s,
         node_s=node_s,

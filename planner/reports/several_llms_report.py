@@ -19,6 +19,7 @@ from planner.search.several.shared_plan import SharedPlan
 from planner.units import count_text, in_unit, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
+# The note below the three answers.
 OF_EACH_SLO = (
     "Each LLM keeps its own SLO in the share of its scenarios that it asks for; they are drawn apart, and "
     "nothing is said of all LLMs at once. With a loss: the LLMs in turn, each beside the others' fleets."
@@ -31,12 +32,13 @@ def render(
     """The files that `plan -o DIR` writes: path relative to DIR -> content. `command` is the command line
     that made the plan. Without `pages` there are no reports and no pictures.
     """
+    # The files of each LLM's folder.
     folders: dict[str, dict[str, str | bytes]] = {
         name: {
-            **output.render(of_llm, command=command, pages=pages),
-            **(output.chart_pictures(figures.all_figures(of_llm)) if png and pages else {}),
+            **output.render(llm_plan, command=command, pages=pages),
+            **(output.chart_pictures(figures.all_figures(llm_plan)) if png and pages else {}),
         }
-        for name, of_llm in plan.plans.items()
+        for name, llm_plan in plan.plans.items()
     }
     return {
         "plan.yaml": _header(plan) + to_yaml(plan_document(plan)),
@@ -62,19 +64,19 @@ def plan_document(plan: SharedPlan) -> Document:
         "llms": {
             name: {
                 "plan": f"{name}/plan.yaml",
-                "llm": of_llm.fleet.llm.name,
-                "fleet": describe_fleet(of_llm.fleet),
-                "cost_usd_per_h": of_llm.fleet.price_usd_per_h,
-                "power_w": of_llm.fleet.power_w,
-                "gpus": of_llm.fleet.gpus,
-                "status": of_llm.status,
-                "value": of_llm.value,
+                "llm": llm_plan.fleet.llm.name,
+                "fleet": describe_fleet(llm_plan.fleet),
+                "cost_usd_per_h": llm_plan.fleet.price_usd_per_h,
+                "power_w": llm_plan.fleet.power_w,
+                "gpus": llm_plan.fleet.gpus,
+                "status": llm_plan.status,
+                "value": llm_plan.value,
                 "value_on_paper": plan.paper[name],
                 "value_alone": plan.alone[name],
-                "kept_in": _kept_in(of_llm),
-                "keeps_slo": of_llm.verdict.holds,
+                "kept_in": _kept_in(llm_plan),
+                "keeps_slo": llm_plan.verdict.holds,
             }
-            for name, of_llm in plan.plans.items()
+            for name, llm_plan in plan.plans.items()
         },
         **_totals(plan),
         "bill": output.bill_document(plan.bill),
@@ -108,8 +110,8 @@ def _answers(plan: SharedPlan) -> list[Document]:
     rows = []
     for total in plan.answers:
         values = {}
-        for name, of_llm in plan.plans.items():
-            answer = of_llm.certificate.find_answer(total.name)
+        for name, llm_plan in plan.plans.items():
+            answer = llm_plan.certificate.find_answer(total.name)
             values[name] = None if answer is None else answer.value
         rows.append(dataclasses.asdict(total) | {"llms": values})
     return rows
@@ -157,12 +159,12 @@ def _certificate(plan: SharedPlan) -> Document:
         "level0_exhausted": plan.is_exhausted,
         "llms": {
             name: {
-                "value": of_llm.value,
+                "value": llm_plan.value,
                 "on_paper": plan.paper[name],
                 "alone": plan.alone[name],
-                "kept_in": _kept_in(of_llm),
+                "kept_in": _kept_in(llm_plan),
             }
-            for name, of_llm in plan.plans.items()
+            for name, llm_plan in plan.plans.items()
         },
         "answers": _answers(plan),
         "limits": _limits_document(plan),
@@ -221,17 +223,17 @@ def fleet_rows(plan: SharedPlan) -> Rows:
     head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
     head += (f"On paper, {plan.unit}", "Kept in") if has_scenarios else ()
     rows = []
-    for name, of_llm in plan.plans.items():
-        kept_in_text = "" if of_llm.kept_in is None else answer_sentences.kept_text(of_llm.kept_in)
+    for name, llm_plan in plan.plans.items():
+        kept_in_text = "" if llm_plan.kept_in is None else answer_sentences.kept_text(llm_plan.kept_in)
         rows.append(
             (
-                f"{name} ({of_llm.fleet.llm.name})",
-                describe_fleet(of_llm.fleet),
-                str(of_llm.fleet.gpus),
-                show_amount(of_llm.value, plan.unit),
+                f"{name} ({llm_plan.fleet.llm.name})",
+                describe_fleet(llm_plan.fleet),
+                str(llm_plan.fleet.gpus),
+                show_amount(llm_plan.value, plan.unit),
                 show_amount(plan.alone[name], plan.unit),
                 *((show_amount(plan.paper[name], plan.unit), kept_in_text) if has_scenarios else ()),
-                "kept" if of_llm.verdict.holds else "missed",
+                "kept" if llm_plan.verdict.holds else "missed",
             )
         )
     return (*head, "SLO"), rows
@@ -239,7 +241,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
 
 def answer_rows(plan: SharedPlan) -> Rows:
     """The three answers of every LLM, then those of all LLMs together; empty if no LLM asks for safety."""
-    with_answers = {name: of_llm for name, of_llm in plan.plans.items() if of_llm.certificate.answers}
+    with_answers = {name: llm_plan for name, llm_plan in plan.plans.items() if llm_plan.certificate.answers}
     if not with_answers:
         return ("LLM",), []
     # The price of whole nodes has a column of its own if it differs from that of the GPUs in use.
@@ -252,13 +254,14 @@ def answer_rows(plan: SharedPlan) -> Rows:
     )
     head: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = []
-    for name, of_llm in with_answers.items():
+    for name, llm_plan in with_answers.items():
         head, values = answer_sentences.answer_rows(
-            of_llm, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1
+            llm_plan, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1
         )
         rows += [(name, *row) for row in values]
-    paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
-    for total in plan.answers if len(plan.plans) > 1 else ():
+    paper_value = next((total.value for total in plan.answers if total.name == "on-paper"), None)
+    totals = plan.answers if len(plan.plans) > 1 else ()  # Of one LLM the total is its own answer.
+    for total in totals:
         lacks = (
             f"no fleet of {list_text(total.lacks)} beside the others within the limits" if total.lacks else ""
         )
@@ -266,8 +269,8 @@ def answer_rows(plan: SharedPlan) -> Rows:
         if is_by_node:
             money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))
         against_paper = ""
-        if total.value is not None and paper is not None and total.name != "on-paper":
-            against_paper = relative_cost_text(total.value, paper)
+        if total.value is not None and paper_value is not None and total.name != "on-paper":
+            against_paper = relative_cost_text(total.value, paper_value)
         # Scenarios and headroom are those of single LLMs, so their columns stay empty.
         label = answer_sentences.LABELS[total.name]
         rows.append(("all", label, lacks, *money, against_paper, "", "", ""))
@@ -288,8 +291,8 @@ def binding_lines(plan: SharedPlan) -> list[str]:
     """Which shared limits bind, and which LLM pays more for them. The facts are about fleets on paper, and
     say so where production was asked for.
     """
-    is_asked = bool(plan.in_production) or any(map(screen.not_for_production, plan.plans.values()))
-    where = "on paper: " if is_asked else ""
+    asks_production = bool(plan.in_production) or any(map(screen.not_for_production, plan.plans.values()))
+    where = "on paper: " if asks_production else ""
     return [f"{where}{text}" for text in fact_sentences_of(plan.binding)]
 
 
@@ -304,8 +307,8 @@ def node_rows(plan: SharedPlan) -> Rows:
 def render_report(plan: SharedPlan) -> str:
     """The page report.html, with links to the reports of the LLMs."""
     links = "".join(
-        f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(of_llm))}</li>'
-        for name, of_llm in plan.plans.items()
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(llm_plan))}</li>'
+        for name, llm_plan in plan.plans.items()
     )
     nodes = node_rows(plan)
     answers = []

@@ -1,6 +1,6 @@
 """The inputs of prefix placement: a prefix tree with its traffic, and the work that sessions save.
 
-The letters beside fields are those of the program in prefix_replication.py.
+The letters in comments beside fields are those of the program in prefix_replication.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class PrefixDemand:
     """A prefix tree with its traffic, as arrays (V,). Parents come before their children; the parent of a
     root is -1.
 
-    Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without a
-    stable prefix (planner/search/prefixes/prefix_placing.py) end at a root of 0 tokens and 0 s.
+    A request ends at the last node of its stable prefix (planner/search/prefixes/prefix_placing.py); at some
+    nodes none ends, and `rate_rps` is 0. Requests without a stable prefix end at a root of 0 tokens and 0 s.
     """
 
     parent: Ints
@@ -92,6 +92,7 @@ class SessionReuse:
         if len(tokens) != len(saved) or not len(tokens) or tokens[0] or saved[0]:
             raise InputError("session reuse: expected corners (tokens, seconds saved) from (0, 0)")
         tokens_rise = bool((np.diff(tokens) > 0).all())
+        # Only tokens that rise give slopes; others are refused below.
         slopes = np.diff(saved) / np.diff(tokens) if tokens_rise else np.zeros(0)
         # Slopes must not rise. The appended 0 is the flat piece beyond the last corner: none may be below it.
         if not tokens_rise or (np.diff(slopes, append=0.0) > SAME_FRAC * max(slopes, default=0)).any():

@@ -17,16 +17,17 @@ from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
-BEYOND_FIRST = 1.05  # If the first plan had no limit, the chart ends at this many times the first corner.
+# If the first plan had no limit, the chart ends at this many times the first corner; chosen by hand.
+BEYOND_FIRST = 1.05
 
 
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     """The four files of NAMES: file name -> content."""
-    values, text = frontier_document(frontier), io.StringIO()
-    rows = [_csv_row(step) for step in values["steps"]]
+    document, csv_text = frontier_document(frontier), io.StringIO()
+    rows = [_csv_row(step) for step in document["steps"]]
     # A step without one of the answers has fewer columns, so the header is the union over all rows.
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(csv_text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
@@ -34,8 +35,8 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     figure = CaptionedChart("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
     return {
         "pareto.html": _html(frontier, figure),
-        "pareto.csv": text.getvalue(),
-        "pareto.json": json.dumps(values, indent=2) + "\n",
+        "pareto.csv": csv_text.getvalue(),
+        "pareto.json": json.dumps(document, indent=2) + "\n",
         "pareto.png": chart_png(figure),
     }
 
@@ -74,18 +75,18 @@ def draw_frontier(frontier: Frontier) -> Any:
 
 
 def _level_starts(frontier: Frontier) -> list[float]:
-    """Where the level line of each step begins: at a rate, where its fleet begins to hold; else at the corner
-    of the step before, whose fleet costs less.
+    """Where the level line of each step begins. If the axis is a rate, its fleet begins to hold there. On any
+    other axis it is the corner of the step before, where that step's cheaper fleet stops holding.
     """
-    first, *_ = frontier.steps
-    loosest = frontier.loosest if math.isfinite(frontier.loosest) else BEYOND_FIRST * first.corner
     if frontier.is_rising:
         return [step.start for step in frontier.steps]
+    first_corner = frontier.steps[0].corner
+    loosest = frontier.loosest if math.isfinite(frontier.loosest) else BEYOND_FIRST * first_corner
     return [loosest, *(step.corner for step in frontier.steps[:-1])]
 
 
 def _limit_text(frontier: Frontier, limit: float) -> str:
-    """A limit on the axis of the frontier, with its unit."""
+    """A limit on the axis of the frontier, with its unit: times as in "200 ms"."""
     return show_s(limit) if frontier.unit == "s" else f"{limit:.6g} {frontier.unit}"
 
 
@@ -114,7 +115,9 @@ def ended_line(frontier: Frontier) -> str:
 
 
 def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
-    """A line of pareto.csv. Each of the three answers has columns such as "on_paper_value"."""
+    """A line of pareto.csv from a step of pareto.json. Each of the three answers has columns such as
+    "on_paper_value".
+    """
     row = {key: value for key, value in step.items() if key != "answers"}
     for answer in step["answers"]:
         name = answer["name"].replace("-", "_")

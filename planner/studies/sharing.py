@@ -1,7 +1,7 @@
 """What one fleet for all classes of an SLO saves against a fleet for each class, found by planning both.
 
-A class by itself has its own requests of the plan's traffic. Of the SLO it has its own lines and the lines
-for all requests. Requests of no class have only the lines for all requests, and a fleet of their own too.
+The fleet of a class is planned for its own requests of the plan's traffic, and for its own lines of the SLO
+and those for all requests. Requests of no class get a fleet of their own too, for the lines for all requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.traffic.trace import Trace
 
 # If there are more classes, such as a hundred tenants, no separate fleets are planned; chosen by hand.
 MOST_SEPARATE = 6
-REST = "other requests"
+REST = "other requests"  # The name of the requests of no class.
 
 
 def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
@@ -75,13 +75,16 @@ def _compare(
         except (InfeasibleError, OutOfTimeError, InputError):
             # InputError is raised if a class has too few requests.
             return NotShared(name, "")
-    separate = sum(fleet.value for fleet in fleets)
-    unit = OBJECTIVE_UNITS[parts[0][1].objective]
-    return SharingSaves(plan.value, separate - plan.value, tuple(fleets), unit)
+    separate_value = sum(fleet.value for fleet in fleets)
+    _, first_task, _ = parts[0]  # All parts have the objective of the plan.
+    unit = OBJECTIVE_UNITS[first_task.objective]
+    return SharingSaves(plan.value, separate_value - plan.value, tuple(fleets), unit)
 
 
 def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
-    """Each class that has requests and limits: its name, its question, and its requests."""
+    """Each class that has requests and limits, and the requests of no class as one more: the name, the
+    question, and the requests. These are already scaled and cut to the window, so the question does neither.
+    """
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)
     for number, selector in ((-1, None), *enumerate(selectors)):  # -1: requests of no class.
@@ -90,7 +93,7 @@ def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, Plan
         if not class_requests.size or not limits:
             continue
         slo = Slo(limits, task.slo.attainment_frac, task.slo.every_s)
-        alone = replace(
+        question = replace(
             task,
             slo=slo,
             policies=task.policies.without_classes(),
@@ -99,4 +102,4 @@ def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, Plan
             window=None,
             plans_each_target=False,
         )
-        yield (REST if selector is None else selector.name), alone, trace.select(class_requests)
+        yield (REST if selector is None else selector.name), question, trace.select(class_requests)

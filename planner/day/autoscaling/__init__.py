@@ -39,6 +39,7 @@ __all__ = [
     "timetable_of",
 ]
 
+# The objects of controllers that can be written for several targets, or under several names.
 _RECORDING_RULES = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO_PLANNER = {"dynamo": "planner component of DynamoGraphDeployment"}
 # By controller and target: the objects that are written beside the target's own files.
@@ -83,9 +84,8 @@ OUTDATED = (
 
 
 def find_refusal(controller: str, target: str) -> str:
-    """The reason why no manifest of `controller` is written for `target`, and the pairs that there are.
-
-    It is empty if the pair can be written.
+    """Why no manifest of `controller` is written for `target`, with the pairs that can be written; empty if
+    this pair can.
     """
     if target not in manifests.TARGETS:
         return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
@@ -211,24 +211,25 @@ def _write_readme(
 
 
 def _drop_section(readme: str, heading: str) -> str:
-    """The README without the section of this heading."""
+    """The README without its section of level 2 (##) that has this heading."""
     first, *sections = readme.split("\n## ")
     others = [section for section in sections if section.split("\n", 1)[0] != heading]
     return "\n## ".join([first, *others]).rstrip("\n") + "\n"
 
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
-    """The commands that set the sizes at the beginning; none if the target's files set them.
+    """The commands that set the sizes at the beginning; none if the files that are applied set them.
 
     Kubernetes starts an object that has no count with one worker, which may be fewer than the plan needs.
     """
     if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []
-    return [
-        f"    kubectl scale {each.kind.lower()}.{each.api_version.rpartition('/')[0]}/{each.object_name} "
-        f"--replicas={each.scaled.size}"
-        for each in scale_targets
-    ]
+    lines = []
+    for each in scale_targets:
+        group = each.api_version.rpartition("/")[0]  # Of "apps/v1" this is "apps".
+        name = f"{each.kind.lower()}.{group}/{each.object_name}"
+        lines.append(f"    kubectl scale {name} --replicas={each.scaled.size}")
+    return lines
 
 
 def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget]) -> list[str]:

@@ -6,10 +6,11 @@ without them it is the last rate and its drift.
     with a season:  y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
     without one:    y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
 
-Here s is the mean of earlier seasons at the same time, and b the length of a bucket. The first is the
-seasonal naive method, scaled, the second the drift method of Hyndman and Athanasopoulos, Forecasting:
-Principles and Practice, 5.2. We do not use statsforecast 2.1.1 for them: it brings 130 MB of wheels
-(`pip download statsforecast`, 2026-11-21) and needs pandas < 3, where 3.1 is installed.
+Here s is the mean of earlier seasons at the same time, and b the length of a bucket. In Hyndman and
+Athanasopoulos, Forecasting: Principles and Practice, 5.2, the first formula is the seasonal naive method
+(without the factor), and the second is the drift method. We do not use statsforecast 2.1.1 for them: it
+brings 130 MB of wheels (`pip download statsforecast`, 2026-11-21) and needs pandas < 3, where 3.1 is
+installed.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import numpy as np
 
 from planner.day.controllers.knowledge import Knowledge
 
-LAST_BUCKETS = 3  # The scale of the season is measured over this number of buckets.
-# The scale is at most this factor, and at least its reciprocal: a few quiet or busy minutes are no reason to
-# forecast a day that is quieter or busier still.
+# Both constants were chosen by hand.
+LAST_BUCKETS = 3  # Today's rates are compared with the season's over this number of full buckets.
+# The season is scaled by at most this factor, and at least by its reciprocal: a few quiet or busy minutes are
+# no reason to forecast a day that is quieter or busier still.
 MOST_SEASON_RATIO = 3.0
 
 
 class OpenBucket(NamedTuple):
-    """The bucket of the season that contains the present, with the requests of its first `seconds`."""
+    """The bucket of the season that contains the present, with the `requests` of the `seconds` of it that
+    were measured so far.
+    """
 
     bucket: int
     seconds: float
@@ -59,6 +63,7 @@ class RateForecast:
         history = self.knowledge.history
         if history is None:
             return
+        # The history ends where the run begins, at time 0, so its buckets begin at negative times.
         for k, rate in enumerate(history.rates_rps.tolist()):
             begin_s = (k - len(history.rates_rps)) * history.bucket_s
             steps = max(round(history.bucket_s / self.bucket_s), 1)  # The history may have longer buckets.
@@ -100,18 +105,19 @@ class RateForecast:
 
     def rate_at(self, time_s: float) -> float:
         """The forecast for a time of the run [requests/s]; without any rate yet the season's rate, or 0."""
-        season = self._season_rps(self._bucket(time_s))
+        season_then_rps = self._season_rps(self._bucket(time_s))
         if not self._recent:
-            return 0.0 if math.isnan(season) else season
-        # The season's rate and today's in each of the last buckets, the open one included. Without a season
-        # its rate is NaN, which is not above 0.
+            return 0.0 if math.isnan(season_then_rps) else season_then_rps
+        # The season's rate and today's in each of the last buckets, the open one included. Buckets of which
+        # the season knows nothing have a rate of NaN, which the comparison with 0 leaves out.
         last_buckets = [*self._past, *([(self._open.bucket, self._open.rate_rps)] if self._open else [])]
         pairs = [(self._season_rps(bucket), today_rps) for bucket, today_rps in last_buckets]
         pairs = [(season_rps, today_rps) for season_rps, today_rps in pairs if season_rps > 0]
-        if pairs and not math.isnan(season):
+        if pairs and not math.isnan(season_then_rps):
             ratio = sum(today_rps for _, today_rps in pairs) / sum(season_rps for season_rps, _ in pairs)
-            return season * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)
-        last, before = self.mean_rps(self.bucket_s), self.mean_rps(self.bucket_s, self.bucket_s)
+            return season_then_rps * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)
+        last = self.mean_rps(self.bucket_s)
+        before = self.mean_rps(self.bucket_s, ago_s=self.bucket_s)  # NaN in the first bucket of a run.
         ahead_s = max(time_s - self._recent[-1][0], 0.0)
         drift = 0.0 if math.isnan(before) else (last - before) / self.bucket_s
         return max(last + drift * ahead_s, 0.0)

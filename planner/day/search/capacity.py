@@ -24,7 +24,7 @@ from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
 # All values were set by hand.
-SAMPLE = "busiest 10 min"
+SAMPLE = "busiest 10 min"  # A part of the trace, as `scaling.select_window` reads it.
 RUNGS = 12  # Rates of the table, equally spaced. A rate between two has the sizes of the higher one.
 ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
 MANY_SEQUENCES = 64  # The line through decode step times goes through 1 sequence and this many.
@@ -42,9 +42,9 @@ def capacity_table(
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []
     rows: list[tuple[int, ...]] = []
-    for rung in range(1, RUNGS + 1):
+    for rung in range(1, RUNGS + 1):  # A rung is one rate of the table.
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
-        if rate_rps * sample.duration_s < LEAST_REQUESTS:
+        if rate_rps * sample.duration_s < LEAST_REQUESTS:  # The next rates are higher.
             continue
         # Which requests are left out or copied is drawn with the rung as the seed, so tables can be repeated.
         traffic = rescale_trace(sample, rate_rps, rng=np.random.default_rng(rung))
@@ -81,7 +81,8 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     # Decode steps without the time to read KV tokens, which `decode_s_per_token` has.
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
-    # Each line's value at 0 tokens or sequences. A prompt alone is one sequence for the host.
+    # A line's value at 0 tokens or sequences is the value at 1 less the slope. For the host a prompt that is
+    # alone is one sequence.
     return EngineProfile(
         prefill_s=first_s - token_s + host_step_s + host_sequence_s,
         prefill_s_per_token=token_s,
@@ -107,7 +108,8 @@ def least_that_keep(
     def holds(sizes: Sequence[int]) -> bool:
         # The run ends as soon as a limit is broken or too many requests wait longer than `patience_s`. A run
         # that came to its end is then judged by all lines of the SLO.
-        candidate, patience_s = fleet.with_counts(sizes), whole_slo.patience_s(judged_span_s(trace))
+        candidate = fleet.with_counts(sizes)
+        patience_s = whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
         return run is not None and judge_slo(run, whole_slo, with_percentiles=False).holds
 
@@ -119,12 +121,13 @@ def least_sizes(
 ) -> tuple[int, ...] | None:
     """The cheapest sizes from `least` to `most` that hold, if more workers never hurt; None if none do.
 
-    First each pool by itself is made as small as possible, with all others at their most: the sizes that hold
+    First each pool by itself is made as small as possible, with all others at their most: any sizes that hold
     are at least these. From them on, all sizes are tried in order of their price.
     """
     if not holds(most):
         return None
-    top, floor = tuple(most), list(least)
+    top = tuple(most)
+    floor = list(least)  # The size of each pool below which nothing holds.
     for p in range(len(floor)):
         low, high = least[p] - 1, most[p]
         while high - low > 1:  # `high` holds; `low` does not, or is below `least`.
@@ -135,7 +138,7 @@ def least_sizes(
             else:
                 low = middle
         floor[p] = high
-    queue = [(0.0, tuple(floor))]
+    queue = [(0.0, tuple(floor))]  # (price, sizes); the first are tried first at any price.
     seen = {tuple(floor)}
     while queue:
         _, sizes = heapq.heappop(queue)

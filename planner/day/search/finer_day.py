@@ -34,7 +34,9 @@ from planner.units import HOUR_S
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
+"""A stretch of the day [s], from its beginning to its end, in which a worker is ready."""
 Lives = dict[tuple[int, int], list[Life]]
+"""The lives of each worker (pool c, k), where k counts the workers of the pool from 1 on."""
 
 # The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
@@ -53,9 +55,10 @@ MOST_SLICES_PER_WINDOW = 300
 SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair that makes it smaller gains no more.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
-SHARE_TOLD_FRAC = 0.05
+SHARE_TOLD_FRAC = 0.05  # `progress` is told each time that this share of the work is used up.
 # Excesses and costs [USD] that differ by less differ by rounding.
 ROUNDING = 1e-9
+LEAST_SAVED_EXCESS = 1e-12  # A change that saves no more of the excess saves only a rounding error.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +100,7 @@ def finer_day(
 
 
 class LifeSearch:
-    """Changes lives and simulates the windows that this touches, within a limit of work, of which each
-    SHARE_TOLD_FRAC that is used up is told to `progress`.
-    """
+    """Changes lives and simulates the windows that this touches, within a limit of work."""
 
     def __init__(self, runs: DayRuns, deadline: float, progress: Callable[[str], None] = lambda _: None):
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
@@ -147,7 +148,8 @@ class LifeSearch:
         for (c, k), own in lives.items():
             startup_s, merged = self.runs.terms.pools[c].start_s, list[Life]()
             for begin_s, end_s in sorted(own):
-                first_s, last_s = (0.0 if begin_s < startup_s else begin_s), min(end_s, self.last_s)
+                first_s = 0.0 if begin_s < startup_s else begin_s
+                last_s = min(end_s, self.last_s)
                 if merged and first_s - merged[-1][1] <= startup_s:
                     merged[-1] = merged[-1][0], max(merged[-1][1], last_s)
                 elif last_s > first_s:
@@ -213,11 +215,12 @@ class LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """How far a window is from holding: (late requests - those that may be late) / those that may be
-        late.
+        """How far a window is from holding: the late requests beyond those that may be late, relative to
+        those that may be late.
 
-        Of several limits the largest excess counts. It is below 0 if the window holds.
+        Of several lines of the SLO the largest excess counts. It is below 0 if the window holds.
         """
+        # The slice begins one window earlier, so that the window has the queue that it would have in the day.
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
         # The sizes in force at `from_s`, and all later ones until the window can no longer be affected.
@@ -254,8 +257,9 @@ class LifeSearch:
                 for changed in self._with_longer_lives(lives, window):
                     saved = excess - max(self.excess(changed, window), SAFE_EXCESS)
                     saved_per_usd = saved / max(self.usd(changed) - usd, ROUNDING)
-                    if saved > 1e-12 and saved_per_usd > best_gain:  # More than a rounding error.
+                    if saved > LEAST_SAVED_EXCESS and saved_per_usd > best_gain:
                         best, best_gain = changed, saved_per_usd
+                # Where no single change helps, every pool gets a worker more.
                 lives = best or self._one_worker_more(lives, window)
         return lives
 
@@ -318,12 +322,12 @@ class LifeSearch:
         lives = self.joined(lives)
         for _ in range(MOST_ROUNDS):
             before_usd = self.usd(lives)
-            for key in sorted(lives, key=lambda each: (-each[1], each[0])):
+            for key in sorted(lives, key=lambda pool_and_k: (-pool_and_k[1], pool_and_k[0])):
                 i = 0
                 while i < len(lives[key]):
                     begin_s, end_s = lives[key][i]
                     if self.holds(without := self.replace_life(lives, key, i, []), begin_s, end_s):
-                        lives = without
+                        lives = without  # The next life has now the number i.
                         continue
                     for is_end in (True, False):
                         lives = self._with_shorter_life(lives, key, i, is_end=is_end)
@@ -336,13 +340,15 @@ class LifeSearch:
     def _with_shorter_life(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
         """The lives with life `i` ending as early, or else beginning as late, as windows allow.
 
-        The step doubles while they hold; after the first failure the rest is halved.
+        The life is cut by `low_s`, with which windows hold, and not by `high_s` or more. The step from one
+        cut to the next doubles while windows hold; once one fails, the cut is halfway between the two.
         """
         begin_s, end_s = lives[key][i]
         if not is_end and begin_s <= 0:
             return lives
         best, exact_s = lives, EXACT_FRAC * self.window_s
-        low_s, high_s, stride_s = 0.0, end_s - begin_s, exact_s
+        low_s, high_s = 0.0, end_s - begin_s
+        stride_s = exact_s
         while high_s - low_s > exact_s:
             by_s = low_s + stride_s if low_s + stride_s < high_s else (low_s + high_s) / 2
             life = (begin_s, end_s - by_s) if is_end else (begin_s + by_s, end_s)
@@ -359,7 +365,8 @@ class LifeSearch:
 
         The pause is a little longer than a start-up, as a worker that starts again is paid from its order on.
         """
-        (begin_s, end_s), step_s = lives[key][i], NEW_LIFE_FRAC * self.window_s
+        begin_s, end_s = lives[key][i]
+        step_s = NEW_LIFE_FRAC * self.window_s
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
             parts = [(begin_s, at_s), (at_s + pause_s, end_s)]

@@ -42,7 +42,7 @@ def any_of(*schemas: Schema) -> Schema:
 
 
 def one_or_list(schema: Schema, *, distinct: bool = False) -> Schema:
-    """A schema of one such value or a list of them."""
+    """A schema of one value of `schema`, or of a list of at least one; no value twice if `distinct`."""
     unique = {"uniqueItems": True} if distinct else {}
     return any_of(schema, {"type": "array", "items": schema, "minItems": 1, **unique})
 
@@ -73,7 +73,8 @@ def quantity_schema(unit: str, *, positive: bool = True) -> Schema:
     """A text such as "200 ms", or a bare number where the unit may be left out; 0 never needs a unit."""
     names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
     optional = "" if needs_unit(unit) else "?"
-    above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""  # Some digit before the unit is not 0.
+    # Looks ahead for a digit other than 0, before the exponent and the unit: letters, "/" or "$".
+    above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""
     written: Schema = {
         "type": "string",
         "pattern": rf"^{above_zero}\s*\+?{_DIGITS}\s*({names}){optional}\s*$",
@@ -96,9 +97,10 @@ def section_schema(
     required: Collection[str] = (),
     such: Mapping[str, Schema] | None = None,
 ) -> Schema:
-    """A mapping with these keys alone, in the order of `known`; null stands for a key that is left out.
+    """A mapping that may have these keys and no others; null stands for a key that is left out.
 
-    `such` has schemas of further keys, by pattern.
+    `known` are all keys in their order: those without a schema may have any value. `such` has schemas of
+    further keys, by a regular expression that the key must match.
     """
     keys = schemas if known is None else {key: schemas.get(key, ANYTHING) for key in known}
     document: Schema = {
@@ -122,8 +124,10 @@ def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """The schema that also takes null."""
-    if not schema.keys() - {"description"}:
+    """The schema that also takes null. Null is added within the schema where it has one type, an enum or
+    anyOf; otherwise beside it.
+    """
+    if not schema.keys() - {"description"}:  # A schema without any constraint takes null as it is.
         return schema
     if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:
         return schema | {"type": [schema["type"], "null"]}

@@ -2,15 +2,15 @@
 
     t = token-level(N) + communication(N) + prefill attention(p, cached) + decode attention(D, K)       [s]
 
-    token-level         GEMMs, norms, activations, each an operator: only the tokens of the step count, here
-                        in eights; the LM head: the sequences that are sampled
+    token-level         GEMMs, norms and activations are an operator each, whose time depends only on the
+                        tokens of the step, rounded up to eights; that of the LM head only on the sequences
     communication       all-reduce of N tokens, an operator as well
     prefill attention   a batch of prefills p_i counts as ONE prefill of length p = sqrt(sum p_i^2)
     decode attention    the KV tokens read, and how many sequences share them
 
 With cached tokens c_i, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the prompt that makes as many
 query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond the
-profile it stays at the last value, whatever `beyond` says. It is not monotone.
+profile it stays at the last value, whatever `beyond` (step_family.py) says. It is not monotone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from planner.errors import InputError
 from planner.models.families.step_family import StepFamily, prefill_tokens, squared_lengths
-from planner.models.latency import DECODES, KV_TOKENS, PREFILLS, Array
+from planner.models.latency import DECODES, KV_TOKENS, PREFILLS, TOKENS, Array
 from planner.models.step_tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
 # Vidur rounds the tokens of a step up to multiples of this.
@@ -55,18 +55,19 @@ class VidurForest(StepFamily):
 
     def fit(self, X: Array, y: Array, operators: pd.DataFrame | None = None) -> Self:
         """Fit a forest for each operator, or one for the whole step, to X (n, 5) and seconds y (n,)."""
+        # An engine has an operator for each kind of attention, or one for both (ATTN).
         missing = set() if operators is None else {ATTN_PREFILL, ATTN_DECODE} - set(operators)
         if operators is not None and missing and ATTN not in operators:
             raise InputError(f"Vidur's operators: lacks {', '.join(sorted(missing))}; needs both attentions")
         X, y = self._checked(X, y)
-        self.latency_ = None
+        self.latency_ = None  # A forest has no form of planner/models/latency.py (step_family.py).
         parts = {TOTAL: y}
         if operators is not None:
             parts = {str(name): seconds.to_numpy(float) for name, seconds in operators.items()}
         self.forests_ = {}
         for name, seconds in parts.items():
-            if (seconds > 0).any():
-                rows = seconds > 0
+            rows = seconds > 0  # The steps that ran the operator.
+            if rows.any():
                 forest = RandomForestRegressor(self.trees, random_state=self.seed)
                 self.forests_[name] = forest.fit(operator_features(name, X[rows]), np.log(seconds[rows]))
         return self
@@ -83,20 +84,22 @@ class VidurForest(StepFamily):
 
 def operator_features(name: str, X: Array) -> Array:
     """The features that the operator's time depends on, after Vidur's triage; all features for the total."""
-    tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
-    equivalent, new_tokens = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
+    tokens = np.ceil(X[:, [TOKENS]] / TOKEN_TILE) * TOKEN_TILE
+    equivalent_tokens, new_tokens = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
     decodes, kv_tokens, prefills = X[:, [DECODES]], X[:, [KV_TOKENS]], X[:, [PREFILLS]]
     if name == ATTN_PREFILL:
-        return np.hstack([equivalent, new_tokens])
+        return np.hstack([equivalent_tokens, new_tokens])
     if name == ATTN_DECODE:
         return np.hstack([decodes, kv_tokens])
-    if name == HEAD:
+    if name == HEAD:  # The sequences of the step.
         return decodes + prefills
-    return np.hstack([tokens, equivalent, X[:, 2:]]) if name in (TOTAL, ATTN, REST) else tokens
+    if name in (TOTAL, ATTN, REST):
+        return np.hstack([tokens, equivalent_tokens, decodes, kv_tokens, prefills])
+    return tokens
 
 
 def _runs_operator(name: str, X: Array) -> Array:
-    """The rows whose step runs the operator at all."""
+    """Marks (n,) the steps that run the operator at all."""
     if name == ATTN_PREFILL:
         return np.asarray(X[:, PREFILLS] > 0)
     if name == ATTN_DECODE:

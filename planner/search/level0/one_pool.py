@@ -2,8 +2,8 @@
 
 A fleet "holds" if the SLO is kept in its simulation. The search assumes that a fleet that holds also holds
 with more workers (pruning_rules.py says how often that was wrong). Then the least count that holds follows by
-bisection. And one failure rules an option out: with the most workers that are still cheaper than the
-incumbent, the best fleet so far.
+bisection. And one simulation may rule an option out: if the most workers of it that cost less than the
+incumbent (the best fleet so far) fail, all fewer fail too.
 
 No option is simulated below the count that the SLO requires under any policy (master.least_workers). Fleets
 of a prefill and a decode pool: two_pools.py.
@@ -41,8 +41,8 @@ answers do not depend on the number of cores.
 # begins at its guess times this factor.
 PRICE_GROWTH = 1.3
 _COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
-_NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
-_TOO_MANY = 64  # `Bounded.too_many` is this many times the least or the likely count.
+_NEAR_RATIO = 1.05  # The first incumbent costs at most 5 % more than a price at which no option held.
+_TOO_MANY_RATIO = 64  # `Bounded.too_many` is this many times the least or the likely count.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Bounded:
     @property
     def too_many(self) -> int:
         """The count at which a search gives up, where no limit on the count ends it before."""
-        return _TOO_MANY * max(self.least, self.likely)
+        return _TOO_MANY_RATIO * max(self.least, self.likely)
 
 
 @dataclass(slots=True)
@@ -153,15 +153,16 @@ def first_incumbent(
                     search.offer(holding[item.option.name])
         return bool(holding)
 
+    # A price at which no option held: at first the least of any option, as below it none is simulated.
     failed = min((item.least_objective for item in available), default=0.0)
     likely_value = min((objective_of(((item.option, item.likely),)) for item in available), default=0.0)
     value = PRICE_GROWTH * max(failed, likely_value)
     highest = max((objective_of(((item.option, item.too_many),)) for item in available), default=0.0)
-    while 0 < value <= highest and not any_holds_below(value):
+    while 0 < value <= highest and not any_holds_below(value):  # The price is 0 if no option is available.
         if out_of_time():
             return
         failed, value = value, PRICE_GROWTH * value
-    while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
+    while search.value > _NEAR_RATIO * failed > 0 and math.isfinite(search.value) and not out_of_time():
         middle = math.sqrt(failed * search.value)  # The geometric mean of the two prices.
         if not any_holds_below(middle):
             failed = middle
@@ -180,6 +181,7 @@ def search_one_pool(
         value = search.value
         holding: dict[str, Counts] = {}
 
+        # The defaults bind the value and the dictionary of this wave.
         def search_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
             """Find the fewest workers of one option that hold, at a price below `value`. Their fleet goes
             into `holding`; without any, the reason goes into `search.refuted`.
@@ -209,7 +211,7 @@ def search_one_pool(
 
         try:
             run_wave([partial(search_option, item) for item in wave])
-        finally:
+        finally:  # As above: what was found counts even if the time limit ends the wave.
             for item in wave:
                 name = item.option.name
                 # Reasons are taken out and put in again, so that they are in the order of the options and not
@@ -229,12 +231,12 @@ def least_that_holds(
     least_holding: float = math.inf,
 ) -> int | None:
     """The smallest n in [least, most] that holds. None if `most` fails, or `item.too_many` where `most` is
-    infinite.
+    infinite. If `most` + 1 is known to hold, it is the answer where no smaller count holds.
 
     `guess` is the answer or a little less: counts from there on are simulated in growing strides.
-    `least_holding` is a count known to hold. Throughout `failed` fails, and `holding` holds.
+    `least_holding` is a count known to hold, infinite if none is.
     """
-    failed = least - 1
+    failed = least - 1  # From here on the largest count that is taken to fail.
     if guess is not None:
         stride = 1
         while guess < min(most, item.too_many):
@@ -242,6 +244,7 @@ def least_that_holds(
                 least_holding = guess
                 break
             failed, guess, stride = guess, guess + stride, 2 * stride
+    # `holding` is the smallest count that is known to hold: the upper end of the bisection.
     if math.isfinite(least_holding) and least_holding <= most + 1:
         holding = int(least_holding)
     elif math.isfinite(most):

@@ -71,15 +71,16 @@ def bill_fleet(
     """The bill for the nodes of `placement`; without a placement for the fewest nodes with enough GPUs.
     `power` is what the simulation predicts.
     """
-    pools = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
+    used_gpus = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
     placed: dict[str, int] = {}
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
-    nodes = _nodes_sold_whole(pools, placed)
+    nodes = _nodes_sold_whole(used_gpus, placed)
     rent_usd_per_h = sum(each.usd_per_h for each in nodes)
-    rent_usd_per_h += sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
-    electricity_usd_per_h = _electricity_usd_per_h(pools, nodes)
-    owned_gpus = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
+    # GPUs that `node_of` gives no node are owned, without a price, or sold singly.
+    rent_usd_per_h += sum(gpu.price_usd_per_h * number for gpu, number in used_gpus if node_of(gpu) is None)
+    electricity_usd_per_h = _electricity_usd_per_h(used_gpus, nodes)
+    owned_gpus = sum(number for gpu, number in used_gpus if gpu.name.endswith(OWNED))
     return Bill(
         usd_per_h=rent_usd_per_h + electricity_usd_per_h,
         by_gpu_usd_per_h=fleet.price_usd_per_h,
@@ -101,7 +102,8 @@ def commitments(
 ) -> tuple[Commitment, ...]:
     """The bill of the fleet on demand and under every term at which some of its GPUs are offered.
 
-    `terms` maps each GPU row to its offers, on demand included. GPUs without an offer at a term, and those on
+    Empty if no GPU of the fleet is offered at a term other than on demand. `terms` maps each row of the
+    catalog's GPUs to its offers, on demand included. GPUs without an offer at a term, and those on
     the spot market, keep the price of the plan; owned ones cost their electricity.
     """
     names = {pool.type.gpu.name for pool in fleet.running_pools}
@@ -115,18 +117,20 @@ def commitments(
             continue
         prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
-        # The discount of the term is the ratio of two rents in which GPUs without an offer cost nothing.
-        nothing = dict.fromkeys(names, 0.0)
+        # `needed_frac` is the ratio of two rents, in which GPUs without an offer at this term cost nothing.
+        free = dict.fromkeys(names, 0.0)
         term_rent, on_demand_rent = (
-            _with_prices(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)
+            _with_prices(fleet, free | each, placement).rent_usd_per_h for each in (prices, on_demand)
         )
         bills.append(
             Commitment(
                 term,
-                _with_prices(fleet, prices, placement).usd_per_h,
-                term_rent / on_demand_rent if on_demand_rent else None,
-                tuple(f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()),
-                tuple(sorted(committable - set(offers))),
+                usd_per_h=_with_prices(fleet, prices, placement).usd_per_h,
+                needed_frac=term_rent / on_demand_rent if on_demand_rent else None,
+                sources=tuple(
+                    f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()
+                ),
+                at_planned=tuple(sorted(committable - set(offers))),
             )
         )
     return tuple(bills)
@@ -145,9 +149,9 @@ def _with_prices(
     return bill_fleet(fleet.with_types(priced), placement)
 
 
-def _electricity_usd_per_h(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
+def _electricity_usd_per_h(used_gpus: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
     """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
-    in_use_usd_per_h = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
+    in_use_usd_per_h = sum(gpu.electricity_usd_per_h * number for gpu, number in used_gpus)
     return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
@@ -166,24 +170,25 @@ def _expected_electricity_usd_per_h(
 
 
 def _nodes_sold_whole(
-    pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]
+    used_gpus: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]
 ) -> tuple[NodesSoldWhole, ...]:
-    """The nodes of each kind that is sold whole. `placed` is the number of nodes of each kind, if workers
-    have been placed on nodes. GPUs of one kind with different prices are billed at the highest.
+    """The nodes of each kind that is sold whole. `used_gpus` has the GPU and the number of GPUs of each pool,
+    and `placed` the number of nodes of each kind, if workers have been placed on nodes. GPUs of one kind with
+    different prices are billed at the highest.
     """
-    used_gpus: dict[str, int] = {}  # By kind of node.
+    used_in_kind: dict[str, int] = {}  # The number of GPUs in use, by the kind of their node.
     priced_nodes: dict[str, PricedNode] = {}
-    for gpu, gpus in pools:
+    for gpu, number in used_gpus:
         if (node := node_of(gpu)) is not None:
-            used_gpus[node.kind] = used_gpus.get(node.kind, 0) + gpus
+            used_in_kind[node.kind] = used_in_kind.get(node.kind, 0) + number
             dearest = priced_nodes.get(node.kind, node)
             priced_nodes[node.kind] = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
     nodes = []
-    for kind, gpus in used_gpus.items():
+    for kind, used in used_in_kind.items():
         node = priced_nodes[kind]
-        count = placed.get(kind, math.ceil(gpus / node.gpus))
+        count = placed.get(kind, math.ceil(used / node.gpus))
         paid_gpus = count * node.gpus
-        idle_gpus = paid_gpus - gpus
+        idle_gpus = paid_gpus - used
         nodes.append(
             NodesSoldWhole(
                 kind,

@@ -38,8 +38,8 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
     # Each computed token also attends to all cached ones, which `prefill_s` does not know of.
     prefill_s = latency.prefill_s(computed_tokens, worker.max_num_batched_tokens)
     ttft_s = prefill_s + latency.a_s * computed_tokens * cached_tokens
-    # The chunks of a prompt keep all stages busy, so each takes 1 / PP of its time. The last chunk then still
-    # runs through the other stages, which takes at least that share of a step of one token.
+    # The chunks of a prompt keep all stages busy, so each stage takes 1 / PP of the prompt's time. The last
+    # chunk then still runs through the other stages, which takes at least their share of a step of one token.
     if worker.pp > 1:
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     return np.asarray(ttft_s)
@@ -66,7 +66,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     ttft_s = idle_prefill_s(worker, inputs, lengths.shared_tokens)
     gaps = lengths.output_tokens - 1
     if worker.speculation is None:
-        mean_context_tokens = inputs + (gaps + 1) / 2  # Over the decode steps of a request.
+        # Decode step j of a request has a context of inputs + j tokens; this is the mean over all its steps.
+        mean_context_tokens = inputs + (gaps + 1) / 2
         decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * mean_context_tokens
     else:
         decoding_s = _drafted_s(worker, inputs, gaps)
@@ -75,6 +76,7 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
         values_s = limit.metric_row.values_s(_idle_times(inputs, lengths.output_tokens, ttft_s, decoding_s))
         is_counted = is_decoded if limit.metric_row.is_of_decodes else np.ones(len(inputs), bool)
         return percentile_s(values_s[is_counted], percentile_frac, requests[is_counted])
+    # All gaps of a request count as its first one, which has the shortest context.
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=inputs[is_decoded] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
@@ -127,17 +129,17 @@ def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """The requests that are judged on every fleet, as U distinct lengths (U,) with their numbers of
-    `requests` (U,).
+    """The requests that are judged on every fleet: U distinct combinations of lengths (U,), and how many
+    `requests` (U,) have each.
 
     If `is_cached`, the `shared_tokens` of a prompt are assumed to be cached; without prefix caches they are
     0.
 
-    A request that waits for others arrives when those are done, so one that nominally arrives in the warm-up
-    may arrive after it, and is judged only on such fleets. There are `judged_on_some` of these requests, of
-    which `decoded_on_some` have more than one output token; a floor (`unreachable_limits`) assumes that they
-    take no time. `has_gaps` is True if at least one gap is judged on every fleet that passes the backlog test
-    and rejects nothing.
+    A request that waits for others arrives when those are done. If it nominally arrives in the warm-up, it
+    arrives after the warm-up on some fleets, and is judged only on them. There are `judged_on_some` such
+    requests, of which `decoded_on_some` have more than one output token; a floor (`unreachable_limits`)
+    assumes that they take no time. `has_gaps` is True if at least one gap is judged on every fleet that
+    passes the backlog test and rejects nothing.
     """
 
     input_tokens: Floats
@@ -189,7 +191,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         of_class = select_requests(selector, trace)
         is_measured, is_judged_on_some = is_measured & of_class, is_judged_on_some & of_class
     has_gaps = bool((is_measured & is_decoded).any())
-    if tested := find_backlog_deadlines(slo, trace):
+    if tested := find_backlog_deadlines(slo, trace):  # None for a trace with sessions.
         # A fleet that passes the backlog test serves half of the last tenth of requests in time. If more than
         # half of these have a gap that then ends in the window, at least one gap is judged.
         is_last = tested.arrives(trace)
@@ -200,8 +202,9 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
     if shared_tokens is None:
         # Both lengths are packed into one integer of 64 bits, whose distinct values are found several times
         # as fast as distinct rows.
-        codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
-        inputs, outputs, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
+        packed, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
+        inputs, outputs = packed >> 32, packed & (2**32 - 1)
+        shared = np.zeros(len(packed))
     else:
         rows, requests = np.unique(
             np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
@@ -246,6 +249,7 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], judged_requests: 
     ttft_s = np.min([_least_ttft_s(worker, inputs, judged_tasks.shared_tokens) for worker in types], axis=0)
     e2e_s = ttft_s + decoding_s
     tasks = judged_tasks.tasks
+    # "task_served" has no seconds of tools; the other metrics of tasks include them (`turn_s`).
     path_s = e2e_s if limit.metric == "task_served" else tasks.turn_s(e2e_s)
     values_s = np.where(judged_tasks.is_sure, tasks.served_s(path_s), 0.0)[tasks.last]
     return percentile_s(values_s, limit.percentile_frac)
@@ -256,9 +260,9 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
     if limit.selector is not None:
         judged_requests = judged_requests.of_classes[limit.selector]
 
-    def percentile(values_s: Floats, requests: Floats, others: int) -> float:
-        """The percentile of these values and of `others` requests that take no time."""
-        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
+    def percentile(values_s: Floats, requests: Floats, judged_on_some: int) -> float:
+        """The percentile of these values and of the requests judged on some fleets, which take no time."""
+        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(judged_on_some))
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
     inputs, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
@@ -266,7 +270,7 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
-        first_gap = np.minimum(gaps, 1.0)
+        first_gap = np.minimum(gaps, 1.0)  # 1 for each request that has a gap.
         first_s = np.min(
             [
                 _decoding_s(latency, drafts, inputs, first_gap, judged_requests)

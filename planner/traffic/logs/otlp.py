@@ -43,9 +43,12 @@ _ATTRIBUTES_BY_COLUMN: Mapping[str, tuple[str, ...]] = {
 }
 # OpenTelemetry traces that share a value of one of these attributes are turns of one session.
 _CONVERSATION = ("gen_ai.conversation.id", "session.id")
-_MODEL_PREFIXES = ("gen_ai.", "llm.")  # A span with such an attribute is of a model, an agent or a tool.
+# A span with an attribute that begins so is of a model, an agent or a tool.
+_MODEL_PREFIXES = ("gen_ai.", "llm.")
 _PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")  # OTLP's keys of a value, by its type.
-_END = "endTimeUnixNano"
+# OTLP's keys of the times of a span [ns since 1970].
+_START, _END = "startTimeUnixNano", "endTimeUnixNano"
+# Operations of agents and tools. Their spans enclose calls of models and are no requests themselves.
 _AGENT_OPERATIONS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")  # Exporters write the status code of an error in these ways.
 
@@ -67,7 +70,7 @@ def span_rows(
             if span_id and parent:
                 parent_of[span_id] = parent
             trace_id = str(span.get("traceId") or "")
-            times = span.get("startTimeUnixNano"), span.get(_END)
+            times = span.get(_START), span.get(_END)
             attributes = _attributes_of(span, where)
             conversation = next((attributes[key] for key in _CONVERSATION if attributes.get(key)), "")
             tree.add(span_id, parent, trace_id, str(conversation), *times)
@@ -79,6 +82,7 @@ def span_rows(
     outer: set[str] = set()  # The spans around a call with a number of input tokens.
     for _, span_id, row in calls:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
+        # The spans around one that is in `outer` are in it too. This also ends a circle of parents.
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
@@ -92,7 +96,7 @@ def span_rows(
             continue
         key = str(row["request_id"]), str(row["start"])
         first = row if row["request_id"] is None else first_answers.setdefault(key, row)
-        if first is row:
+        if first is row:  # The first answer, or a call without the id of its request.
             rows.append((number, row))
         elif row["output_tokens"] and first["output_tokens"]:
             first["output_tokens"] = _sum_counts(first["output_tokens"], row["output_tokens"])
@@ -130,7 +134,7 @@ def _attributes_of(span: Mapping[str, Any], where: str) -> dict[str, Any]:
     for pair in _objects(span, "attributes", where):
         value = pair.get("value")
         if isinstance(value, dict) and isinstance(pair.get("key"), str):
-            attributes[pair["key"]] = next((value[type_] for type_ in _PLAIN_TYPES if type_ in value), None)
+            attributes[pair["key"]] = next((value[kind] for kind in _PLAIN_TYPES if kind in value), None)
     return attributes
 
 
@@ -149,7 +153,7 @@ def _call_row(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
     request_id = attributes.get("gen_ai.request.id") or attributes.get("gen_ai.response.id")
     return {
         **columns,
-        "start": span.get("startTimeUnixNano"),
+        "start": span.get(_START),
         "status": "error" if is_error else "ok",
         "request_id": request_id or None,
     }
