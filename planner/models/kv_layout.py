@@ -23,9 +23,9 @@ blocks that its windows need later.
 
 Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers. Windows, and tokens that wait for
 compression, fill pages of their own, of the same bytes: 64 tokens to a page of a window, 4 or 8 of those that
-wait. So a token of a prefill
-takes a hundred times as many bytes during its step as it takes for good (vllm-project/vllm#54703 has the
-groups of V4-Flash: pages of 1,002,240 bytes, and 2 + 1 + 1 groups for windows and tokens that wait).
+wait. So a token of a prefill takes a hundred times as many bytes during its step as it takes for good
+(vllm-project/vllm#54703 has the groups of V4-Flash: pages of 1,002,240 bytes, and 2 + 1 + 1 groups for
+windows and tokens that wait).
 
 A prefix is found only while the pages of the window at its end exist. A sequence gives them back to the pool
 when its window has moved on. vLLM before 0.23 reused pages in the order in which they were given back; since
@@ -135,6 +135,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     # A cache splits over at most `kv_shares` GPUs; further GPUs of the group keep copies.
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
+    # None stands for layers without a window.
     all_windows = {kind.window_tokens for kind in caches}
     window_tokens = max(filter(None, all_windows), default=None)
     # Windows of several lengths, or windows in all layers, are not modelled. To be safe, every layer then

@@ -215,6 +215,7 @@ def stage_memory(
         # The release that keeps graphs free is also the first whose sampler does not sort.
         sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
         reserve_bytes += _index_bytes(llm, settings.max_model_len or llm.context_tokens)
+    graph_bytes = has_graphs * _graph_bytes(llm)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
@@ -232,7 +233,7 @@ def stage_memory(
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
-                reserve_bytes=reserve_bytes + has_graphs * _graph_bytes(llm) * layers / llm.layers,
+                reserve_bytes=reserve_bytes + graph_bytes * layers / llm.layers,
                 kv_bytes_per_token=layout.block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
                 step_bytes=max_num_batched_tokens
                 * layout.step_blocks_per_token
@@ -248,16 +249,18 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
     """The peak [bytes] in the layers, in a step of `budget_tokens` tokens, as the module's docstring counts
     it.
     """
+    # Values of a token: `stream` in the residual stream or streams and the norm, `block` in the feed-forward
+    # block.
     stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
     all2all = all2all_of(tp * dp, int(gpu.gpus_per_node), budget_tokens) if dp > 1 else ""
     if all2all:  # Ranks on several nodes.
         return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
-    # With data-parallel ranks experts are dealt out whole, so their width is not split over TP.
+    # With data-parallel ranks experts are dealt out whole, so their values are not split over TP.
     # A gated block holds gate, up and their product, one without a gate one value fewer.
-    width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
+    block = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
-        width += llm.experts_per_token * llm.hidden
-    return budget_tokens * (stream + dp * width) * ACTIVATION_BYTES
+        block += llm.experts_per_token * llm.hidden  # The output of each expert that the token visits.
+    return budget_tokens * (stream + dp * block) * ACTIVATION_BYTES
 
 
 def _whole_bytes(llm: Llm) -> float:

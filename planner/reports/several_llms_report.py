@@ -190,7 +190,7 @@ def proof_lines(plan: SharedPlan) -> list[str]:
     value, level0_bound, bound = (
         in_unit(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
-    if plan.level0 is None:
+    if plan.level0 is None:  # Not computed: fleets of several types have a lower value.
         level0 = f"no fleets have less than {level0_bound}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
@@ -305,7 +305,9 @@ def node_rows(plan: SharedPlan) -> Rows:
 
 
 def render_report(plan: SharedPlan) -> str:
-    """The page report.html, with links to the reports of the LLMs."""
+    """The page report.html, with links to the reports of the LLMs. `numeric` are the numbers of the columns
+    of a table that are aligned right.
+    """
     links = "".join(
         f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(llm_plan))}</li>'
         for name, llm_plan in plan.plans.items()

@@ -116,7 +116,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
             f"{autoscaler.controller}: reads the metrics of vLLM, and the plan was made for SGLang"
         )
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
-        ray_serve_autoscaler.check(autoscaler)
+        ray_serve_autoscaler.check(autoscaler)  # Ray Serve follows requests in flight alone.
     fleet = with_all_pools(fleet, autoscaler)
     files = dict(manifests.render(fleet, max_model_len, target).files)
     readme = files.pop("README.md")
@@ -143,7 +143,9 @@ def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 def _write_beside_target(
     fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
 ) -> WrittenManifests:
-    """The controller's documents, with instructions and limits for README.md."""
+    """The controller's documents, with instructions and limits for README.md. For Ray Serve and Dynamo there
+    are no documents, because the target's own files get the controller's settings (`scale_pools`).
+    """
     controller, app = autoscaler.controller, engine_command.llm_label(fleet)
     if target == "ray-serve":
         return WrittenManifests({}, (), ray_serve_autoscaler.LIMITS)

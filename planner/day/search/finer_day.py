@@ -36,7 +36,9 @@ Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 """A stretch of the day [s], from its beginning to its end, in which a worker is ready."""
 Lives = dict[tuple[int, int], list[Life]]
-"""The lives of each worker (pool c, k), where k counts the workers of the pool from 1 on."""
+"""The lives of each worker (pool c, k), where k counts the workers of the pool from 1 on. Workers up to the
+pool's least are ready all day and have none.
+"""
 
 # The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
@@ -341,7 +343,8 @@ class LifeSearch:
         """The lives with life `i` ending as early, or else beginning as late, as windows allow.
 
         The life is cut by `low_s`, with which windows hold, and not by `high_s` or more. The step from one
-        cut to the next doubles while windows hold; once one fails, the cut is halfway between the two.
+        cut to the next doubles while windows hold. Once one fails, each cut is halfway between `low_s` and
+        `high_s`.
         """
         begin_s, end_s = lives[key][i]
         if not is_end and begin_s <= 0:

@@ -315,7 +315,8 @@ def _decoding_s(
     tokens_per_step = 1 if drafts is None else drafts.most_tokens
     latency = least_token_times(latency, drafts)
     own_attention_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=judged_requests.is_cached)
-    return np.asarray(np.ceil(gaps / tokens_per_step) * latency.step_s(1) + own_attention_s)
+    steps = np.ceil(gaps / tokens_per_step)
+    return np.asarray(steps * latency.step_s(1) + own_attention_s)
 
 
 def unreachable_limits(
