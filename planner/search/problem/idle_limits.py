@@ -267,24 +267,23 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
 
     inputs, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
     step_times = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
+
+    def least_decoding_s(gaps: Floats) -> Floats:
+        """The seconds (n,) that each request decodes its `gaps` (n,), with the step times fastest for it."""
+        each_s = [
+            _decoding_s(latency, drafts, inputs, gaps, judged_requests) for latency, drafts in step_times
+        ]
+        return np.asarray(np.min(each_s, axis=0))
+
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
         first_gap = np.minimum(gaps, 1.0)  # 1 for each request that has a gap.
-        first_s = np.min(
-            [
-                _decoding_s(latency, drafts, inputs, first_gap, judged_requests)
-                for latency, drafts in step_times
-            ],
-            axis=0,
-        )
+        first_s = least_decoding_s(first_gap)
         return float(first_s[gaps > 0].min()) if judged_requests.has_gaps and (gaps > 0).any() else 0.0
     if limit.metric_row.is_of_tasks:
         return _least_of_tasks(limit, types, judged_requests)
-    decoding_s = np.min(
-        [_decoding_s(latency, drafts, inputs, gaps, judged_requests) for latency, drafts in step_times],
-        axis=0,
-    )
+    decoding_s = least_decoding_s(gaps)
     ttft_s = np.min(
         [_least_ttft_s(worker, inputs, judged_requests.shared_tokens) for worker in types], axis=0
     )
