@@ -26,8 +26,10 @@ from planner.traffic.trace import MAX_TOKENS
 
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
 NODE_KEYS = ("name", "after", "tokens", "prefill", "rate", "rest")
+ROOT = -1  # The parent of a node without `after` (PrefixDemand).
 MOST_REPLICAS = 1000  # A placement on more takes too long to find.
 SAME_FRAC = 1e-9  # A load that exceeds the limit by rounding still keeps it.
+NO_SESSIONS = SessionReuse()  # The trees of this file have no sessions, so sessions save no work.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +53,46 @@ def read_tree(path: Path) -> TreeQuestion:
     nodes = check_rows(file.get("nodes"), file.path_of("nodes"), "nodes", least=1)
     token_s = file.at_least("token_s", "s", 0.0, bare=True)
     default_rest_s = file.at_least("rest", "s", 0.0)
-    number_of: dict[str, int] = {}
-    columns: list[tuple[int, int, float, float, float]] = []
+    number_by_name: dict[str, int] = {}
+    rows: list[tuple[int, int, float, float, float]] = []  # A node per row; the columns of PrefixDemand.
     for number, node in enumerate(nodes):
         here = f"{path}: nodes[{number}]"
         row = Section.from_document(check_mapping(node, here), here, NODE_KEYS)
         name = str(row.get("name", number))
         after = row.get("after")
-        if name in number_of or (after is not None and str(after) not in number_of):
+        if name in number_by_name or (after is not None and str(after) not in number_by_name):
             raise InputError(
                 f"{here}: {name!r} after {after!r}: each node needs a name of its own, after one that stands "
                 "before it"
             )
-        parent_number = -1 if after is None else number_of[str(after)]
+        parent_number = ROOT if after is None else number_by_name[str(after)]
         tokens = row.whole_number("tokens", least=0)
         if tokens > MAX_TOKENS:
             raise InputError(f"{row.path_of('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
         prefill_s = row.at_least("prefill", "s", token_s * tokens)
         rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", default_rest_s)
-        number_of[name] = number
-        columns.append((parent_number, tokens, prefill_s, rate_rps, rest_s))
-    parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
-    # The work of a request is that of its whole path, which `path_sum` of a demand adds up: so a demand
-    # without rates comes first.
-    without_rates = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
-    demand = replace(without_rates, rate_rps=rate_of, work_s=without_rates.path_sum(prefill_of) + rest_of)
+        number_by_name[name] = number
+        rows.append((parent_number, tokens, prefill_s, rate_rps, rest_s))
+    parents, tokens_by_node, prefill_s_by_node, rate_rps_by_node, rest_s_by_node = map(
+        np.array, zip(*rows, strict=True)
+    )
+    # A request's work is the prefill of all nodes down to its own, and its rest. `path_sum` adds the prefills
+    # up but needs a demand, so there is one without requests first; its work_s is never used.
+    tree = PrefixDemand(
+        parent=parents,
+        tokens=tokens_by_node,
+        prefill_s=prefill_s_by_node,
+        rate_rps=np.zeros(len(parents)),
+        work_s=prefill_s_by_node,
+    )
+    demand = replace(
+        tree, rate_rps=rate_rps_by_node, work_s=tree.path_sum(prefill_s_by_node) + rest_s_by_node
+    )
     replicas = file.whole_number("replicas", None)
     if replicas is not None and replicas > MOST_REPLICAS:
         raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
     return TreeQuestion(
-        tuple(number_of),
+        tuple(number_by_name),
         demand,
         file.whole_number("memory_tokens", least=0),
         replicas=replicas,
@@ -99,35 +111,38 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
         return replicate_prefixes(demand, replicas, room, time_limit_s=time_limit_s, rng=rng)
 
     if question.largest_load is None:
-        return place_on(question.replicas or 1)
+        return place_on(question.replicas or 1)  # `replicas` is given if `largest_load` is not.
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
-        # No placement has a largest load below hot_bound (solvers/prefix_replication.py).
-        if hot_bound(demand, replicas, room, SessionReuse()) <= limit:
+        # No placement has a largest load below hot_bound (solvers/prefix_replication.py), so where that is
+        # above the limit none is looked for.
+        if hot_bound(demand, replicas, room, NO_SESSIONS) <= limit:
             replication = place_on(replicas)
             if replication.largest_load <= limit:
                 return replication
-    uncached = float(demand.rate_rps @ demand.work_s)
+    uncached_load = float(demand.rate_rps @ demand.work_s)  # Of one replica that does everything.
     raise InfeasibleError(
-        f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for {uncached:.4g} s "
-        f"of work per second without caches; with {uncached / MOST_REPLICAS:.3g} they are not",
+        f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "
+        f"{uncached_load:.4g} s of work per second without caches; with "
+        f"{uncached_load / MOST_REPLICAS:.3g} they are not",
         kind="capacity",
         constraint="largest_load",
-        relaxation=f"a largest_load of {uncached / MOST_REPLICAS:.3g}",
+        relaxation=f"a largest_load of {uncached_load / MOST_REPLICAS:.3g}",
     )
 
 
 def tree_document(question: TreeQuestion, replication: Replication) -> dict[str, Any]:
     """The answer as plain values: loads, bounds, and the replicas and hit share of every node."""
     demand = question.demand
-    through_rps, hits_rps = demand.subtree_sum(demand.rate_rps), replication.hits_rps(demand)
+    through_rps = demand.subtree_sum(demand.rate_rps)  # Requests whose prefix passes through the node.
+    hits_rps = replication.hits_rps(demand)
     return {
         "status": "optimal" if replication.is_optimal else "best found",
         "replicas": len(replication.load),
         "load": replication.load.tolist(),
         "largest_load": replication.largest_load,
         "bound": replication.bound,
-        "relaxed_bound": hot_bound(demand, len(replication.load), question.memory_tokens, SessionReuse()),
+        "relaxed_bound": hot_bound(demand, len(replication.load), question.memory_tokens, NO_SESSIONS),
         "load_without_caches": float(demand.rate_rps @ demand.work_s) / len(replication.load),
         "nodes": [
             {

@@ -95,8 +95,11 @@ class Agents:
         turn_s = output.mean_tokens * NOMINAL_TOKEN_S
         sub_agents_s = 0.0
         if (sub := self.sub_agents) is not None:
-            sub_agents_s = sub.per_task / sub.at_once * sub.turns * (turn_s + self.tool.mean_s)
-        return self.turns * turn_s + (self.turns - 1) * self.tool.mean_s + sub_agents_s + self.idle.mean_s
+            # Sub-agents that a turn starts together run at the same time, so their times count once.
+            turns_that_send = sub.per_task / sub.at_once
+            sub_agents_s = turns_that_send * sub.turns * (turn_s + self.tool.mean_s)
+        tools_s = (self.turns - 1) * self.tool.mean_s
+        return self.turns * turn_s + tools_s + sub_agents_s + self.idle.mean_s
 
     def task_requests(self) -> float:
         """Requests of a task, sub-agents included."""
@@ -120,13 +123,13 @@ class _DrawnRequests:
     parents: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(
-        self, prompt: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
+        self, tokens: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
     ) -> int:
         """Add a request of (input, output) tokens and (session, repository, task); returns its index."""
-        self.start_s.append(0.0)  # draw_agents sets that of an agent's first request.
+        self.start_s.append(0.0)  # Read of an agent's first request only, for which draw_agents sets it.
         self.think_s.append(think_s)
-        self.inputs.append(prompt[0])
-        self.outputs.append(prompt[1])
+        self.inputs.append(tokens[0])
+        self.outputs.append(tokens[1])
         for column, value in zip((self.session, self.repository, self.task), owner, strict=True):
             column.append(value)
         self.parents.append(parents)
@@ -157,17 +160,21 @@ class _Agent:
         rng, agents = self.rng, self.agents
         # The first session had this many tasks before time 0.
         past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))
-        # -1 for `last_request` means that the agent has sent none.
-        time_s, last_request, tasks_left, repository = 0.0, -1, 0, 0
+        last_request = -1  # The agent has sent none.
+        time_s, tasks_left, repository = 0.0, 0, 0
         while time_s < duration_s:
-            if tasks_left == 0:
-                tasks_left, sessions = int(rng.geometric(1 / agents.tasks)), sessions + 1
+            if tasks_left == 0:  # A new session begins.
+                sessions += 1
+                tasks_left = int(rng.geometric(1 / agents.tasks))
                 self.context_tokens = self._first_context() + self._past_tokens(past_tasks)
-                repository, past_tasks = int(np.searchsorted(self.share_ends, rng.uniform())), 0
+                past_tasks = 0
+                repository = int(np.searchsorted(self.share_ends, rng.uniform()))
             pause_s = float(agents.idle.draw(rng, 1)[0])
             owner = (sessions - 1, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
-            time_s, tasks_left, tasks = time_s + pause_s + task_s, tasks_left - 1, tasks + 1
+            time_s += pause_s + task_s
+            tasks_left -= 1
+            tasks += 1
         return sessions, tasks
 
     def _first_context(self) -> int:
@@ -195,13 +202,15 @@ class _Agent:
     def _draw_task(
         self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
     ) -> tuple[float, int, int]:
-        """Draw a task's requests. Returns its nominal seconds, its last request and the next free session."""
+        """Draw the requests of a task after the request `last`. Returns the nominal seconds of the task, its
+        last request and the next free session number.
+        """
         rng, agents = self.rng, self.agents
         turns = int(rng.geometric(1 / agents.turns))
         inputs = self._draw_lengths(self.input, turns).tolist()
         outputs = self._draw_lengths(self.output, turns).tolist()
         tools_s = agents.tool.draw(rng, turns).tolist()
-        sends = self._sending_turns(turns)
+        sending_turns = self._sending_turns(turns)
         # A task's first request waits for the last one of the task before.
         parents: tuple[int, ...] = () if last < 0 else (last,)
         took_s, think_s = 0.0, pause_s
@@ -213,9 +222,9 @@ class _Agent:
             last = self._add_turn(inputs[turn], outputs[turn], owner, think_s, parents)
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
-            if turn in sends:
+            if turn in sending_turns:
                 parents, longest_s = self._send_out(owner, last, sessions)
-                sessions += len(parents)
+                sessions += len(parents)  # Each sub-agent has a session of its own.
                 took_s += longest_s
         return took_s, last, sessions
 
@@ -227,7 +236,11 @@ class _Agent:
         think_s: float,
         parents: tuple[int, ...],
     ) -> int:
-        """Add a request on the present context, which grows by it up to `most_tokens`. Returns its index."""
+        """Add a request on the present context, which grows by it up to `most_tokens`. Returns its index.
+
+        Compaction makes room for most turns. Those too long for a fresh context are cut, and so are those of
+        sub-agents, which are not compacted; at least one token of the answer stays.
+        """
         most = self.agents.most_tokens
         prompt_tokens = min(self.context_tokens + input_tokens, most - 1)
         output_tokens = min(output_tokens, most - prompt_tokens)
@@ -235,20 +248,21 @@ class _Agent:
         return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
 
     def _sending_turns(self, turns: int) -> set[int]:
-        """The turns of a task that send out sub-agents."""
+        """The turns of a task that send out sub-agents. A turn that is drawn twice sends them out once."""
         sub = self.agents.sub_agents
         # The last turn sends nobody out, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
             return set()
-        times = int(self.rng.poisson(sub.per_task / sub.at_once))
-        return set(self.rng.integers(0, turns - 1, times).tolist())
+        draws = int(self.rng.poisson(sub.per_task / sub.at_once))
+        return set(self.rng.integers(0, turns - 1, draws).tolist())
 
     def _send_out(
         self, owner: tuple[int, int, int], sender: int, sessions: int
     ) -> tuple[tuple[int, ...], float]:
         """Draw a turn's sub-agents. Returns the last request of each, and nominal seconds of the longest."""
-        sub, rng, own_tokens = self.agents.sub_agents, self.rng, self.context_tokens
+        sub, rng = self.agents.sub_agents, self.rng
         assert sub is not None
+        task_context_tokens = self.context_tokens  # Put back at the end: each sub-agent has its own context.
         ends, longest_s = [], 0.0
         for k in range(sub.at_once):
             turns = int(rng.geometric(1 / sub.turns))
@@ -263,7 +277,8 @@ class _Agent:
                 last = self._add_turn(input_tokens, output_tokens, sub_owner, think_s, (last,))
             ends.append(last)
             longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
-        self.context_tokens = own_tokens  # The sub-agents' answers are part of what the next turn adds.
+        # The sub-agents' answers are part of what the next turn adds.
+        self.context_tokens = task_context_tokens
         return tuple(ends), longest_s
 
 
@@ -287,7 +302,7 @@ def draw_agents(
     first_turn_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
     for number in range(agents.count):
         rng = np.random.default_rng([seed, AGENT_STREAM, number])
-        first = len(drawn.inputs)
+        first = len(drawn.inputs)  # The index of the agent's first request.
         start_s = float(rng.uniform(0.0, first_turn_s))
         sessions, tasks = _Agent(agents, lengths, drawn, rng).draw_tasks(duration_s, sessions, tasks)
         drawn.start_s[first], drawn.think_s[first] = start_s, 0.0  # No pause before an agent's first request.
@@ -295,22 +310,24 @@ def draw_agents(
 
 
 def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
-    """The requests in order of nominal arrival, with the blocks of their prompts."""
+    """The requests, with the blocks of their prompts, in the order in which they would arrive if answers took
+    no time.
+    """
     n = len(drawn.inputs)
-    at_s = list(drawn.start_s)
+    arrivals_s = list(drawn.start_s)
     for i, parents in enumerate(drawn.parents):
         if parents:
-            at_s[i] = max(at_s[parent] for parent in parents) + drawn.think_s[i]
-    arrival_s = np.array(at_s)
+            arrivals_s[i] = max(arrivals_s[parent] for parent in parents) + drawn.think_s[i]
+    arrival_s = np.array(arrivals_s)
     # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
-    place = np.empty(n, np.int64)
+    place = np.empty(n, np.int64)  # The number in the trace of each drawn request.
     place[order] = np.arange(n)
-    edges = np.array(
+    waits = np.array(
         [(place[i], place[parent]) for i, parents in enumerate(drawn.parents) for parent in parents], np.int64
     ).reshape(-1, 2)
     inputs = np.array(drawn.inputs)[order]
-    offsets, ids, block = _prompt_blocks(
+    offsets, ids, block_tokens = _prompt_blocks(
         inputs, np.array(drawn.session)[order], np.array(drawn.repository)[order], agents
     )
     return Trace(
@@ -320,8 +337,8 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
         output_tokens=np.array(drawn.outputs)[order],
         prefix_offsets=offsets,
         prefix_ids=ids,
-        prefix_block_tokens=block,
-        after=sort_waits(edges),
+        prefix_block_tokens=block_tokens,
+        after=sort_waits(waits),
         think_s=np.array(drawn.think_s)[order],
         task=np.array(drawn.task)[order],
     )
@@ -330,22 +347,26 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
 def _prompt_blocks(
     inputs: IntArray, session: IntArray, repository: IntArray, agents: Agents
 ) -> tuple[IntArray, IntArray, int]:
-    """Offsets, ids and size of the prompts' blocks. An id is made of its owner, which is the system prompt, a
-    repository or a session, and of the block's number within the prompt.
+    """Offsets, ids and size [tokens] of the prompts' blocks, whole ones only (`Trace`).
+
+    A block belongs to the system prompt, a repository or a session; its id is
+    owner * ids_per_owner + its number within the prompt.
     """
-    block = KV_BLOCK_TOKENS
-    while int((inputs // block).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
-        block *= 2
-    count = inputs // block
-    begin = np.cumsum(count) - count
-    longest = int(count.max(initial=0)) + 1
-    # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions.
-    ids = index_ranges((1 + agents.repositories + session) * longest, count)
-    of_system = np.minimum(count, agents.system_tokens // block)
-    ids[index_ranges(begin, of_system)] = index_ranges(np.zeros_like(begin), of_system)
-    shared = np.minimum(count, (agents.system_tokens + agents.repository_tokens) // block)
-    of_repository = np.where(repository >= 0, shared - of_system, 0)
-    ids[index_ranges(begin + of_system, of_repository)] = index_ranges(
-        (1 + repository) * longest + of_system, of_repository
+    block_tokens = KV_BLOCK_TOKENS
+    while int((inputs // block_tokens).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
+        block_tokens *= 2
+    blocks = inputs // block_tokens  # Of each prompt.
+    begin = np.cumsum(blocks) - blocks
+    ids_per_owner = int(blocks.max(initial=0)) + 1
+    # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions. All
+    # blocks get the session's ids first; those at the beginning of the prompt then get their true owners'.
+    ids = index_ranges((1 + agents.repositories + session) * ids_per_owner, blocks)
+    system_blocks = np.minimum(blocks, agents.system_tokens // block_tokens)
+    ids[index_ranges(begin, system_blocks)] = index_ranges(np.zeros_like(begin), system_blocks)
+    shared_tokens = agents.system_tokens + agents.repository_tokens
+    shared_blocks = np.minimum(blocks, shared_tokens // block_tokens)
+    repository_blocks = np.where(repository >= 0, shared_blocks - system_blocks, 0)  # -1: no repository.
+    ids[index_ranges(begin + system_blocks, repository_blocks)] = index_ranges(
+        (1 + repository) * ids_per_owner + system_blocks, repository_blocks
     )
-    return np.append(begin, len(ids)), ids, block
+    return np.append(begin, len(ids)), ids, block_tokens

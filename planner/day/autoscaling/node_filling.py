@@ -12,6 +12,7 @@ from planner.day.autoscaling.prometheus_queries import pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 
+# Sentences for the README of the manifests: what these expressions do not do.
 LIMITS = (
     "Sizes are rounded up to what whole nodes hold, of the pools here that share a kind of node: that their "
     "pods fill a node before the next one is taken is up to the scheduler (`MostAllocated`) and to whoever "
@@ -63,10 +64,11 @@ def fill_nodes(
 ) -> list[tuple[ScaleTarget, str]]:
     """Each pool with the PromQL of its workers, grown by what fits on the idle GPUs of its nodes.
 
-    Record the pools in this order: a later one counts the GPUs that earlier ones took. Decode pools come
-    last, so pools that prefill take idle GPUs first. `names` are the names of the records of a pool's size
-    before it is grown and after. The expressions read the size after for pools that were grown earlier, and
-    the size before for all on the same kind of node.
+    Prometheus must record the pools in the order of the returned list: a later pool counts the GPUs that
+    earlier ones took. Decode pools come last, so pools that prefill take idle GPUs first. `app` labels the
+    series of this deployment. `names` are two recorded metrics: a pool's size before it is grown, and that
+    after. The expressions read the size after for pools that were grown earlier, and the size before for all
+    on the same kind of node.
     """
     sizes_before, sizes_after = (
         {target.name: f"sum({pool_series(name, app, target)})" for target in targets} for name in names
@@ -78,17 +80,18 @@ def fill_nodes(
         rented, expr = node_by_target[target.name], sizes_before[target.name]
         if rented is not None:
             on_same_kind = [
-                (name, node)
-                for name, node in node_by_target.items()
+                (pool_name, node)
+                for pool_name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
-            # The nodes are as many as the sizes before need; their GPUs less those of workers are idle.
+            # There are as many nodes of this kind as the sizes before need. GPUs that no worker has taken are
+            # idle.
             wanted_gpus = " + ".join(
-                f"{node.worker_gpus} * {sizes_before[name]}" for name, node in on_same_kind
+                f"{node.worker_gpus} * {sizes_before[pool_name]}" for pool_name, node in on_same_kind
             )
             taken_gpus = " - ".join(
-                f"{node.worker_gpus} * {(sizes_after if name in grown else sizes_before)[name]}"
-                for name, node in on_same_kind
+                f"{node.worker_gpus} * {(sizes_after if pool_name in grown else sizes_before)[pool_name]}"
+                for pool_name, node in on_same_kind
             )
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"

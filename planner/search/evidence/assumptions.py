@@ -44,19 +44,23 @@ def find_gpus_too_small(problem: Problem) -> tuple[SmallWorker, ...]:
     in_search = {worker.gpu.name for worker in problem.types}
     largest: dict[str, SmallWorker] = {}
     for gpu in problem.gpus:
-        for item in problem.left_out if gpu.name not in in_search else ():  # In the order of their degrees.
-            if not item.name.startswith(f"{gpu.name} tp"):
+        if gpu.name in in_search:
+            continue
+        # Options stand in the order of their degrees of TP, so the last one of a GPU is its largest worker. A
+        # label begins with the GPU and the degree ("h100-80g tp4"), see `OptionLeftOut`.
+        for option in problem.left_out:
+            if not option.name.startswith(f"{gpu.name} tp"):
                 continue
-            if isinstance(item.because, RequestTooLong):
-                largest[gpu.name] = SmallWorker(item.name, item.because.kv_tokens)
-            elif isinstance(item.because, WeightsTooLarge | NoRoomForKv):
-                largest[gpu.name] = SmallWorker(item.name, 0)
+            if isinstance(option.because, RequestTooLong):
+                largest[gpu.name] = SmallWorker(option.name, option.because.kv_tokens)
+            elif isinstance(option.because, WeightsTooLarge | NoRoomForKv):
+                largest[gpu.name] = SmallWorker(option.name, 0)  # No room for KV blocks.
     return tuple(largest.values())
 
 
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
     """All assumptions of the plan, of its bound, and of its simulation."""
-    task, policies, network = problem.task, fleet.policies, problem.task.network
+    task, policies = problem.task, fleet.policies
     # The bound and the search use the step times of all worker types, and not only of the fleet's.
     latencies = [worker.latency for worker in problem.types]
     facts: list[Assuming] = [
@@ -71,7 +75,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
             routing=policies.routing,
         ),
         _first_token(problem),
-        KvLink(network.bandwidth_bytes_per_s, network.transfer),
+        KvLink(task.network.bandwidth_bytes_per_s, task.network.transfer),
         Assumption("steady-state"),
         window_of(simulation),
         *_bound_facts(problem),
@@ -91,11 +95,11 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     ]
     if task.considers_all_gpus:
         measured = {row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured}
-        every = dict.fromkeys(row_of(worker.gpu.name) for worker in problem.types)
+        gpu_rows = dict.fromkeys(row_of(worker.gpu.name) for worker in problem.types)  # Each once, in order.
         facts.append(
             GpusConsidered(
-                tuple(name for name in every if name in measured),
-                tuple(name for name in every if name not in measured),
+                tuple(name for name in gpu_rows if name in measured),
+                tuple(name for name in gpu_rows if name not in measured),
             )
         )
         if too_small := find_gpus_too_small(problem):
@@ -114,15 +118,15 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     facts += [
         Drafts(
             worker=pool.type.name,
-            method=each.method,
-            tokens=each.tokens,
-            mean_tokens=each.mean_tokens,
-            draft_frac=each.draft_frac,
-            draft_s=each.draft_s,
-            basis=each.basis,
+            method=speculation.method,
+            tokens=speculation.tokens,
+            mean_tokens=speculation.mean_tokens,
+            draft_frac=speculation.draft_frac,
+            draft_s=speculation.draft_s,
+            basis=speculation.basis,
         )
         for pool in fleet.running_pools
-        if (each := pool.type.speculation) is not None and pool.role != "prefill"
+        if (speculation := pool.type.speculation) is not None and pool.role != "prefill"
     ]
     # Where the trace does not say which adapter a request is for, it is drawn.
     facts += _adapters_facts(fleet, drawn=not problem.trace.adapters)
@@ -177,8 +181,8 @@ def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
 def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
     """The assumptions about KV blocks in the host's memory, one fact per pool that prefills.
 
-    Memory and bandwidth are those of one GPU's share, or of the whole store if workers share one. Hit rates
-    and the time of loads are those of the whole fleet.
+    Where workers share one store, the facts have its whole memory and bandwidth; otherwise the share of one
+    GPU. Hit rates and the time of loads are those of the whole fleet.
     """
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
@@ -215,7 +219,8 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
             # the last one.
             whole_after_s=work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
             prefill_frac=work.prefill_frac,
-            # The backlog test looks at the last tenth of arrivals; turns of sessions have no fixed arrival.
+            # The bound also counts the last tenth of arrivals, which the backlog test looks at; but not of
+            # sessions, whose turns arrive earlier or later as the fleet answers.
             tail=not trace.after.size,
         )
     ]

@@ -1,4 +1,8 @@
-"""The question that one search answers: what stays the same through all of its stages."""
+"""`Problem`: the question that a search answers, in the form that all stages of the search read.
+
+A stage that asks it otherwise (on more draws, under other policies, in scenarios) makes a changed copy with
+the functions at the end of this module.
+"""
 
 from __future__ import annotations
 
@@ -79,11 +83,13 @@ class Problem:
     task: PlanQuestion
     llm: Llm
     slo: Slo
-    slo_reference: SloInSeconds | None  # The worker by whose idle times a relative SLO became seconds.
+    # The idle worker whose latencies turned the factors of a relative SLO into seconds; None if limits were
+    # given in seconds.
+    slo_reference: SloInSeconds | None
     trace: Trace
-    traffic_note: str
+    traffic_note: str  # The trace in words: its name, how it was scaled, which part was taken.
     longest_tokens: int  # Prompt and output of the longest request.
-    lengths: TraceLengths
+    lengths: TraceLengths  # Those of the trace; under policies with prefix caches also what caches spare.
     hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]  # Worker types that hold the longest request; the search is over these.
@@ -112,7 +118,9 @@ class Problem:
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def with_tie_break(self, option: Option) -> Option:
-        """The option with its weight in the search, which of equally many GPUs prefers the cheaper ones."""
+        """With the objective "gpus", the option with a small part of its price added, so that of fleets with
+        equally many GPUs the cheapest is found; with other objectives the option itself.
+        """
         if self.task.objective != "gpus":
             return option
         dearest_usd_per_h = max(gpu.price_usd_per_h for gpu in self.gpus)
@@ -120,7 +128,8 @@ class Problem:
 
     @property
     def same_value_factor(self) -> float:
-        """The factor below which two values count as equal."""
+        """Two values count as equal if one is less than this factor times the other."""
+        # With "gpus" the price is a part of the value (`with_tie_break`), so equal values differ by rounding.
         return 1 + 2 * ROUNDING if self.task.objective == "gpus" else SAME_PRICE
 
     def without_tie_break(self, value: float) -> float:
@@ -163,7 +172,7 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
         lengths = problem.hits.lengths()
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
-    of_pairs = problem.task.policies_of_pairs(policies)
+    of_pairs = problem.task.policies_of_pairs(policies)  # None if pairs have the policies of mixed workers.
     pinning = None
     if ROUTING[policies.routing].pins:
         pinning = problem.oracle.pinning or Pinning(problem.trace)
@@ -179,7 +188,8 @@ def on_all_draws(problem: Problem) -> Problem:
     if not problem.draws:
         return problem
     oracle = replace(problem.oracle, draws=problem.draws)
-    # The new oracle has no verdicts yet. A fleet that fails on one draw fails on all.
+    # The new oracle has no verdicts yet. A fleet must keep the SLO on every draw, so those that failed on few
+    # draws need not be simulated again.
     oracle.verdicts.update({fleet: False for fleet, holds in problem.oracle.verdicts.items() if not holds})
     return replace(problem, oracle=oracle)
 
@@ -195,6 +205,7 @@ def with_search_scenarios(problem: Problem) -> Problem:
 
 def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
     """The same problem, in which a fleet must also keep the SLO in these scenarios, except for `may_miss`."""
+    # `infers_kept` spares simulations: more workers than those of a fleet that holds are taken to hold too.
     oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss, infers_kept=True)
     # Production reports its own progress. It runs many searches, whose messages would only be in the way.
     return replace(problem, oracle=oracle, progress=report_nothing)
