@@ -70,7 +70,7 @@ FIT_KEYS = (
     "simulated",
     "spread",
 )
-KINDS: Mapping[str, Kind] = {  # By the first word of a basis.
+KINDS: Mapping[str, Kind] = {  # By the first word of a basis, for files that name no kind (`_kind_of`).
     "silicon": "kernels",
     "measured": "steps",
     "fitted": "steps",
@@ -102,10 +102,11 @@ single numbers.
 
 def read_header(path: Path) -> tuple[str, str]:
     """`llm` and `gpu` of a fit file from its first lines: the fits are long and mostly not needed."""
-    with open_input(path) as stream:
+    with open_input(path) as stream:  # utf-8-sig drops the mark that editors on Windows put first.
         head = stream.read(HEADER_BYTES).decode("utf-8-sig", errors="replace")
     names = []
     for key in ("llm", "gpu"):
+        # A line `key: name`, perhaps with a comment of YAML; `.*?` leaves the spaces around the name out.
         match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:#.*)?\r?$", head, flags=re.MULTILINE)
         names.append(match[1].strip("'\"") if match else "")
         if not names[-1]:
@@ -118,9 +119,11 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
     fits: dict[Split, StepLatency] = {}
     for n, row in enumerate(check_rows(file.get("fits"), file.path_of("fits"), "fits")):
+        # Read by its number first: later messages name a fit by its split.
         fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
-        split = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1), _parse_all2all(fit)
-        tp, ep, dp, all2all = split
+        tp, ep, dp = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1)
+        all2all = _parse_all2all(fit)
+        split = tp, ep, dp, all2all
         where = f"{path}: tp {tp}" + (" with ep" if ep else "")
         where += f", dp {dp}" if dp > 1 else ""
         where += f", {all2all}" if all2all else ""
@@ -139,14 +142,14 @@ def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. Rows with another `all2all` do not count; if several rows are left, the one without
-    `ep` is taken.
+    is one fit. A row that does not say `tp`, `dp` or `all2all` fits every one. If several rows are left, the
+    one without `ep` is taken.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
     fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    matches = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
-    matches = [row for row in matches if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
+    of_split = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
+    matches = [row for row in of_split if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
     if len(matches) > 1:
         matches = [row for row in matches if not row.flag(EP, False)]
     if len(matches) != 1:
@@ -209,6 +212,7 @@ def parse_form(section: Section) -> Form:
     """Step times of one of FORMS, from a section with the key `form`. Raises InputError."""
     name = section.one_of("form", FORMS)
     form_class, lists, numbers = FORMS[name]
+    # A section that refuses all keys but those of this form.
     form = Section.from_document(
         section.values, section.where, ("form", *lists, *numbers), wording=section.wording
     )
@@ -226,7 +230,9 @@ def parse_form(section: Section) -> Form:
 
 
 def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict[str, Any]:
-    """Step times to the last bit; `parse_latency`, `parse_form` and `parse_simulated` read them."""
+    """Step times in which no digit is rounded. `parse_latency` reads the fit, and `parse_simulated` the form
+    that is simulated in its place; step times of another program are only a form, which `parse_form` reads.
+    """
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
@@ -297,7 +303,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _seven_digit_lists(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The written form with its lists in seven digits; its single numbers and its name stay as they are."""
+    """A form's document with its lists in seven digits; its single numbers and its name stay as they are."""
     return {key: _seven_digits(value) if isinstance(value, list) else value for key, value in form.items()}
 
 

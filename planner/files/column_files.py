@@ -28,7 +28,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 MOST_KEPT = 8  # The columns of a trace of 50 million requests take about one GB.
 ABANDONED_S = 3600.0  # Folders not renamed in this time were left by runs that were killed.
-ABOUT = "about.json"
+ABOUT = "about.json"  # In each folder: dtype and shape of its columns, and the caller's `about`.
 
 
 def columns_folder() -> Path | None:
@@ -45,21 +45,23 @@ def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
         return None
     folder = root / name
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        document = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         columns = {}
-        for column, (dtype, shape) in about["columns"].items():
+        for column, (dtype, shape) in document["columns"].items():
             mapped = np.load(folder / f"{column}.npy", mmap_mode="r", allow_pickle=False)
             if str(mapped.dtype) != dtype or list(mapped.shape) != shape:
                 return None
             columns[column] = np.asarray(mapped)
         os.utime(folder)  # The date of last use, by which the oldest are removed.
-        return columns, about["about"]
+        return columns, document["about"]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
-    """Write columns, and `about`, what else is known of them (JSON); False where they cannot be written."""
+    """Write columns under a name, with `about`: values of JSON that `read_kept_columns` gives back. False
+    where they cannot be written.
+    """
     if (root := columns_folder()) is None:
         return False
     unfinished = None
@@ -72,19 +74,21 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
         shapes = {column: (str(values.dtype), list(values.shape)) for column, values in columns.items()}
         text = json.dumps({"columns": shapes, "about": about})
         (unfinished / ABOUT).write_text(text, encoding="utf-8")
-        if (root / name).exists():  # These columns are damaged: readable ones are not written again.
+        if (root / name).exists():  # A caller writes columns that it could not read, so these are damaged.
             shutil.rmtree(root / name, ignore_errors=True)
         unfinished.rename(root / name)
         return True
     except OSError:
         return False
     finally:
-        if unfinished is not None:
+        if unfinished is not None:  # After the rename there is nothing under this name.
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _remove_old_columns(root: Path) -> None:
-    """Remove folders that killed runs left, and the oldest, until one place is free."""
+    """Remove folders that killed runs left, and those used longest ago, so that with one more there are
+    MOST_KEPT.
+    """
     dated: list[tuple[float, Path]] = []
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
@@ -101,6 +105,7 @@ def release_memory(column: npt.NDArray[Any]) -> None:
     """Give back the memory that a mapped column has taken: its values are read from disk again when they are
     used. Nothing happens to other arrays.
     """
+    # A view's `base` is the array that it is a view of; the last one's is the mapping of the file.
     base: Any = column
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

@@ -28,6 +28,8 @@ from planner.files.checked_files import read_json
 from planner.importers.focus_billing import BilledPrices, PaidHours, find_instance, make_offers
 from planner.units import count_text
 
+MOST_CHARACTERS = 80  # Of a text from the file in a message.
+
 
 def is_assets_answer(path: Path) -> bool:
     """Whether the file is OpenCost's: of the formats with prices it is the only one in JSON."""
@@ -42,6 +44,7 @@ def read_asset_prices(
     Raises InputError for another JSON file, for nodes of several providers, or if no known GPU has hours.
     """
     data = read_json(path).get("data")
+    # `node_selector` is a label's value, or label=value where the label is not NVIDIA's (catalogs/gpus.yaml).
     gpu_by_label = {
         gpu.node_selector.rpartition("=")[2]: name
         for name, gpu in catalog.gpus.items()
@@ -60,9 +63,10 @@ def read_asset_prices(
         hours = _read_number(node, "GPUHours", where)
         if hours <= 0:  # A node without GPUs.
             continue
-        instance_type = str(node.get("nodeType", ""))[:80]
+        instance_type = str(node.get("nodeType", ""))[:MOST_CHARACTERS]
         gpu = next((gpu_by_label[value] for value in labels.values() if value in gpu_by_label), None)
-        gpu = gpu or (find_instance(instance_type) or (None, 0))[0]
+        if gpu is None and (instance := find_instance(instance_type)) is not None:
+            gpu, _ = instance
         if gpu is None or gpu not in catalog.gpus:
             skipped[
                 f"has GPUs that no label and no type of instance names ({instance_type or 'no type'})"
@@ -94,12 +98,12 @@ def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for assets in answers:
         for name, asset in assets.items():
             if isinstance(asset, Mapping) and asset.get("type") == "Node":
-                yield f"{where}: {str(name)[:80]}", asset
+                yield f"{where}: {str(name)[:MOST_CHARACTERS]}", asset
 
 
 def _read_number(node: Mapping[str, Any], key: str, where: str) -> float:
     """A number of a node, 0 where it is missing."""
     value = node.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{where}: {key}: expected a number, found {str(value)[:80]!r}")
+        raise InputError(f"{where}: {key}: expected a number, found {str(value)[:MOST_CHARACTERS]!r}")
     return float(value)

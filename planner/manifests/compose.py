@@ -1,9 +1,9 @@
 """Docker Compose: one service per worker, one file per node, and a router in front.
 
-Services are written out in full: an `environment` of a service would replace an anchor's whole map, and the
-Hugging Face token with it. On one node the workers reach each other by service name. Over several nodes they
-use the hosts' networks, because NIXL listens on ports of its own choice; NODE_0, NODE_1 ... in the
-environment (or in nodes.env) are the nodes' addresses.
+Services are written out in full, without YAML anchors: a service that has an `environment` of its own would
+lose all of the anchor's, also the Hugging Face token. On one node the workers reach each other by service
+name. Over several nodes they use the hosts' networks, because NIXL (which moves KV blocks) listens on ports
+of its own choice; there NODE_0, NODE_1 ... in the environment (or in nodes.env) are the nodes' addresses.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
-routing = engine_command.routing_sentence
-ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers.
+routing = engine_command.routing_sentence  # A target's function `routing`, see manifests/__init__.py.
+ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers; chosen by hand.
 HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
 
 
@@ -31,10 +31,11 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 def steps(fleet: Fleet) -> list[str]:
     """How to start these files, as lines of the README."""
-    if (nodes := len(engine_command.place_on_nodes(fleet))) == 1:
+    node_count = len(engine_command.place_on_nodes(fleet))
+    if node_count == 1:
         return ["    HF_TOKEN=... docker compose -f compose/compose.yaml up -d"]
     return [
-        f"{nodes} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
+        f"{node_count} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
         "",
         "    HF_TOKEN=... docker compose --env-file compose/nodes.env -f compose/node-0.yaml up -d",
         "",
@@ -45,7 +46,9 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """compose.yaml for one node; for several a file for each, and one for the routers."""
+    """Texts of files by name: compose.yaml for one node; for several nodes node-0.yaml ..., router.yaml for
+    the routers and nodes.env for addresses.
+    """
     nodes = engine_command.place_on_nodes(fleet)
     name = engine_command.llm_label(fleet)
     if len(nodes) == 1:
@@ -58,7 +61,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         }
         return {"compose.yaml": _file(_about(nodes[0]), name, services)}
     files = {}
-    urls = {}
+    urls = {}  # Of each worker, by its name.
     for index, node in enumerate(nodes):
         services = _services(fleet, node, max_model_len, shared_network=True)
         files[f"node-{index}.yaml"] = _file(_about(node), f"{name}-node-{index}", services)
@@ -127,6 +130,7 @@ def _service(
         "restart": "unless-stopped",
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", f"http://localhost:{port}/health"],
+            # Three missed checks, 10 s apart, make a worker unhealthy; chosen by hand.
             "interval": "10s",
             "timeout": "5s",
             "retries": 3,
@@ -138,6 +142,7 @@ def _service(
     devices = [str(device) for device in worker.devices]
     if engine_command.is_rocm(gpu):
         environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
+        # The container gets all AMD GPUs of the node, and the environment names the worker's own.
         service |= {
             "devices": ["/dev/kfd", "/dev/dri"],
             "group_add": ["video"],
@@ -150,24 +155,26 @@ def _service(
 
 
 def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> Document:
-    """The services of the routers, by name; `urls` are those of the workers."""
+    """The services of the routers, by name; `urls` are the workers', by their names."""
     workers = [worker for node in nodes for worker in node.workers]
     services: Document = {}
     for number, (name, roles) in enumerate(engine_command.routers_of(fleet).items()):
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
             role_urls = [urls[worker.name] for worker in workers if worker.pool.role == role]
+            # vLLM's router takes mixed workers as one list, others with a flag for each.
             if role == "mixed":
                 args += ["--worker-urls", *role_urls]
             else:
                 args += [word for url in role_urls for word in (f"--{role}", url)]
+        program, *program_args = engine_command.router_command(args)
         services[name] = {
             "image": engine_command.ROUTER_IMAGE,
             "build": f"../{engine_command.ROUTER_FOLDER}",
-            "entrypoint": engine_command.router_command(args)[:1],
-            "command": engine_command.router_command(args)[1:],
+            "entrypoint": [program],
+            "command": program_args,
             "read_only": True,
-            "tmpfs": ["/tmp"],
+            "tmpfs": ["/tmp"],  # The only folder that stays writable.
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges:true"],
             "ports": [f"{HTTP_PORT + ROUTER_PORT_STEP * number}:{HTTP_PORT}"],

@@ -18,13 +18,13 @@ from planner.policies import ROUTING, SKYSERVE, find_router_difference
 
 SKYPILOT_VERSION = "0.14.1"
 ENGINE = f"SkyPilot {SKYPILOT_VERSION}, vLLM {engine_command.VLLM_VERSION}"
-# The load balancer ends answers after this time. Its default, 120 s, would cut long ones.
+# The load balancer ends answers after this time, chosen by hand. Its default, 120 s, would cut long ones.
 STREAM_TIMEOUT_S = 3600
-# A replica's disk holds the weights, and has this much more for packages and logs.
+# A replica's disk holds the weights, and has this much more for packages and logs; chosen by hand.
 SPARE_DISK_BYTES = 100e9
 
-# SkyPilot's names of GPUs by the node label that catalogs/gpus.yaml gives them; importers/skypilot.py reads
-# more of its names, for prices.
+# SkyPilot's names of GPUs, by the value of their node label in catalogs/gpus.yaml (`node_selector`). They are
+# written here; importers/skypilot.py knows more of its names, which it reads in price lists.
 ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100",
     "NVIDIA-A100-SXM4-80GB": "A100-80GB",
@@ -93,7 +93,9 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
-    """Shell commands that install vLLM, apart from SkyPilot's own packages, and set the power cap."""
+    """Shell commands that install vLLM and set the power cap. vLLM gets an environment of its own, apart from
+    SkyPilot's packages.
+    """
     lines = [
         "set -e",
         "pip install uv",
@@ -106,7 +108,7 @@ def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
 
 
 def _balancing(fleet: Fleet) -> str:
-    """SkyServe's policy for the plan's routing."""
+    """SkyServe's name of the policy that does what the plan's routing does, or replaces it there."""
     return find_router_difference(ROUTING[fleet.policies.routing], SKYSERVE).name
 
 

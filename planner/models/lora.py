@@ -30,14 +30,11 @@ from planner.models.memory import Memory
 from planner.models.roofline_calibration import calibration_of
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # The values that vLLM accepts as --max-lora-rank.
-MODULES = (
-    *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "experts", "gate"),
-    *("embed_tokens", "lm_head"),
-)
+MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "experts", "gate", "embed_tokens", "lm_head")
 RARE = ("embed_tokens", "lm_head")  # Few adapters contain these modules, but their slots take memory.
 MOST_VOCAB = 258_048  # vLLM puts LoRA on output heads of at most this many words.
 VALUE_BYTES = 2.0  # Adapters have 16 bits.
-KERNEL_S = 2.5e-6  # Estimated time of a kernel that does next to nothing; a module takes two of them.
+KERNEL_S = 2.5e-6  # Estimated time of a kernel that does next to nothing; A and B of a module take one each.
 LINK_BYTES_PER_S = 20e9  # Estimated rate of small copies from the host's memory to a GPU over PCIe 4.
 DISK_BYTES_PER_S = 1e9  # Estimated rate at which vLLM reads an adapter's file into the host's memory.
 
@@ -61,12 +58,14 @@ class LoraCost:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) >= 0:
+            if not getattr(self, field.name) >= 0:  # Refuses NaN too.
                 raise InputError(f"lora: {field.name} is {getattr(self, field.name)}, must be >= 0")
 
     @property
     def one_token_s(self) -> float:
-        """Seconds that the only token with an adapter adds to a step, if the adapter is in a slot."""
+        """Seconds that the only token with an adapter adds to a step, if the adapter is in a slot: the
+        formula of this module's docstring with n = K = 1.
+        """
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 
     def with_longer_times(self, longer_frac: float) -> LoraCost:
@@ -148,15 +147,15 @@ class LoraSlots:
 class _Module:
     """The `count` matrices (or experts) of one name on one GPU.
 
-    `a_values` and `b_values` are of one matrix and per unit of rank, `kernels` those of all matrices
-    together.
+    `a_values` and `b_values` are those of one matrix per unit of rank: the module's inputs and its outputs.
+    `kernel_pairs` is how often all matrices together start a kernel for A and one for B.
     """
 
     name: str
     count: float
     a_values: float
     b_values: float
-    kernels: float
+    kernel_pairs: float
     visited_frac: float = 1.0  # The share of the matrices that one token visits.
 
 
@@ -168,32 +167,33 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
     # A power cap slows memory and compute by a factor each.
     bytes_per_s = gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac / gpu.decode_slowdown
     flops_per_s = gpu.dense_flops_per_s * efficiency.gemm_frac / gpu.prefill_slowdown
-    # Values are per unit of rank, like those of `_Module`.
+    # Values are per unit of rank, like those of `_Module`. `slot_values` are those that a slot has room for,
+    # `loaded_values` those that an ordinary adapter fills, `token_values` a token's inputs and outputs.
     slot_values = read_values = expert_values = loaded_values = token_values = 0.0
-    kernels = token_flops = visited_frac = 0.0
+    kernel_pairs = token_flops = visited_frac = 0.0
     for each in _modules_of(llm, tp, ep):
         if not lora.has_module(each.name):
             continue
         values = each.count * (each.a_values + each.b_values)
         slot_values += values
-        kernels += each.kernels
+        kernel_pairs += each.kernel_pairs
         if each.name == "experts":
             expert_values += values
             visited_frac = each.visited_frac
         elif each.name != "embed_tokens":  # A token reads only its own row of the embeddings.
             read_values += values
-        if each.name not in RARE:
+        if each.name not in RARE:  # An ordinary adapter has these modules.
             loaded_values += values
             token_flops += 2 * lora.max_rank * values * each.visited_frac
             token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
-    file_values = sum(  # A file has the whole matrices.
+    file_values = sum(  # A file has the whole matrices, as on one GPU.
         each.count * (each.a_values + each.b_values)
         for each in _modules_of(llm, 1, False)
         if lora.has_module(each.name) and each.name not in RARE
     )
     cost = LoraCost(
         slot_bytes=rank_bytes * slot_values,
-        kernels_s=2 * KERNEL_S * kernels,
+        kernels_s=2 * KERNEL_S * kernel_pairs,
         read_s=rank_bytes * read_values / bytes_per_s,
         experts_s=rank_bytes * expert_values / bytes_per_s,
         visited_frac=visited_frac,
@@ -227,31 +227,35 @@ def _check_llm(lora: Lora, llm: Llm) -> None:
 
 
 def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
-    """All matrices that may have adapters, as one of `tp` GPUs holds them: with `ep` whole experts."""
+    """All matrices that may have adapters, as one of `tp` GPUs holds them; `ep`: with expert parallelism."""
     hidden = llm.hidden
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, GroupedAttention):
+            # A gate of the output is as wide as the queries, and part of their matrix.
             queries = attention.heads / tp * attention.head_dim * (2 if attention.gates_output else 1)
             # With more GPUs than KV heads each GPU has a copy of one.
-            keys = max(attention.kv_heads / tp, 1) * (attention.head_dim + attention.value_dim)
+            keys_values = max(attention.kv_heads / tp, 1) * (attention.head_dim + attention.value_dim)
             output = attention.heads / tp * attention.value_dim
             # Queries, keys and values have an A each, of `hidden` values per unit of rank.
-            yield _Module("qkv_proj", group.count, 3 * hidden, queries + keys, group.count)
+            yield _Module("qkv_proj", group.count, 3 * hidden, queries + keys_values, group.count)
             yield _Module("o_proj", group.count, output, hidden, group.count)
         if (block := group.feed_forward) is None:
             continue
-        inputs = 2 if block.is_gated else 1
-        dense = block.width if block.experts == 1 else block.shared_width
-        if dense:
-            width = dense / tp
-            yield _Module("gate_up_proj", group.count, inputs * hidden, inputs * width, group.count)
+        up_matrices = 2 if block.is_gated else 1  # The gate has the shape of the up matrix.
+        # What every token visits: the only block, or the shared experts.
+        width_for_all = block.width if block.experts == 1 else block.shared_width
+        if width_for_all:
+            width = width_for_all / tp
+            yield _Module("gate_up_proj", group.count, up_matrices * hidden, up_matrices * width, group.count)
             yield _Module("down_proj", group.count, width, hidden, group.count)
         if block.experts > 1:
-            number, width = (block.experts / tp, block.width) if ep else (block.experts, block.width / tp)
-            a_values, b_values = inputs * hidden + width, inputs * width + hidden
+            # A GPU has some whole experts with expert parallelism, otherwise a slice of each.
+            experts, width = (block.experts / tp, block.width) if ep else (block.experts, block.width / tp)
+            a_values = up_matrices * hidden + width  # Of the up matrices, and of the down matrix.
+            b_values = up_matrices * width + hidden
             visited_frac = block.experts_per_token / block.experts
-            # Up and down have kernels of their own.
-            yield _Module("experts", group.count * number, a_values, b_values, 2 * group.count, visited_frac)
+            # All experts of a layer share their kernels; up and down have their own.
+            yield _Module("experts", group.count * experts, a_values, b_values, 2 * group.count, visited_frac)
             yield _Module("gate", group.count, hidden, block.experts, group.count)
     yield _Module("embed_tokens", 1, llm.vocab, hidden, 1)
     yield _Module("lm_head", 1, hidden, llm.vocab, 1)

@@ -31,26 +31,27 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
-    # Without that argument it shows in an answer that pays for idle GPUs: its value is the price of those in
-    # use.
+    # Even without the argument `is_by_gpu`, values may count the GPUs in use: then an answer that has two
+    # prices has the one for the GPUs in use as its value.
     is_by_gpu |= unit == "USD/h" and any(
-        _is_paid_otherwise(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
+        _has_two_prices(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )
-    rows: list[tuple[str, ...]] = [
-        (
-            LABELS[answer.name],
-            workers_text(answer.workers) or "none within the limits",
-            "-" if answer.value is None else show_amount(answer.value, unit),
-            *([_other_price_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
-            ""
-            if answer.value is None or paper is None or paper.value is None or answer is paper
-            else relative_cost_text(answer.value, paper.value),
-            "" if answer.kept_in is None else kept_text(answer.kept_in),
-            "" if answer.headroom is None else headroom_cell(answer.headroom),
-            first_missed(answer),
+    rows: list[tuple[str, ...]] = []
+    for answer in plan.certificate.answers:
+        value_texts = ["-" if answer.value is None else show_amount(answer.value, unit)]
+        if is_by_node:
+            value_texts.append(_other_price_text(answer, unit, is_by_gpu=is_by_gpu))
+        rows.append(
+            (
+                LABELS[answer.name],
+                workers_text(answer.workers) or "none within the limits",
+                *value_texts,
+                _against_paper_text(answer, paper),
+                "" if answer.kept_in is None else kept_text(answer.kept_in),
+                "" if answer.headroom is None else headroom_cell(answer.headroom),
+                first_missed(answer),
+            )
         )
-        for answer in plan.certificate.answers
-    ]
     # The first price column shows the answers' values. The second shows the other price: if values are paid
     # prices, that of the GPUs in use; otherwise what is paid.
     if not is_by_node:
@@ -72,12 +73,19 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     ), rows
 
 
+def _against_paper_text(answer: facts.Answered, paper: facts.Answered | None) -> str:
+    """How much more an answer costs than the fleet on paper; empty for that fleet, and without a cost."""
+    if answer is paper or answer.value is None or paper is None or paper.value is None:
+        return ""
+    return relative_cost_text(answer.value, paper.value)
+
+
 def pays_idle_gpus(plan: Plan) -> bool:
     """Whether an answer of the plan pays for GPUs that idle in whole nodes."""
-    return any(_is_paid_otherwise(answer) for answer in plan.certificate.answers)
+    return any(_has_two_prices(answer) for answer in plan.certificate.answers)
 
 
-def _is_paid_otherwise(answer: facts.Answered) -> bool:
+def _has_two_prices(answer: facts.Answered) -> bool:
     """Whether the answer's price for whole nodes differs from that for the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > SAME_FRAC * paid
@@ -92,7 +100,7 @@ def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> 
 
 
 def workers_text(workers: Sequence[facts.Workers]) -> str:
-    """Workers in words, as `words.describe_fleet` words those of a fleet."""
+    """The workers of an answer in the words that `words.describe_fleet` has for those of a fleet."""
     return list_text(
         [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
     )

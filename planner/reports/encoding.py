@@ -20,6 +20,8 @@ AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond its outermo
 MOST_DECADES = 5  # On a longer axis the values that matter would stand too close together.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
 SYMBOL_PX, CHARACTER_PX = 28, 6  # Widths in a legend: a symbol with its margin, and a letter.
+MOST_LEGEND_COLUMNS = 4  # Chosen by hand, as are the next two.
+TEXT_PX, RIM_PX = 11, 4  # The size of texts in a chart, and the width of the rim around them.
 
 
 def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
@@ -36,9 +38,9 @@ def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
 
     text = alt.Chart(rows).encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), text=alt.Text("text:N"))
     rim = text.mark_text(
-        color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **mark_options
+        color=PAPER, stroke=PAPER, strokeWidth=RIM_PX, strokeJoin="round", fontSize=TEXT_PX, **mark_options
     )
-    return [rim, text.mark_text(color=INK, fontSize=11, **mark_options)]
+    return [rim, text.mark_text(color=INK, fontSize=TEXT_PX, **mark_options)]
 
 
 def data_of_rows(rows: list[dict[str, Any]]) -> Any:
@@ -67,7 +69,8 @@ def chart_legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
     if len(names) < 2:
         return None
-    columns = max(1, min(4, LEGEND_WIDTH_PX // (SYMBOL_PX + CHARACTER_PX * max(map(len, names)))))
+    widest_entry_px = SYMBOL_PX + CHARACTER_PX * max(map(len, names))
+    columns = max(1, min(MOST_LEGEND_COLUMNS, LEGEND_WIDTH_PX // widest_entry_px))
     return alt.Legend(
         title=None,
         orient="top",
@@ -80,15 +83,15 @@ def chart_legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
 def colour_scale(names: Sequence[str]) -> Any:
     """A scale that gives each name a colour; after six names the colours repeat."""
-    return _repeated([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
+    return _cycle_marks([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 
 def dashes(names: Sequence[str]) -> Any:
     """A scale with a dash for each name: the pixels that are drawn, and those left out."""
-    return _repeated([[1, 0], [4, 2], [1, 2], [8, 3]], names)
+    return _cycle_marks([[1, 0], [4, 2], [1, 2], [8, 3]], names)
 
 
-def _repeated(marks: Sequence[Any], names: Sequence[str]) -> Any:
+def _cycle_marks(marks: Sequence[Any], names: Sequence[str]) -> Any:
     """A scale that gives the marks to the names in turn, from the first again where there are more names."""
     import altair as alt
 
@@ -129,15 +132,18 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
     """Both ends of a logarithmic axis that shows all values and limits, but at most MOST_DECADES."""
-    ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
+    shown_s = list(limits_s)
+    if len(values_s):
+        shown_s += [float(values_s.min()), float(values_s.max())]
     # Without values and limits any decade will do.
-    low, high = min(ends, default=0.1), max(ends, default=1.0)
+    low, high = min(shown_s, default=0.1), max(shown_s, default=1.0)
     high *= AXIS_ROOM
+    # An axis of more decades loses its lower end.
     return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
 
 
-# The most decades of a logarithmic axis -> the round values that it shows in each decade. Longer axes show
-# powers of ten.
+# Pairs: the most decades of a logarithmic axis, and the round values that such an axis shows in each decade.
+# Longer axes show powers of ten. Chosen by hand.
 _ROUND_VALUES = (
     (0.5, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
     (1.8, (1.0, 2.0, 5.0)),
@@ -148,7 +154,8 @@ _ROUND_VALUES = (
 def log_ticks(low: float, high: float) -> list[float]:
     """Round values from `low` to `high` for a logarithmic axis: the shorter the axis, the denser."""
     decades = np.log10(high / low)
-    values = next((values for most, values in _ROUND_VALUES if decades <= most), (1.0,))
+    in_decade = next((values for most_decades, values in _ROUND_VALUES if decades <= most_decades), (1.0,))
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    every = [float(f"{value * 10.0**power:.6g}") for power in powers for value in values]
-    return [value for value in every if low <= value <= high]
+    # Six digits make 0.3 of 3 * 10 ** -1, which is 0.30000000000000004.
+    ticks = [float(f"{value * 10.0**power:.6g}") for power in powers for value in in_decade]
+    return [tick for tick in ticks if low <= tick <= high]

@@ -39,10 +39,11 @@ CHARGED_TOKENS_PER_WORD, CHARGED_TOKENS_BESIDE_WORDS = 4, 64
 PROBE_SEED = 2**31  # No prompt of the traffic begins like one of these.
 ROUND_TRIPS = 5  # The round trip is the median of this many.
 MOST_NAMES_SHOWN = 8  # An error message names at most this many of the endpoint's models.
-# After these HTTP statuses the other path is tried: completions or chat. A missing model answers 404 too.
+NO_MODEL_LIST_CODES = (404, 405, 501)  # With these HTTP statuses an endpoint says that it has no /models.
+# After these the other path is tried: completions or chat. A server that lacks the model answers 404 too.
 NO_SUCH_PATH_CODES = (403, 404, 405, 501)
-# After these the request is sent in another dialect of the same path.
-TRY_OTHER_FORM_CODES = (*NO_SUCH_PATH_CODES, 400, 415, 422, 500)
+# After these a request in another dialect may be taken.
+TRY_OTHER_DIALECT_CODES = (*NO_SUCH_PATH_CODES, 400, 415, 422, 500)
 # A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
 MOST_ANSWERS_OF_500 = 2
 
@@ -104,8 +105,9 @@ class Probing:
         if rows is None:  # Without a list, the first request shows whether the model is served.
             return named_model or planned, None
         names = list(rows)
+        # An endpoint with one model serves that, perhaps under another name than the plan's.
         only_name = names[0] if len(names) == 1 else None
-        model = named_model or (planned if planned in names else only_name or planned)
+        model = named_model or only_name or planned
         if model not in names:
             listed = ", ".join(nearest_names(model, names, MOST_NAMES_SHOWN) or names[:MOST_NAMES_SHOWN])
             what = f"--model {model!r}" if named_model else f"the plan's LLM {model!r}"
@@ -130,7 +132,8 @@ class Probing:
         """The rows of /models by name; None where there is no such list."""
         endpoint = self.endpoint
         url = f"{endpoint.url}/models"
-        where, timeout = f"GET {url}", aiohttp.ClientTimeout(total=min(endpoint.timeout_s, LIST_TIMEOUT_S))
+        where = f"GET {url}"
+        timeout = aiohttp.ClientTimeout(total=min(endpoint.timeout_s, LIST_TIMEOUT_S))
         try:
             async with self.client.get(url, allow_redirects=False, timeout=timeout) as answer:
                 text, code = await read_text(answer, MODELS_BYTES), answer.status
@@ -140,7 +143,7 @@ class Probing:
             raise EndpointError(f"{where}: no answer within {timeout.total:g} s") from None
         except UNREADABLE as error:
             raise EndpointError(f"{where}: {connection_error_text(endpoint, error)}") from None
-        if code in (404, 405, 501):
+        if code in NO_MODEL_LIST_CODES:
             return None
         if code != 200:
             raise EndpointError(
@@ -164,7 +167,7 @@ class Probing:
             for dialect in dialects:
                 prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
                 answer = await self._send(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
-                # Only a prompt of token ids has a known length. Servers that do not count tokens have 0.
+                # Only a prompt of token ids has a known length. A server that counts no tokens answers 0.
                 counts_ids = dialect.by_ids and bool(answer.input_tokens)
                 added_tokens = answer.input_tokens - PROBE_TOKENS if counts_ids else 0
                 if answer.is_good and not 0 <= added_tokens <= MOST_ADDED_TOKENS:
@@ -176,13 +179,14 @@ class Probing:
                     return replace(dialect, added_tokens=float(added_tokens)), answer
                 refusal = refusal_message(self.endpoint, answer)
                 answers_of_500 += answer.code == 500
-                if answer.code not in TRY_OTHER_FORM_CODES or answers_of_500 > MOST_ANSWERS_OF_500:
+                if answer.code not in TRY_OTHER_DIALECT_CODES or answers_of_500 > MOST_ANSWERS_OF_500:
                     raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {refusal}")
                 if refusal not in refusals:
                     refusals.append(refusal)
                 if answer.code in NO_SUCH_PATH_CODES:
                     break  # No other dialect of this path can do better.
-        # The latest refusal comes first: it answers the plainest request.
+        # The latest refusal comes first: it answers the plainest request, since dialect.py lists the plainest
+        # dialects last.
         raise EndpointError(
             f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
             f"{self.endpoint.clean('; '.join(reversed(refusals[-2:])))}"
@@ -196,19 +200,20 @@ class Probing:
         counts = []
         for words in WORD_COUNTS:
             text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
-            answer = await self._send(model, dialect, text, 1)
+            answer = await self._send(model, dialect, text, output_tokens=1)
             if not answer.is_good:
                 raise EndpointError(f"a prompt of {words} words: {refusal_message(self.endpoint, answer)}")
             if not answer.input_tokens:
                 return dialect
             counts.append(answer.input_tokens)
-        slope = (counts[1] - counts[0]) / (WORD_COUNTS[1] - WORD_COUNTS[0])
-        if not LEAST_TOKENS_PER_WORD <= slope <= MOST_TOKENS_PER_WORD:
+        tokens_per_word = (counts[1] - counts[0]) / (WORD_COUNTS[1] - WORD_COUNTS[0])
+        if not LEAST_TOKENS_PER_WORD <= tokens_per_word <= MOST_TOKENS_PER_WORD:
             raise EndpointError(
                 f"{self.endpoint.host} counts {counts[0]} tokens for a prompt of {WORD_COUNTS[0]} words and "
                 f"{counts[1]} for one of {WORD_COUNTS[1]}: prompts of the trace's lengths cannot be made"
             )
-        return replace(dialect, tokens_per_word=slope, added_tokens=counts[0] - slope * WORD_COUNTS[0])
+        added_tokens = counts[0] - tokens_per_word * WORD_COUNTS[0]
+        return replace(dialect, tokens_per_word=tokens_per_word, added_tokens=added_tokens)
 
     async def _send(
         self, model: str, dialect: Dialect, prompt: list[int] | str, output_tokens: int
@@ -237,7 +242,7 @@ class Probing:
 def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     """A message that says how a request failed, and which setting to change."""
     text = answer.trouble
-    # The code is 0 where no answer came, and `trouble` may begin with it already.
+    # The HTTP status is 0 where no answer came. Where there is one, `trouble` may begin with it already.
     if answer.code not in (0, 200) and not text.startswith("HTTP "):
         text = f"HTTP {answer.code}: {text}"
     if answer.code in (401, 403):
@@ -250,6 +255,6 @@ def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     if answer.code == 429:
         wait = f", Retry-After: {answer.retry_after}" if answer.retry_after else ""
         return f"{text} (the gateway limits requests{wait}; raise its limit, or come back later)"
-    if answer.trouble.startswith("no stream came"):
+    if answer.trouble.startswith("no stream came"):  # As `endpoint.post_request` words it.
         return f"{text}: without one the times of tokens cannot be measured"
     return text

@@ -32,14 +32,14 @@ from planner.search.oracle.fleet_counts import Counts, Verdicts, objective_of
 LEAP_FACTOR = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
 # The first stride away from the guess `likely`, which is seldom exact, is the guess over this number.
 FIRST_STRIDE_PARTS = 8
-# A row is searched upwards from the least count that suffices beside a perfect partner, if counts up to more
-# than NEAR_CORNER times that one are possible; otherwise by bisection.
+# The search of a row goes up from its corner if counts of more than NEAR_CORNER times the corner are
+# possible; a shorter range is bisected (`RowQuestion.simulate`).
 NEAR_CORNER = 1.1
-# If the most workers that could pay are less than this many times the guess, these are simulated at once,
-# because one failure rules the pool out.
+# If the most workers that could pay are less than this many times the guess, the most are simulated before
+# the guess, because one failure of theirs rules the pool out.
 NEAR_GUESS = 1.5
 
-Vector = tuple[int, ...]  # Counts of the pools of a design; all but the last name its row.
+Vector = tuple[int, ...]  # Workers of each pool of a design. All numbers but the last identify a row.
 
 
 class DesignQuery(Protocol):
@@ -66,7 +66,8 @@ class DesignTerms:
 class DesignPool:
     """One option, and what is known of the least count that suffices beside a perfect partner.
 
-    `alone` simulates the pool by itself. It is None where no such simulation exists.
+    `alone` simulates the pool by itself, beside a perfect partner; what it says of a pair rests on the
+    pruning rule `assumption`. `alone` is None where no such simulation exists.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ def record_why_not(item: Bounded, search: Search) -> None:
         search.refuted.pop(option.name, None)
     elif failed >= item.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        is_assumed = failed == item.few - 1  # As `DesignPool.assume_few_fail` has set it.
+        is_assumed = failed == item.few - 1  # `DesignPool.assume_few_fail` set it, without a simulation.
         search.refuted[option.name] = (
             facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )
@@ -134,7 +135,8 @@ class PoolQuestion:
             is_most_near = item.busy is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
-        # The same rule, mirrored, for the way down. Once it gives a count that is known, bisection follows.
+        # Downwards too the distance from the guess doubles and grows by a stride. Bisection follows once this
+        # leads to a count whose answer is known.
         count = 2 * suffices - guess - stride if suffices <= guess else guess
         return cls(pool, count if failed < count < suffices else (failed + suffices) // 2)
 
@@ -145,7 +147,7 @@ class PoolQuestion:
     def record_answer(self) -> None:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
         for design in pool.designs:
-            design.version += 1
+            design.version += 1  # So that cheapest.py reads its corners anew.
         if pool.assumption is not None:
             pool.search.assumed.add(pool.assumption)
         if self.answer:
@@ -170,10 +172,10 @@ class FleetDesign:
     pools: tuple[DesignPool, ...]
     holds: Holds
     search: Search
-    llm_problem: object = None
+    llm_problem: object = None  # A `Problem`; nothing here looks into it.
     failed: dict[Vector, int] = field(default_factory=dict)
     least_holding: dict[Vector, int] = field(default_factory=dict)
-    leap: int = 0
+    leap: int = 0  # 0: none so far; the search begins at the least prefill count.
     version: int = 0  # Grows with everything learned about the design or its pools.
 
     def __post_init__(self) -> None:
@@ -212,16 +214,18 @@ class FleetDesign:
         """The corner of each row, up to the last row that was simulated, and one corner that stands for all
         rows with more prefill workers. With `leaping` only the corner of the row that is simulated next.
         """
-        last = self.pools[-1].least
-        if len(self.pools) == 1:
-            return [(max(last, self.failed.get((), 0) + 1),)]
-        first = self.pools[0].least
+        least_last = self.pools[-1].least
+        if len(self.pools) == 1:  # A mixed pool has one row, whose key is ().
+            return [(max(least_last, self.failed.get((), 0) + 1),)]
+        least_prefill = self.pools[0].least
         if leaping and self.leap:
-            return [(max(self.leap, first), last)]
-        simulated = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
-        unknown = max(simulated, default=first - 1) + 1  # The first prefill count of which nothing is known.
-        corners = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, unknown)]
-        return [*corners, (unknown, last)]
+            return [(max(self.leap, least_prefill), least_last)]
+        simulated = [n for n, *_ in (*self.failed, *self.least_holding) if n >= least_prefill]
+        first_unknown = max(simulated, default=least_prefill - 1) + 1
+        corners = [
+            (n, max(least_last, self.failed.get((n,), 0) + 1)) for n in range(least_prefill, first_unknown)
+        ]
+        return [*corners, (first_unknown, least_last)]
 
     def pool_questions(
         self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, each: bool = False
@@ -233,7 +237,7 @@ class FleetDesign:
         these might not suffice, that pool comes first, because its failure rules the design out. Otherwise it
         is the pool for which the range of possible counts costs most.
         """
-        if len(self.pools) == 1:
+        if len(self.pools) == 1:  # A mixed pool has no partner: it is simulated as a fleet.
             return []
         unknown = [
             (pool, own_terms, max(int(min(most(k), pool.item.too_many)), pool.least))
@@ -245,17 +249,17 @@ class FleetDesign:
         for pool, _, at_most in unknown:
             if pool.learned.least_holding > at_most:
                 return [PoolQuestion.of(pool, at_most)]
-        costs = [
+        range_costs = [
             (pool.learned.least_holding - pool.least) * own_terms.weight for pool, own_terms, _ in unknown
         ]
-        pool, _, at_most = unknown[costs.index(max(costs))]
+        pool, _, at_most = unknown[range_costs.index(max(range_costs))]
         return [PoolQuestion.of(pool, at_most)]
 
 
 @dataclass(slots=True)
 class RowQuestion:
-    """What is the least count of a row that holds, from its corner up to `most`? `least_fleet` is the answer,
-    None as long as there is none.
+    """What is the least count of a row that holds, from its corner up to `most`? The answer is `least_fleet`:
+    None before `simulate`, and if no such count holds.
     """
 
     design: FleetDesign
@@ -265,12 +269,14 @@ class RowQuestion:
     least_fleet: Counts | None = None
 
     def simulate(self) -> None:
-        row, last, least = self.corner[:-1], self.design.pools[-1], self.corner[-1]
-        # The corner is a good guess where the least count beside a perfect partner is known and did not fail.
-        is_guess = last.alone is not None and least == last.least and self.most > NEAR_CORNER * least
-        guess = least if is_guess else None
+        *row, corner_count = self.corner
+        last_pool = self.design.pools[-1]
+        # The corner is a good guess where simulations beside a perfect partner led to it, and not failures in
+        # this row.
+        is_good_guess = last_pool.alone is not None and corner_count == last_pool.least
+        guess = corner_count if is_good_guess and self.most > NEAR_CORNER * corner_count else None
         n = least_that_holds(
-            lambda n: self.design.find_if_holds((*row, n)), least, self.most, last.item, guess
+            lambda n: self.design.find_if_holds((*row, n)), corner_count, self.most, last_pool.item, guess
         )
         self.least_fleet = None if n is None else self.design.counts((*row, n))
 
@@ -282,8 +288,8 @@ class RowQuestion:
         search.assumed.add(pruning_rules.MORE_DECODE if len(design.pools) == 2 else pruning_rules.MORE_MIXED)
         if self.least_fleet is not None:
             search.offer(self.least_fleet)
-            name, n = self.least_fleet[-1][0].name, self.least_fleet[-1][1]
-            search.least_holding[name] = min(n, search.least_holding.get(name, n))
+            last_option, n = self.least_fleet[-1]
+            search.least_holding[last_option.name] = min(n, search.least_holding.get(last_option.name, n))
             return
         label = " + ".join(pool.item.option.name for pool in design.pools)
         prefills = self.corner[0]
@@ -301,8 +307,8 @@ def learn_from(designs: Iterable[FleetDesign], verdicts: Verdicts) -> None:
     """Record in each design which of its fleets are known to hold or fail. `verdicts` holds this by the names
     and counts of a fleet's options.
     """
-    named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
+    design_by_names = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
     for fleet, holds in verdicts.items():
-        design = named.get(tuple(name for name, _ in fleet))
+        design = design_by_names.get(tuple(name for name, _ in fleet))
         if design is not None and all(count > 0 for _, count in fleet):
             design.learn(tuple(count for _, count in fleet), holds=holds)

@@ -19,8 +19,9 @@ and in large questions (`are_many` in `pair_up`)
     DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
                    a growing backlog behind any prefill pool, and so have smaller ones
     SEATS          fewer decode workers than `Bounded.few` fall behind. `few` is above 1 in questions with
-                   many requests: 0.8 of the workers that could just admit all requests if each made tokens at
-                   its best batch size and ended with all seats (places in its batch) taken
+                   many requests: level0_search.py takes a share of the workers that could just admit all
+                   requests if each made tokens at its best batch size and ended with all seats (places in
+                   its batch) taken
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). In a
 session the next request comes later if an answer is decoded slowly, so decode workers may also relieve
@@ -89,28 +90,27 @@ def search_two_pools(
             leaping=search.best is None,  # Prefill counts grow by a factor until some fleet holds.
         )
         if not answer.is_exact:
-            search.is_exhausted = False  # Out of time, or the choice is not proved.
+            search.is_exhausted = False  # Out of time, or no proof that the fleet is the cheapest.
             return
     for item in (*prefills, *decodes):
         record_why_not(item, search)
 
 
 def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
-    """The pairs with the prefill option of the pair that is cheapest by its likely counts, that pair
-    first.
+    """All pairs that share their prefill option with the likeliest pair, which comes first. The likeliest
+    pair is the one that costs least with the counts that are guessed for it.
     """
 
     def likely_value(design: FleetDesign) -> float:
-        # The guesses of `Bounded`: `busy`, if there is one, is better.
+        # `Bounded` has two guesses of a count; `busy`, if there is one, is better than `likely`.
         return objective_of((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
 
-    best = min(pairs, key=likely_value, default=None)
-    if best is None:
+    likeliest = min(pairs, key=likely_value, default=None)
+    if likeliest is None:
         return []
-    return sorted(
-        (design for design in pairs if design.pools[0] is best.pools[0]),
-        key=lambda design: design is not best,
-    )
+    prefill_pool = likeliest.pools[0]
+    others = [pair for pair in pairs if pair.pools[0] is prefill_pool and pair is not likeliest]
+    return [likeliest, *others]
 
 
 def pair_up(
@@ -130,7 +130,8 @@ def pair_up(
         if allowed(prefill.option, decode.option)
     ]
     are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
-    prefill_alone, decode_alone = simulations.prefill_alone, simulations.decode_alone if are_many else None
+    prefill_alone = simulations.prefill_alone
+    decode_alone = simulations.decode_alone if are_many else None
     prefill_pools = {
         item.option.name: DesignPool(item, search, prefill_alone, pruning_rules.PREFILL_ALONE)
         for item in prefills
