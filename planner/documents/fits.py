@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # The module imports scikit-learn, which takes long.
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
+# Keys that only some fits have. By m_s reading a KV token takes longer in steps with prefills (latency.py).
 MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
 # The value of each of these keys where a fit does not have it; `fit_row` leaves keys with this value out.
 LEFT_OUT: Mapping[str, Any] = {
@@ -192,9 +193,10 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
 
 def _kind_of(basis: str) -> Kind:
     """The kind of a fit whose file was written before files named the kind, from the text of its basis."""
-    if "host overhead not included" in basis:
+    if "host overhead not included" in basis:  # As calibrate/fitting.py writes of times of kernels.
         return "kernels"
-    return KINDS.get(basis.split(" ")[0].rstrip(":"), "given")
+    first_word = basis.split(" ")[0].rstrip(":")
+    return KINDS.get(first_word, "given")
 
 
 def parse_simulated(row: Section) -> CorrectedFormula | None:

@@ -42,7 +42,7 @@ MOST_NAMES_SHOWN = 8  # An error message names at most this many of the endpoint
 NO_MODEL_LIST_CODES = (404, 405, 501)  # With these HTTP statuses an endpoint says that it has no /models.
 # After these the other path is tried: completions or chat. A server that lacks the model answers 404 too.
 NO_SUCH_PATH_CODES = (403, 404, 405, 501)
-# After these a request in another dialect may be taken.
+# After these the next dialect is tried, after other refusals none: no dialect would change those.
 TRY_OTHER_DIALECT_CODES = (*NO_SUCH_PATH_CODES, 400, 415, 422, 500)
 # A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
 MOST_ANSWERS_OF_500 = 2
@@ -178,7 +178,8 @@ class Probing:
                 if answer.is_good:
                     return replace(dialect, added_tokens=float(added_tokens)), answer
                 refusal = refusal_message(self.endpoint, answer)
-                answers_of_500 += answer.code == 500
+                if answer.code == 500:
+                    answers_of_500 += 1
                 if answer.code not in TRY_OTHER_DIALECT_CODES or answers_of_500 > MOST_ANSWERS_OF_500:
                     raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {refusal}")
                 if refusal not in refusals:

@@ -172,7 +172,7 @@ class _Agent:
             pause_s = float(agents.idle.draw(rng, 1)[0])
             owner = (sessions - 1, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
-            time_s += pause_s + task_s
+            time_s = time_s + pause_s + task_s  # Written with `+=` the sum would be rounded otherwise.
             tasks_left -= 1
             tasks += 1
         return sessions, tasks

@@ -155,7 +155,7 @@ class PoolQuestion:
         else:
             learned.failed = max(learned.failed, self.count)
             pool.search.most_failed[name] = learned.failed
-        if pool.is_known:
+        if pool.is_known:  # The count above the largest that failed is the least that suffices.
             pool.search.least_holding[name] = pool.least
 
 
