@@ -124,12 +124,12 @@ def fit_steps(
         print_rows(
             [
                 {
-                    "steps": regime,
+                    "steps": step_kind,
                     "count": error.steps,
                     "mean error": show_percent(error.mape_frac, ".2f"),
                     "9 in 10 below": show_percent(error.p90_frac, ".2f"),
                 }
-                for regime, error in fitted.errors.items()
+                for step_kind, error in fitted.errors.items()
             ],
             f"{fitted.llm} on {fitted.tp} x {fitted.gpu}: held-out errors",
         )
@@ -137,7 +137,7 @@ def fit_steps(
             print_rows(
                 [
                     {"family": name}
-                    | {regime: show_percent(e.mape_frac, ".2f") for regime, e in errors.items()}
+                    | {step_kind: show_percent(error.mape_frac, ".2f") for step_kind, error in errors.items()}
                     for name, errors in fitted.families.items()
                 ],
                 "every family, mean error on held-out steps",

@@ -3,8 +3,9 @@
 llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file in it
 
 A key of a structure we do not model is refused, and so is an unknown key whose name sounds like structure, so
-that no LLM is read as another. Of the encoder that turns images into tokens (`vision_config`) matrices are
-counted, norms and biases are not. Encoders are served in 16 bits; those of sound are refused.
+that no LLM is read as another. An encoder of images (`vision_config`) counts by the parameters of its
+matrices, without norms and biases, and is taken to be served in 16 bits. An LLM with an encoder of sound is
+refused.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _TIED = (
     "cohere2",
     "starcoder2",
 )
-# What configs of a type leave out, as the class of that type in transformers fills it in. Checkpoints of
-# Gemma 3 name only what differs from this.
+# Keys that configs of a type may leave out, with the defaults of that type's class in transformers.
+# Checkpoints of Gemma 3 name only the keys whose values differ from these.
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -69,9 +70,9 @@ _GATED_ENCODERS = ("gemma4_vision", "pixtral", "qwen2_5_vl")
 def llm_from_config(path: Path) -> Llm:
     """The shape in a Hugging Face config.json, or in the folder that holds one.
 
-    Raises CatalogError for a key that is missing, for one that speaks of a structure we do not model, and for
-    formats of weights that we do not know. How weights are quantised stands in the config or, as ModelOpt
-    leaves it, in hf_quant_config.json beside it. Where all layers are alike there are no `groups`.
+    Raises CatalogError for a key that is missing, for a key of a structure we do not model, and for formats
+    of weights that we do not know. How weights are quantised stands in the config or, where ModelOpt
+    quantised them, in hf_quant_config.json beside it. If all layers are alike, the LLM has no `groups`.
     """
     file = path / "config.json" if path.is_dir() else path
     with errors_as(CatalogError):
@@ -97,7 +98,8 @@ def fetch_config(name: str) -> Path | None:
         file = Path(hf_hub_download(name, "config.json"))
     except (OSError, ValueError):  # The package's errors of networks, names and access are of these types.
         return None
-    with contextlib.suppress(OSError, ValueError):  # Most checkpoints have none.
+    # `llm_from_config` finds this second file beside the first. Most checkpoints have none.
+    with contextlib.suppress(OSError, ValueError):
         hf_hub_download(name, "hf_quant_config.json")
     return file
 
@@ -158,11 +160,12 @@ def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict
     if len(groups) > 1 or not isinstance(attention, GroupedAttention) or block is None:
         return None
     weights = block.weights
+    # Attention that `heads`, `kv_heads` and `head_dim` of Llm describe in full.
     plain = GroupedAttention(
         attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim, weights=weights
     )
-    has_shared = block.shared_width or block.inner
-    if attention != plain or has_shared or formats.format_if_named("lm_head") != "bf16":
+    is_plain_block = not (block.shared_width or block.inner)
+    if attention != plain or not is_plain_block or formats.format_if_named("lm_head") != "bf16":
         return None
     return {
         "layers": groups[0].count,
@@ -188,7 +191,8 @@ def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: in
         return 0.0
     attention = max(group.attention.parameters(hidden) for group in groups if group.attention is not None)
     block = max((_all_parameters(group.feed_forward, hidden) for group in groups), default=0.0)
-    return layers * (attention + block + 2 * hidden * hidden)
+    joining = 2 * hidden * hidden  # A matrix whose two inputs are `hidden` wide each.
+    return layers * (attention + block + joining)
 
 
 def _all_parameters(block: FeedForward | None, hidden: int) -> float:
@@ -223,15 +227,17 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
     ffn = first_count(shape, "vt_intermediate_size", "intermediate_size", default=4 * hidden)
     layers = first_count(shape, "vt_num_hidden_layers", "depth", "num_hidden_layers")
     is_gated = str(shape.get("model_type", "")) in _GATED_ENCODERS
-    block_parameters = layers * (4 * hidden * width + (3 if is_gated else 2) * hidden * ffn)
-    pixels = (
+    attention_parameters = 4 * hidden * width  # Of the matrices for queries, keys, values and outputs.
+    ffn_parameters = (3 if is_gated else 2) * hidden * ffn
+    block_parameters = layers * (attention_parameters + ffn_parameters)
+    pixel_values = (  # Of one patch: its pixels in all colours.
         first_count(shape, "in_channels", "num_channels", default=3)
         * shape.whole_number("patch_size", 14) ** 2
     )
     frames = shape.whole_number(
         "temporal_patch_size", _compression_config(shape).whole_number("temporal_patch_size", 1)
     )
-    patch_parameters = pixels * frames * hidden
+    patch_parameters = pixel_values * frames * hidden
     return float(
         block_parameters
         + patch_parameters
@@ -251,7 +257,7 @@ def _positions_size(shape: Section, hidden: int) -> int:
 
 
 def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
-    """Parameters between encoder and LLM: patches are merged and pass one or two matrices."""
+    """Parameters of the projector, which merges patches and brings them to the LLM's `text_hidden`."""
     family = str(shape.get("model_type", ""))
     if family.startswith("gemma"):
         return hidden * text_hidden

@@ -5,9 +5,9 @@
 
 `acceptance` is the chance that a draft token is accepted if all draft tokens before it are: a list with a
 number for each token, one number for all, or a row of the catalog. From a list of `tokens` the plan chooses a
-number; 0 means no drafts. One pass of the drafter takes the share `draft` of a step of the LLM (without the
-key it is estimated by the drafter's weights), and `draft_step` more. planner/models/speculation.py has the
-formula.
+number; 0 means no drafts. One pass of the drafter takes the share `draft` of the time of a step of the LLM,
+plus the time `draft_step`. Without `draft` the share is estimated from the drafter's weights. `basis` says
+where the acceptance comes from. planner/models/speculation.py has the formula.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from planner.models.speculation import (
 )
 from planner.units import show_exactly
 
-NONE = "none"
+NONE = "none"  # `speculative: none` means no drafts, as a missing key does.
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
 # Methods of vLLM that planner/models/speculation.py has no formula for.
 NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
@@ -60,14 +60,14 @@ def parse_speculative(
     counts = _parse_counts(section)
     if not any(counts):
         return (None,)
-    acceptance, basis = _parse_acceptance(section, method, max(counts), catalog)
+    acceptance_of, basis = _parse_acceptance(section, method, max(counts), catalog)
     model = section.text("model", None)
     draft_frac = _parse_draft_frac(section, method, llm, model, catalog)
     draft_s = section.at_least("draft_step", "s", 0.0)
     basis = section.text("basis", basis)
     try:
         return tuple(
-            Speculation(method, acceptance(tokens), draft_frac, draft_s, model, basis) if tokens else None
+            Speculation(method, acceptance_of(tokens), draft_frac, draft_s, model, basis) if tokens else None
             for tokens in counts
         )
     except InputError as error:
@@ -75,7 +75,7 @@ def parse_speculative(
 
 
 def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
-    """The single choice; raises InputError for several, as a fleet drafts one number of tokens."""
+    """The single choice. Raises InputError for several, because a fleet drafts one number of tokens."""
     if len(choices) > 1:
         raise InputError(f"{where}: tokens: a fleet drafts one number of tokens, found several")
     return choices[0]
@@ -144,6 +144,7 @@ def _parse_method(value: object, where: str) -> str:
 def _parse_counts(section: Section) -> list[int]:
     """The numbers of draft tokens to choose from, in ascending order."""
     tokens = section.get_required("tokens")
+    # An empty list is refused like a value that is no number.
     count_list = tokens if isinstance(tokens, list) and tokens else [tokens]
     return sorted(
         {
@@ -203,6 +204,7 @@ def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None
 
 
 def _drafter_of_method(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:
+    """The drafter of a method; the catalog is asked for `model` only where a small LLM drafts."""
     if method != "draft_model":
         return drafter_of(method, llm)
     return drafter_of(method, llm, None if model is None else catalog.llm(model))

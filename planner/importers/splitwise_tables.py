@@ -24,8 +24,9 @@ from planner.models.step_tables import StepTable
 NUMBER_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBER_COLUMNS)
 HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # The file's names by the catalog's.
-# The smallest batch that does not fit in the KV cache of two GPUs; `splitwise_table` leaves such batches out.
-LEAST_OVERFULL_BATCH = 16
+# The smallest batch that does not fit in the KV cache of this many GPUs; `splitwise_table` leaves such
+# batches out.
+LEAST_OVERFULL_BATCH, OVERFULL_TP = 16, 2
 # The catalog's names of LLMs by the file's.
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
@@ -37,7 +38,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     path = paths[0]
     table = read_csv(path, COLUMNS)
     read_number_column(table, "tensor_parallel", path, least=1)
-    gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
+    gpu_of_hardware = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
     # A row whose LLM or GPU the catalog does not know may be the requested one too. It is taken only if no
     # row has more names that the catalog knows.
@@ -47,7 +48,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     wanted_gpu = catalog.gpu(stated.gpu).name if stated.gpu else None
     for model, hardware, degree in groups.itertuples(index=False):
         llm = foreign_fields.find_catalog_llm(MODELS.get(str(model), str(model)), catalog)
-        gpu = gpus.get(str(hardware)) or _catalog_gpu(str(hardware), catalog)
+        gpu = gpu_of_hardware.get(str(hardware)) or _catalog_gpu(str(hardware), catalog)
         tp = foreign_fields.read_count(degree, f"{path}: tensor_parallel", most=foreign_fields.MAX_TP)
         available.append(f"{model} on {hardware} tp{tp}")
         if (
@@ -89,20 +90,22 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
 def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable:
     """Steps of Splitwise's runs: `batch_size` prompts prefilled at once, then decoded together.
 
-    `token_time` is the mean over a run's decode steps, whose context grows by `token_size` from the prompt's
-    length, so that it is the time of the step half way. On two GPUs larger batches ran out of KV cache and
-    measure preemption: they are left out.
+    `token_time` is the mean over a run's decode steps. During these the context grows from the prompt's
+    length by `token_size`, so the mean is the time of the step half way. Batches that ran out of KV cache
+    measure preemption, so they are left out.
     """
     with open_input(path) as stream:
         runs = pd.read_csv(stream)
     runs = runs[(runs.model == model) & (runs.hardware == hardware) & (runs.tensor_parallel == tp)]
-    if tp == 2:
+    if tp == OVERFULL_TP:
         runs = runs[runs.batch_size < LEAST_OVERFULL_BATCH]
     if runs.empty:
         raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
     batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
     zeros = np.zeros(len(runs))
-    pairs, context = batch * prompt * (prompt + 1) / 2, prompt + runs.token_size.to_numpy(float) / 2
+    pairs = batch * prompt * (prompt + 1) / 2  # Of tokens that attend: each with itself and those before it.
+    context = prompt + runs.token_size.to_numpy(float) / 2
+    # The columns are those of STEP_COLUMNS; the file has milliseconds.
     prefills = np.column_stack([batch, batch * prompt, zeros, pairs, zeros, zeros, runs.prompt_time / 1e3])
     decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * context, runs.token_time / 1e3])
     return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(STEP_COLUMNS)))

@@ -3,8 +3,8 @@ refused.
 
 vllm-router stands before workers of SGLang too. It needs only their /health, and balances by the requests
 that it counted itself, as SGLang 0.5.23 does not answer /get_load. The share of memory is SGLang's own
-choice, which planner/models/memory.py computes; the prefix cache is on by default, and can only help where
-the plan expects no hits. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+choice, which planner/models/memory.py computes. The prefix cache is on by default; where the plan expects no
+hits, the cache can only help. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def refuse_sglang(fleet: Fleet, target: str) -> None:
             f"{target}: starts vLLM, and the plan was made for {TITLE}; take {' or '.join(TARGETS)}"
         )
     policies, usual = fleet.policies, Policies()
-    # What no flag here expresses: whether the fleet uses it, and its name.
+    # Settings that no flag of `sglang_flags` expresses: whether the fleet uses each, and its name.
     not_written = [
         (fleet.is_disaggregated, "prefill and decode workers"),
         (any(pool.type.dp > 1 for pool in fleet.running_pools), "data-parallel ranks"),

@@ -20,8 +20,8 @@ from planner.reports.prefix_values import keep_alive_text
 from planner.search.evidence.plan import Plan
 from planner.units import count_text
 
-LONGEST_OPEN_LIST = 8  # A longer list is folded.
-# The report shows this command, which simulates the plan again.
+LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
+# The command that simulates the plan again, as the report shows it.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
@@ -81,7 +81,8 @@ def _of_paper(plan: Plan) -> str:
 
 
 def _answers_section(plan: Plan) -> str:
-    """The table of the three answers, with a note on the scenarios."""
+    """The table of the answers (on paper, in production, with a loss), with a note on the scenarios."""
+    # `numeric` are the numbers of the columns that hold numbers; `table_html` aligns them right.
     answer_table = table_html(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
@@ -92,14 +93,14 @@ def _answers_section(plan: Plan) -> str:
 
 def _fleet_section(plan: Plan) -> str:
     """The pools, the policies, and the nodes on which the workers are placed."""
-    fleet = table_html(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
-    text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
+    pools = table_html(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
+    text = f"{pools}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
     if placement is None:
         return text
-    count = len(placement.nodes)
-    fewest = "no placement needs fewer" if count == placement.bound else f"at least {placement.bound}"
-    note = f"On {count_text(count, 'node')} ({fewest})."
+    node_count = len(placement.nodes)
+    fewest = "no placement needs fewer" if node_count == placement.bound else f"at least {placement.bound}"
+    note = f"On {count_text(node_count, 'node')} ({fewest})."
     if placement.cross_frac is not None:
         note += f" {percent_text(placement.cross_frac)} of the KV blocks go from one node to another."
     nodes = table_html(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
@@ -151,26 +152,26 @@ def _prefixes_section(plan: Plan) -> str:
 
 def _why_not_cheaper(plan: Plan) -> str:
     """Why no cheaper fleet holds, and the alternatives beside the plan."""
-    text = _bullets_of(screen.why_nothing_cheaper(plan))
+    reasons = _bullets_of(screen.why_nothing_cheaper(plan))
     if not plan.alternatives:
-        return f"{text}<p>No other fleet was compared.</p>"
-    drawn = "".join(chart_html(figure, wide=True) for figure in figures.alternative_figures(plan))
+        return f"{reasons}<p>No other fleet was compared.</p>"
+    charts = "".join(chart_html(figure, wide=True) for figure in figures.alternative_figures(plan))
     compared = table_html(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
-    return f"{text}<div class=below>{compared}</div>{drawn}"
+    return f"{reasons}<div class=below>{compared}</div>{charts}"
 
 
 def _proof_section(plan: Plan) -> str:
     """What was proved, over which fleets, and which kinds of fleet were ruled out."""
     certificate = plan.certificate
     neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
-    ruled_out = [(refuted.label, fact_sentence(refuted.because)) for refuted in certificate.refuted]
-    refuted = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
+    ruled_out = [(each.label, fact_sentence(each.because)) for each in certificate.refuted]
+    ruled_out_table = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
         list_html(words.proof_lines(plan))
         + (f"<h4>Neighbours{_of_paper(plan)}</h4>{neighbours}" if certificate.neighbours else "")
         + f"<h4>Over these fleets</h4>{_fleets_searched(certificate.universe)}"
         + (
-            _folded_block(f"{count_text(len(ruled_out), 'kind')} of fleet ruled out", refuted)
+            _folded_block(f"{count_text(len(ruled_out), 'kind')} of fleet ruled out", ruled_out_table)
             if ruled_out
             else ""
         )

@@ -24,7 +24,8 @@ from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import serve_until_drained
 
 LOG = logging.getLogger("fleetplan.workers")
-# A worker is down after three failures in a row, not after one slow answer of a busy engine.
+# Every worker is asked this often, and each time may take this long to answer. It is down after three
+# failures in a row, not after one slow answer of a busy engine.
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 
@@ -86,23 +87,27 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
 
     Raises InputError unless every worker of the plan has an address and no two have the same.
     """
-    pools = {pool.name: pool.count for pool in fleet.running_pools}
-    if unknown := set(addresses) - set(pools):
-        raise InputError(f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(pools)}")
-    for name, count in pools.items():
+    workers_of = {pool.name: pool.count for pool in fleet.running_pools}
+    if unknown := set(addresses) - set(workers_of):
+        raise InputError(
+            f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(workers_of)}"
+        )
+    for name, count in workers_of.items():
         if (given := len(addresses.get(name, ()))) != count:
             raise InputError(f"--workers: {name}: the plan has {count} workers, found {given} addresses")
     all_urls = [url for urls in addresses.values() for url in urls]
     for url in all_urls:
         parts = split_address(url)
-        # The router adds the paths itself, and a name or password would stand in logs.
+        # The router adds the paths itself, and a name or password in the address would stand in logs.
         if parts is None or parts.path or parts.query or parts.fragment or parts.username is not None:
             raise InputError(
                 f"--workers: expected an address such as http://10.0.0.1:8001, found {url[:200]!r}"
             )
         if all_urls.count(url) > 1:
             raise InputError(f"--workers: {url} is given twice")
-    return [Remote(f"{name}-{number}", url) for name in pools for number, url in enumerate(addresses[name])]
+    return [
+        Remote(f"{name}-{number}", url) for name in workers_of for number, url in enumerate(addresses[name])
+    ]
 
 
 @asynccontextmanager
@@ -127,7 +132,9 @@ async def serve(
     say: Callable[[str], None],
     warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
-    """Run our router in front of remote workers until it has drained or is cancelled."""
+    """Run our router in front of remote workers until it has drained, after at most `drain_s`, or is
+    cancelled. `say` gets the line with the router's address.
+    """
     workers = make_remote_workers(fleet, addresses)
     router = LiveRouter(workers, fleet, settings, warm_up=warm_up)
     async with watch_health(workers):

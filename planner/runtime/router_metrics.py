@@ -15,8 +15,8 @@ TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 
 
 class WorkerStatus(Protocol):
-    """One worker as the router sees it. `gave_up` says why its engine is not started for a while; it is empty
-    while a start may be tried.
+    """One worker as the router sees it. `starts` counts the starts of its engine. `gave_up` says why the
+    engine is not started for a while; it is empty while a start may be tried.
     """
 
     name: str
@@ -26,8 +26,8 @@ class WorkerStatus(Protocol):
 
 
 class RouterCounts(Protocol):
-    """What a router counts. `poison` requests are those that workers died of. `ttft_counts` has the number of
-    streams by the edge of TTFT_EDGES_S below which their first byte came, each stream once.
+    """What a router counts. `poison` is the number of requests that workers died of. `ttft_counts` has the
+    number of streams by the least edge of TTFT_EDGES_S that their time to the first byte does not exceed.
     """
 
     live: LiveFleet
@@ -47,7 +47,7 @@ class RouterCounts(Protocol):
 
 def metrics_text(router: RouterCounts, now_s: float) -> str:
     """The metrics of the router and its workers in the text format of Prometheus."""
-    lines = []
+    lines: list[str] = []
     for metric in (*_router_metrics(router), *_worker_metrics(router, now_s)):
         lines += _metric_lines(metric)
     lines += [
@@ -57,8 +57,8 @@ def metrics_text(router: RouterCounts, now_s: float) -> str:
     within_edge = 0  # Buckets of Prometheus are cumulative.
     for edge in TTFT_EDGES_S:
         within_edge += router.ttft_counts[edge]
-        le = "+Inf" if edge == float("inf") else f"{edge:g}"
-        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {within_edge}')
+        edge_text = "+Inf" if edge == float("inf") else f"{edge:g}"
+        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{edge_text}"}} {within_edge}')
     lines += [
         f"fleetplan_first_byte_seconds_sum {router.ttft_sum_s:.6f}",
         f"fleetplan_first_byte_seconds_count {within_edge}",

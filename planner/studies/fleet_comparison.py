@@ -2,10 +2,10 @@
 
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
 SLO, each variant is also simulated in the same scenarios, with more traffic and with longer steps
-(fleet_safety.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
-in a plan (`served_s`), divided by the output tokens of the finished requests. A fleet with a growing backlog
-is still busy after that time, so its bill is counted to the last token. Without an SLO the
-bill is counted so too, because only an SLO tells whether a backlog grows.
+(fleet_safety.py). The cost per million output tokens is the bill over the time that the traffic lasts, as in
+a plan (`served_s`), divided by the output tokens of the finished requests. A fleet with a growing backlog is
+still busy after that time, so its bill is counted to the last token. Without an SLO every bill is counted to
+the last token, because only an SLO tells whether a backlog grows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, show_s
 
-MOST_CURVES = 8  # More colours than this are hard to tell apart in one chart.
+MOST_CURVES = 8  # A chart has at most this many, because more colours are hard to tell apart.
 # The files of `plan compare -o DIR`.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 CHARTED_METRICS: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a chart is drawn.
@@ -124,8 +124,9 @@ class VariantRow:
         headroom = None if measured is None else measured.headroom
         missed_first: tuple[Limit, ...] = ()
         if measured is not None and headroom is not None:
-            is_by_traffic = headroom.traffic_frac <= headroom.steps_frac
-            missed_first = measured.by_traffic if is_by_traffic else measured.by_steps
+            # The smaller headroom is used up first.
+            breaks_by_traffic = headroom.traffic_frac <= headroom.steps_frac
+            missed_first = measured.by_traffic if breaks_by_traffic else measured.by_steps
         return {
             "kept": None if kept_in is None else kept_in.kept,
             "scenario_count": None if kept_in is None else kept_in.scenario_count,
@@ -321,7 +322,7 @@ def _kept_text(cells: dict[str, Any]) -> str:
 
 
 def _by_price(row: VariantRow) -> tuple[float, float]:
-    """The sort key of a variant: its bill, then the price of the used GPUs, which differs for whole nodes."""
+    """The sort key of a variant: its bill, then the price of its GPUs without idle ones of whole nodes."""
     return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
 
 
@@ -365,7 +366,7 @@ def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
     of answers of one token.
     """
     limits = comparison.slo.limits if comparison.slo is not None else ()
-    pictures = []
+    drawn = []
     for metric in CHARTED_METRICS:
         curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:MOST_CURVES]}
         if not any((curve.value_s > 0).any() for curve in curves.values()):
@@ -374,10 +375,10 @@ def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
         caption = f"Distribution of the {METRICS[metric].name}: further left is sooner"
         if limits_of_metric:
             caption += "; a variant that passes above the circle keeps the limit"
-        pictures.append(
+        drawn.append(
             CaptionedChart(metric, charts.comparison_chart(curves, metric, limits_of_metric), f"{caption}.")
         )
-    return pictures
+    return drawn
 
 
 def _csv(comparison: FleetComparison) -> str:

@@ -21,7 +21,7 @@ from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
-LEAST_SPAN_S = 1e-9  # A simulation is taken to last this long at least, because it is divided by.
+LEAST_SPAN_S = 1e-9  # A time of 0 counts as this long, because work is divided by it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,23 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
     weights = prices if prices.sum() > 0 else gpus  # A fleet of only owned GPUs may have no price.
-    # Summed over pools with work: an idle pool's part of the bill is divided like that of the others.
+    # The weights of all pools with work. Only these divide the bill, so an idle pool's part of the bill is
+    # divided like that of the others.
     used_weight = 0.0
-    for number, pool in enumerate(fleet.pools):
-        work_s = _request_work_s(simulation, pool, number, pool_of_worker)
+    for pool_number, pool in enumerate(fleet.pools):
+        work_s = _request_work_s(simulation, pool, pool_number, pool_of_worker)
         tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
         if tenant_s.sum() > 0:
-            shares += weights[number] * tenant_s / tenant_s.sum()
-            used_weight += weights[number]
+            shares += weights[pool_number] * tenant_s / tenant_s.sum()
+            used_weight += weights[pool_number]
     shares = shares / used_weight if used_weight else shares
     hours = _span_s(simulation) / HOUR_S
     costs = []
-    for number, name in enumerate(simulation.tenants):
-        is_own = simulation.tenant == number
+    for tenant_number, name in enumerate(simulation.tenants):
+        is_own = simulation.tenant == tenant_number
         inputs = int(simulation.input_tokens[is_own].sum())
         outputs = int(simulation.output_tokens[is_own].sum())
-        share_frac = float(shares[number])
+        share_frac = float(shares[tenant_number])
         usd_per_h = fleet_usd_per_h * share_frac
         per_million = 1e6 * usd_per_h * hours / max(inputs + outputs, 1)
         costs.append(TenantCost(name, int(is_own.sum()), inputs, outputs, share_frac, usd_per_h, per_million))
@@ -73,7 +74,7 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
 
 
 def _span_s(simulation: Simulation) -> float:
-    """Time from the first arrival to the end; never 0, because it is divided by."""
+    """Time from the first arrival to the end, at least LEAST_SPAN_S."""
     return max(float(simulation.end_s - simulation.arrival_s[0]), LEAST_SPAN_S)
 
 
@@ -90,11 +91,11 @@ def _request_work_s(
     )
     # An engine computes at least the last token of a prompt, even if all of the prompt is cached.
     tokens = np.maximum(simulation.input_tokens - cached, 1).astype(float)
-    full_s = float(step_s(budget))
+    full_step_s = float(step_s(budget))  # Without attention, which takes the time of `pairs`.
     # Each new token attends to the cached ones, to the new ones before it and to itself.
     pairs = tokens * cached + tokens * (tokens + 1) / 2
-    prefill_s = tokens * full_s / budget + (step_s(budget, pairs=pairs) - full_s)
-    gaps = simulation.output_tokens - 1.0  # The prefill makes the first token.
+    prefill_s = tokens * full_step_s / budget + (step_s(budget, pairs=pairs) - full_step_s)
+    decoded_tokens = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
     decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
     # The mean number of decodes on a worker, by Little's law; at least 1, as a decode is in its own batch.
@@ -102,7 +103,7 @@ def _request_work_s(
     without_kv_s = float(step_s(batch, decodes=batch))
     mean_context = simulation.input_tokens + simulation.output_tokens / 2  # An output grows as it is written.
     kv_read_s = step_s(batch, decodes=batch, kv_tokens=mean_context) - without_kv_s
-    decode_s = gaps * (without_kv_s / batch + kv_read_s)
+    decode_s = decoded_tokens * (without_kv_s / batch + kv_read_s)
     prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)
     return np.asarray(np.where(prefilled, prefill_s, 0.0) + np.where(decoded, decode_s, 0.0))
 

@@ -1,8 +1,9 @@
 """Settings for Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray
 2.60.0).
 
-It follows requests in flight per replica, averaged over a time, with delays up and down. So settings are made
-only for those controllers of the plan that follow concurrency, which are nearest to it.
+Ray Serve's autoscaler follows the requests in flight per replica, averaged over a time, and waits for a delay
+before it adds or removes replicas. So settings are made only for those controllers of the plan that follow
+concurrency too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
-LOOK_BACK_S = 30.0  # Ray Serve's default.
+LOOK_BACK_S = 30.0  # Ray Serve averages over this time by default.
 
 
 def check(autoscaler: Autoscaler) -> None:
@@ -28,12 +29,14 @@ def check(autoscaler: Autoscaler) -> None:
 
 
 def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) -> None:
-    """Write the autoscaling settings into a serve config, in place."""
+    """Write the autoscaling settings into a serve config (manifests/ray_serve.py), in place."""
     scaled = {pool.name: pool for pool in autoscaler.pools}
     for application, (pool, prefill) in zip(
         document["applications"], engine_command.pool_services(fleet, "ray-serve").values(), strict=True
     ):
         args = application["args"]
+        # The application of a pair has a config for each of its two pools, another one a list with one
+        # config.
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
         _replace_count(config, autoscaler.of_role(pool.role), scaled[pool.name])
         if prefill is not None:
@@ -48,13 +51,14 @@ def _replace_count(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -
 
 
 def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
-    """Ray Serve's settings for a pool; the values that a controller leaves out are its defaults."""
+    """Ray Serve's settings for a pool; a value that the controller leaves out is the controller's default."""
     if autoscaler.controller == "knative":
         requests = autoscaler.read_number("target", knative_object.DEFAULTS.target)
         target = requests * autoscaler.read_number(
             "utilization_frac", knative_object.DEFAULTS.utilization_frac
         )
         look_back_s = autoscaler.read_number("window_s", knative_object.DEFAULTS.window_s)
+        # Knative's settings have a delay before workers are removed, and none before they are added.
         up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
     else:
         name = "threshold" if autoscaler.controller == "keda" else "target"

@@ -1,8 +1,8 @@
 """Published step times that are linear in their coefficients: Preble's, Aladdin's and DistServe's.
 
 Preble (Srivatsa et al. 2024, arXiv:2407.00023, section 3.2 and Appendix B). Its E2 scheduler needs the
-seconds that a request adds, not those of a batch. Here context tokens are summed over the batch. The form
-leaves out the number of sequences, which is its main error.
+seconds that a request adds, not those of a batch. Here context tokens are summed over the batch. Its main
+error is that the form leaves out the number of sequences.
 
     t_prefill = alpha_p + beta_p * (tokens that match no cached prefix)        [s]
     t_decode  = alpha_d + beta_d * (context tokens)                            [s]
@@ -12,17 +12,20 @@ Aladdin (Nie et al. 2024, arXiv:2405.06856, section 3), all coefficients >= 0, a
     t_prefill = c1 + k1 sum l_in                                  (eq. 2)  [s]
     t_decode  = (k2 l_ave + c2) b + c3 = c3 + c2 D + k2 K, b > 1  (eq. 3)  [s]
 
+where b = D is the number of decodes, l_ave their mean context, and K = l_ave b their context together.
+
 DistServe (Zhong et al. 2024, arXiv:2401.09670, Appendix A, as its released simulator fits them):
 
     t_prefill = a + b sum l_i + c sum l_i^2                     GEMMs linear, attention quadratic    [s]
     t_decode  = a + b sum ctx_i + c batch                       one set of a, b, c below `large_batch`,
                                                                 another from there on                [s]
 
-The paper's constants have a FLOP or byte count in front (4 t h^2 + 2 t h m, 3 h t_2 / block, ...), which are
-fixed for one LLM and fall into a, b, c. With n_i new tokens of prompt i and A_p = sum n_i (n_i + 1) / 2, the
-pairs of tokens that attend (`prefill_pairs` of a step table), sum l_i^2 is 2 A_p - sum n_i where nothing is
-cached. The released fit lets coefficients be negative (one is); here they are >= 0. The time of a decode may
-jump at `large_batch`, as in the paper; `planner.models.family_choice` reports such a jump.
+The paper multiplies its constants by counts of FLOPs or bytes (in its symbols 4 t h^2 + 2 t h m, 3 h t_2 /
+block, ...). These are fixed for one LLM, so they are part of a, b, c here. With n_i new tokens of prompt i
+and A_p = sum n_i (n_i + 1) / 2, the pairs of tokens that attend (`prefill_pairs` of a step table), sum l_i^2
+is 2 A_p - sum n_i where nothing is cached. The released fit lets coefficients be negative (one is); here they
+are >= 0. The time of a decode may jump at `large_batch`, as in the paper; `planner.models.family_choice`
+reports such a jump.
 """
 
 from __future__ import annotations
@@ -34,13 +37,12 @@ from planner.models.latency import DECODES, KV_TOKENS, Array
 
 # The released simulator's threshold between small and large batches of decodes.
 LARGE_BATCH = 95
-# Three coefficients need at least this many distinct steps.
-_LEAST_ROWS = 3
+_LEAST_STEPS = 3  # As many distinct steps as a set of `decode_` has coefficients.
 
 
 class LinearPhases(TwoPhases):
     """A form per phase that is linear in its columns; `prefill_` and `decode_` hold the coefficients, >= 0,
-    in the order of the columns.
+    in the order of the columns. `beyond` is that of `StepFamily`.
     """
 
     def __init__(self, *, beyond: str = "raise") -> None:
@@ -103,14 +105,17 @@ class DistServeForm(LinearPhases):
         return np.column_stack([np.ones(len(X)), X[:, KV_TOKENS], X[:, DECODES]])
 
     def _fit_decode(self, X: Array, y: Array) -> None:
-        sides = [X[:, DECODES] < self.large_batch, X[:, DECODES] >= self.large_batch]
-        enough = [len(np.unique(X[side], axis=0)) >= _LEAST_ROWS for side in sides]
-        # Both sides get the same numbers: those of the side with enough steps, or of all steps.
-        if not all(enough):
-            side = sides[enough.index(True)] if any(enough) else np.full(len(X), True)
-            sides = [side, side]
-        self.decode_ = np.array([fit_nonnegative(self._decode_columns(X[side]), y[side]) for side in sides])
+        # The steps (n,) that each set of coefficients is fitted to: small batches, and large ones.
+        fitted_to = [X[:, DECODES] < self.large_batch, X[:, DECODES] >= self.large_batch]
+        has_enough = [len(np.unique(X[steps], axis=0)) >= _LEAST_STEPS for steps in fitted_to]
+        # Both sets get the same numbers: from the set with enough steps, or from all steps.
+        if not all(has_enough):
+            steps = fitted_to[has_enough.index(True)] if any(has_enough) else np.full(len(X), True)
+            fitted_to = [steps, steps]
+        self.decode_ = np.array(
+            [fit_nonnegative(self._decode_columns(X[steps]), y[steps]) for steps in fitted_to]
+        )
 
     def _predict_decode(self, X: Array) -> Array:
-        side = (X[:, DECODES] >= self.large_batch).astype(int)
-        return np.asarray((self._decode_columns(X) * self.decode_[side]).sum(axis=1))
+        row = (X[:, DECODES] >= self.large_batch).astype(int)  # Of `decode_`, for each step.
+        return np.asarray((self._decode_columns(X) * self.decode_[row]).sum(axis=1))

@@ -50,7 +50,7 @@ class Plan:
     placement: NodePlacement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
     on_paper: Fleet | None = None
-    # The task's rate, from which that of the drawn requests differs a little.
+    # The request rate that the task asks for; the rate of the drawn requests differs from it a little.
     requested_rps: float | None = None
     made: Made | None = None  # When the plan was made, and by which version.
     trial: FleetTrial | None = field(default=None, repr=False)
@@ -59,7 +59,9 @@ class Plan:
 
     @property
     def value(self) -> float:
-        """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
+        """The objective of the fleet that is deployed, in the objective's unit. The certificate's value is
+        that of the fleet on paper.
+        """
         if self.production is None or self.production.value is None:
             return self.certificate.value
         return self.production.value
@@ -137,16 +139,18 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
     described = trace.drawn_from
     agents = described.agent_count if isinstance(described, Description) else None
     if agents is None:
-        per_s = len(simulation.tasks.last) / served_s(trace, simulation)
+        tasks_per_s = len(simulation.tasks.last) / served_s(trace, simulation)
     else:
-        agent = session_numbers(trace)
+        agent_of = session_numbers(trace)  # The agent of each request.
         ends_s, begins_s = np.full(agents, -np.inf), np.full(agents, np.inf)
         # A request without a last token (NaN) never ends, so its agent counts for a rate of 0.
-        np.maximum.at(ends_s, agent, np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
-        np.minimum.at(begins_s, agent, simulation.arrival_s)
-        tasks = np.bincount(agent[simulation.tasks.last], minlength=agents)
-        per_s = float((tasks / (ends_s - begins_s)).sum())
-    return AgentFigures(agents, HOUR_S * per_s, usd_per_h / (HOUR_S * per_s) if per_s > 0 else np.inf)
+        np.maximum.at(ends_s, agent_of, np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
+        np.minimum.at(begins_s, agent_of, simulation.arrival_s)
+        task_counts = np.bincount(agent_of[simulation.tasks.last], minlength=agents)
+        tasks_per_s = float((task_counts / (ends_s - begins_s)).sum())
+    tasks_per_h = HOUR_S * tasks_per_s
+    usd_per_task = usd_per_h / tasks_per_h if tasks_per_s > 0 else np.inf
+    return AgentFigures(agents, tasks_per_h, usd_per_task)
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:

@@ -46,8 +46,8 @@ requests (those of all pools that prefill).
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolishedPins:
-    """The quick placement of a pool that a search made, and the best one known. Both replications have a
-    lower bound on the largest load.
+    """A pool's quick placement, which a search simulates, and the best placement known. Both have a lower
+    bound on the largest load (`replication.bound`).
     """
 
     quick: PrefixPlan
@@ -76,14 +76,14 @@ class Pinning:
     def pinned_prefixes(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of these pools, whose workers are numbered in the order of the pools."""
         workers = sum(pool.count for pool in pools if pool.role != "decode")
-        holders: dict[tuple[int, ...], list[int]] = {}  # By the block ids of a prefix.
-        first = 0
+        holders: dict[tuple[int, ...], list[int]] = {}  # The workers that hold a prefix, by its block ids.
+        first = 0  # The number of a pool's first worker.
         for pool in pools:
             if pool.role != "decode" and pool.count:
                 # A worker's leaves are its longest placed prefixes, which hold all shorter ones.
-                for r, leaves in enumerate(leaves_of(self.trace, self.placed(pool, workers))):
+                for worker, leaves in enumerate(leaves_of(self.trace, self.placed(pool, workers)), first):
                     for leaf in leaves:
-                        holders.setdefault(leaf.block_ids, []).append(first + r)
+                        holders.setdefault(leaf.block_ids, []).append(worker)
             first += pool.count
         return tuple(
             PinnedPrefix(ids, self.trace.prefix_block_tokens, tuple(holding_workers))
@@ -126,10 +126,10 @@ class Pinning:
                 self._traffic[type_and_role] = stable_traffic(self.trace, pool)
             traffic = self._traffic[type_and_role]
             memory_tokens = room_of(self.trace, pool, workers).placed_tokens
-            placed_by_pool = replicate_quickly(
+            replication = replicate_quickly(
                 traffic.demand, pool.count, memory_tokens, sessions=traffic.sessions, routings=QUICK_ROUTINGS
             )
-            plan = estimate_plan(pool, traffic, placed_by_pool, memory_tokens)
+            plan = estimate_plan(pool, traffic, replication, memory_tokens)
             self._placed[key] = replace(plan, stable_hit_frac=_hit_frac(plan))
         return self._placed[key]
 
@@ -142,8 +142,9 @@ class Pinning:
         answers = {}
         for pool, key in _prefill_pools(pools):
             if key not in self._polished:
-                # `placed` returns the quick placement unless a polished one is in use.
-                quick = self._placed.get(key) or self.placed(pool, key[-1])
+                # Looked up first, because `placed` returns a polished placement where one is in use.
+                *_, workers = key
+                quick = self._placed.get(key) or self.placed(pool, workers)
                 demand, sessions = quick.traffic.demand, quick.traffic.sessions
                 best = polish_replication(
                     demand,
