@@ -2,8 +2,8 @@
 engine served requests behind its API server ("watched" steps).
 
 Of a watched step, t are its seconds, S the sequences in it and P the prompts among them. g are the seconds
-that the device needs for it, by the profile without host time; p = p0 + p1 S are the host's seconds in steps
-of the profile. We fit
+that the device needs for it, as the profile without host time predicts; p = p0 + p1 S are the host's seconds
+in steps of the profile. We fit
 
     synchronous    t = c (g + p) + e + a P        h = c p + e
     asynchronous   t = max(g, p) + r + a P        h = p
@@ -44,7 +44,7 @@ class EngineFit:
     """Constants of one engine on one machine: `host` is h, `rest` is r (0 for a synchronous engine),
     `slowdown` is c, `admission_s` is a; `front_end_s` is the time of a request in the API server.
 
-    `shares_cores`: `host` includes the CPU time of servers, router and clients. `error_frac` is the mean
+    If `shares_cores`, `host` includes the CPU time of servers, router and clients. `error_frac` is the mean
     absolute relative error on each level of load, predicted by a fit to the other levels.
     """
 
@@ -93,7 +93,7 @@ def without_host(profile: StepTable, *, slowdown: float = 1.0, admission_s: floa
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class _StepGroups:
     """Means over groups of similar watched steps: g, t, S, P, p of this module's formulas, and the level."""
 
     g_s: Array
@@ -103,17 +103,17 @@ class _Cells:
     profile_host_s: Array
     level: Array
 
-    def subset(self, chosen: Array) -> _Cells:
+    def subset(self, chosen: Array) -> _StepGroups:
         """The groups at which the boolean array `chosen` is true."""
-        return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
+        return _StepGroups(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fit_constants(self, *, is_async: bool, most_slowdown: float) -> Array:
         """(c <= `most_slowdown`, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an async one."""
         ones = np.ones(len(self.t_s))
         host_columns = np.column_stack([ones, self.sequences, self.prompts])
         if is_async:
-            beyond_s = self.t_s - np.maximum(self.g_s, self.profile_host_s)
-            return np.concatenate(([1.0], least_absolute(host_columns, beyond_s, scale=self.t_s)))
+            rest_s = self.t_s - np.maximum(self.g_s, self.profile_host_s)
+            return np.concatenate(([1.0], least_absolute(host_columns, rest_s, scale=self.t_s)))
         columns = np.column_stack([self.g_s + self.profile_host_s, host_columns])
         bounds = [(1.0, most_slowdown), (0.0, None), (0.0, None), (0.0, None)]
         return least_absolute(columns, self.t_s, bounds=bounds)
@@ -136,20 +136,20 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
         raise InputError(
             "engine: the profile has no host_s, so the host's time cannot be separated from the GPU's"
         )
-    about = watched.about
+    about = watched.about  # Written by planner/runtime/served.py.
     is_async = about["async_scheduling"] == "true"
     # Only on a CPU is the time measured in which the engine's own thread had a core (`own_s`).
     on_cpu = bool(watched.steps.own_s.notna().all())
     most_slowdown = MOST_SLOWDOWN if on_cpu else 1.0
     shares_cores = on_cpu and float(about["spare_cores"]) < 1
     profile_host = _fit_profile_host(profile)
-    cells = _group_steps(profile, watched, profile_host, shares_launches=is_async and not on_cpu)
-    errors = []
-    for level in np.unique(cells.level):
-        if (others := cells.level != level).any():
-            constants = cells.subset(others).fit_constants(is_async=is_async, most_slowdown=most_slowdown)
-            errors.append(cells.subset(~others).errors(constants, is_async=is_async))
-    slowdown, step_s, sequence_s, admission_s = cells.fit_constants(
+    groups = _group_steps(profile, watched, profile_host, shares_launches=is_async and not on_cpu)
+    errors = []  # Of each level, predicted by a fit to the others.
+    for level in np.unique(groups.level):
+        if (others := groups.level != level).any():
+            constants = groups.subset(others).fit_constants(is_async=is_async, most_slowdown=most_slowdown)
+            errors.append(groups.subset(~others).errors(constants, is_async=is_async))
+    slowdown, step_s, sequence_s, admission_s = groups.fit_constants(
         is_async=is_async, most_slowdown=most_slowdown
     ).tolist()
     nearest = min(rows, key=lambda row: row.version_distance(about["version"]), default=None)
@@ -191,10 +191,10 @@ def _fit_profile_host(profile: StepTable) -> tuple[float, float]:
 
 def _group_steps(
     profile: StepTable, watched: StepTable, profile_host: tuple[float, float], *, shares_launches: bool
-) -> _Cells:
-    """Means of similar watched steps; `profile_host` is (p0, p1). t is on the engine's own clock if each step
-    has it, else wall time. With `shares_launches` it leaves out the launch of the next step, in tables with
-    the steps in order.
+) -> _StepGroups:
+    """Means of similar watched steps; `profile_host` is (p0, p1). t is the time on the engine's own clock if
+    each step has it, else wall time. With `shares_launches`, for which the table must have the steps in
+    order, t leaves out the launch of the next step.
     """
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)
@@ -203,10 +203,10 @@ def _group_steps(
     own_s = watched.steps.own_s.to_numpy(float)
     t_s = own_s if np.isfinite(own_s).all() else watched.y
     if shares_launches:
-        runs = watched.steps[["level", "server"]]
+        level_and_server = watched.steps[["level", "server"]]
         # Whether the row before is of the same level and server, so that its step came just before.
-        follows_in_run = (runs.shift() == runs).all(axis=1).to_numpy()
-        launched = follows_in_run & (X[:, PREFILLS] > 0)
+        follows = (level_and_server.shift() == level_and_server).all(axis=1).to_numpy()
+        launched = follows & (X[:, PREFILLS] > 0)
         t_s = without_next_launch(t_s, np.maximum(g_s, host_s), was_launched_meanwhile=launched)
     columns = np.column_stack([g_s, t_s, sequences, X[:, PREFILLS], host_s, level])
     rows = []
@@ -214,7 +214,7 @@ def _group_steps(
         steps = np.flatnonzero(level == level_value)
         similar = np.array_split(steps[np.argsort(g_s[steps], kind="stable")], GROUPS_PER_LEVEL)
         rows += [columns[each].mean(axis=0) for each in similar if len(each)]
-    return _Cells(*np.array(rows).T)
+    return _StepGroups(*np.array(rows).T)
 
 
 def about_engine(fit: EngineFit, watched: Mapping[str, str]) -> str:

@@ -163,6 +163,7 @@ def _parse_acceptance(
         named = f", or a row of catalogs/acceptance.yaml: {', '.join(rows)}" if rows else ""
         raise InputError(f"{section.path_of('acceptance')}: missing; write a probability such as 0.7{named}")
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
+    # A text such as "70 %" is a share; any other text is the name of a row.
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:
             hints = nearest_names(value, catalog.acceptance) or list(catalog.acceptance)

@@ -1,6 +1,7 @@
 """Ray Serve LLM: a serve config with one application per pair of pools or mixed pool.
 
-Ray pins its own vLLM and hands it engine_kwargs under the names of the flags with underscores.
+Each version of Ray comes with one of vLLM (ENGINE). `engine_kwargs` are vLLM's flags, with underscores in
+place of dashes.
 """
 
 from __future__ import annotations
@@ -97,18 +98,22 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
 
 def ray_accelerator(gpu: Gpu) -> str | None:
     """Ray's name of `gpu`, None where it has none."""
-    value = gpu.node_selector.rpartition("=")[2]
-    return next((name for start, name in _ACCELERATORS.items() if re.match(rf"{start}\b", value)), None)
+    node_label = gpu.node_selector.rpartition("=")[2]
+    matching = (name for start, name in _ACCELERATORS.items() if re.match(rf"{start}\b", node_label))
+    return next(matching, None)
 
 
 def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """Ray's LLMConfig of one pool. Raises InputError for a pool that Ray cannot place or serve so."""
+    """Ray's LLMConfig of one pool. Raises InputError for a pool that must be kept off some nodes, and for
+    adapters.
+    """
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "ray-serve: cannot keep a pool off nodes, and another pool caps "
             f"{engine_command.one_line(pool.type.gpu.base)}; take kubernetes"
         )
     engine_command.refuse_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
+    # The name under which the LLM is served is `model_id` here.
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     kwargs = {
         key.replace("-", "_"): value for key, value in engine_settings.items() if key != "served-model-name"

@@ -18,9 +18,10 @@ Data   |c|    GPUs of an instance of type c
                       min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
                   This is level 0 of the planner with GPUs as its objective; exact among the types and counts.
 
-DistServe's program has one search, low_affinity with its own rule (benchmarks/distserve_search.py): it knows
-only pairs of one prefill and one decode instance, and moves KV in no time. Algorithm 1 multiplies the goodput
-of one instance and rounds up; only a simulation of the whole fleet shows whether it holds.
+DistServe's program has one search: low_affinity with its own rule (benchmarks/distserve_search.py). The
+program knows only pairs of one prefill and one decode instance, and moves KV in no time. Algorithm 1
+multiplies the goodput of one instance and rounds up; only a simulation of the whole fleet shows whether it
+holds.
 """
 
 from __future__ import annotations
@@ -48,20 +49,22 @@ from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.solvers.master import FleetLimits, Option
 from planner.traffic.trace import Trace
 
-# Steps that take no time, as fleet_oracle.INSTANT, in the form of DistServe's program. They must be above 0.
+ALMOST_NO_TIME_S = 1e-12  # The step times of DistServe's program must be above 0.
+# Steps that take no time, as fleet_oracle.INSTANT, in the form of DistServe's program.
 NO_TIME = DistServeSteps(
-    prefill_s=(1e-12, 0.0, 0.0),
-    decode_small_s=(1e-12, 0.0, 0.0),
-    decode_large_s=(1e-12, 0.0, 0.0),
+    prefill_s=(ALMOST_NO_TIME_S, 0.0, 0.0),
+    decode_small_s=(ALMOST_NO_TIME_S, 0.0, 0.0),
+    decode_large_s=(ALMOST_NO_TIME_S, 0.0, 0.0),
     threshold=1,
     per_rank_s=0.0,
     overhead_s=0.0,
     overhead_s_per_token=0.0,
 )
-# While the fleet with which `free_counts` starts fails, its counts grow by 15 %. If it fails after this many
-# growths, which is 16 times as many instances, an error is raised.
+# While the fleet with which `free_counts` starts fails, its counts grow by the factor GROWTH. If it still
+# fails after MOST_GROWTHS, with 16 times as many instances, an error is raised.
 GROWTH, MOST_GROWTHS = 1.15, 20
 STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
+NEVER_FULL_TOKENS = 10**12  # A KV cache of this size never fills.
 
 Measure = Callable[[Fleet, float], float]
 """Measures the goodput of a fleet [requests/s]. The second argument is a rate to beat; a goodput below it may
@@ -177,8 +180,7 @@ def prefill_alone(setting: ServingSetting, prefill: WorkerType, count: int = 1) 
 
 def decode_alone(setting: ServingSetting, decode: WorkerType) -> Fleet:
     """An instance behind a prefill that takes no time."""
-    # The KV cache of the prefill instance is so large that it never fills.
-    instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
+    instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=NEVER_FULL_TOKENS, tp=1, pp=1)
     return pair_fleet(setting, instant, decode, counts=(1, 1), network=NO_LINK)
 
 
@@ -305,12 +307,12 @@ def free_counts(
     # Each option with its least and its largest count.
     bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    tests = PairSimulations(holds, prefill_holds)
+    simulations = PairSimulations(holds, prefill_holds)
 
     def out_of_time() -> bool:
         return False  # No time limit ends this search.
 
-    search_two_pools(bounded_prefills, bounded_decodes, tests, search, out_of_time)
+    search_two_pools(bounded_prefills, bounded_decodes, simulations, search, out_of_time)
     return _fleet(setting, search.best)
 
 
@@ -325,10 +327,10 @@ def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tupl
     rate. If the fleet has the fewest GPUs, none of these does, which this function can check.
     """
     neighbours = []
-    for k, pool in enumerate(fleet.pools):
+    for number, pool in enumerate(fleet.pools):
         if pool.count > 1:
             pools = list(fleet.pools)
-            pools[k] = replace(pool, count=pool.count - 1)
+            pools[number] = replace(pool, count=pool.count - 1)
             neighbour = replace(fleet, pools=tuple(pools))
             neighbours.append((neighbour, rule.carries(neighbour, rate_rps)))
     return tuple(neighbours)
@@ -346,7 +348,9 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[MeasuredFleet, ...]:
-    """The fleets with their goodput, the best per GPU first; each must beat the best one so far."""
+    """The fleets with their goodput, the best per GPU first. The goodput per GPU of the best fleet so far is
+    the rate that the next one must beat; if it does not, its goodput may be given as 0.
+    """
     rows: list[MeasuredFleet] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:

@@ -24,10 +24,9 @@ from planner.reports.drawing import (
 
 # A space between a number and its unit, or around a multiplication sign.
 _UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
+_CODE = re.compile(r"`([^`]+)`")  # What stands between backticks.
 
-_CODE = re.compile(r"`([^`]+)`")
-
-MANY_COLUMNS = 7  # Numbers in tables with more columns may break over lines.
+MANY_COLUMNS = 7  # In a table with more columns numbers may break over lines (class `many` of the style).
 
 
 def page_html(title: str, body: str, footer: str) -> str:
@@ -84,7 +83,7 @@ def charts_html(figures: Iterable[CaptionedChart]) -> str:
 
 def chart_html(figure: CaptionedChart, *, wide: bool = False) -> str:
     """A chart with its caption, which screen readers take as its name."""
-    # Made once for both forms, because Altair takes as long for it as drawing.
+    # The specification is made once for both forms, because Altair takes as long for it as for drawing.
     spec = chart_spec(figure.chart)
     still = svg_of(spec)
     live = pack_text(with_theme_colours(json.dumps(add_interaction(spec), separators=(",", ":"))))
@@ -107,16 +106,18 @@ def table_html(
     """
     aligned_right = set(numeric)
 
-    def cell(k: int, tag: str, text: str, attributes: str = "") -> str:
-        return f"<{tag}{attributes}{' class=n' if k in aligned_right else ''}>{escape(text)}</{tag}>"
+    def cell(column: int, tag: str, text: str, attributes: str = "") -> str:
+        return f"<{tag}{attributes}{' class=n' if column in aligned_right else ''}>{escape(text)}</{tag}>"
 
-    # A phone shows each cell with the name of its column, from the attribute data-of.
-    top = "".join(cell(k, "th", name, " scope=col") if name else "<td></td>" for k, name in enumerate(head))
+    top = "".join(
+        cell(column, "th", name, " scope=col") if name else "<td></td>" for column, name in enumerate(head)
+    )
     body = ""
     for row in rows:
         cells = [cell(0, "th", row[0], " scope=row")]
-        for k, (name, text) in enumerate(zip(head[1:], row[1:], strict=True), 1):
-            cells.append(cell(k, "td", text, f' data-of="{escape(name)}"'))
+        # A phone shows each cell with the name of its column, which it takes from data-of.
+        for column, (name, text) in enumerate(zip(head[1:], row[1:], strict=True), 1):
+            cells.append(cell(column, "td", text, f' data-of="{escape(name)}"'))
         body += f"<tr>{''.join(cells)}</tr>"
     return (
         f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}">'

@@ -37,13 +37,13 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import LineVerdict
 from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_s, show_span
 
-# Facts about the best fleet on paper, also beside a plan for production.
+# Facts that are about the best fleet on paper even where the plan is for production.
 OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: the names of its columns, then its rows."""
 
-HOURS_PER_YEAR = 8760
+HOURS_PER_YEAR = 8760  # Of 365 days.
 MOST_NAMED = 6  # A sentence names at most this many worker types, and counts the others; chosen by hand.
 # The words for terms of payment.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
@@ -70,14 +70,14 @@ def commitment_rows(plan: Plan) -> Rows:
     for each in plan.certificate.commitments:
         needed_frac = each.needed_frac
         # The row "on demand" has no such share. A term with a share of 1 or more never costs less.
-        pays = ""
+        cheaper_if = ""
         if needed_frac is not None and needed_frac < 1:
-            pays = f"if needed more than {percent_text(needed_frac)} of the time"
+            cheaper_if = f"if needed more than {percent_text(needed_frac)} of the time"
         note = "; ".join(each.sources)
         if each.at_planned:
             note += f"; as planned: {', '.join(each.at_planned)}"
         month = f"{each.usd_per_h * HOURS_PER_MONTH:,.0f} USD"
-        rows.append((TERMS[each.term], usd_text(each.usd_per_h), month, pays, note))
+        rows.append((TERMS[each.term], usd_text(each.usd_per_h), month, cheaper_if, note))
     return ("Term", "Per hour", "Per month", "Cheaper than on demand", "Prices"), rows
 
 
@@ -139,10 +139,9 @@ def command_line(
     """The command that makes the same plan from these files. Their names stand without folders, because the
     command is written into the report and folders may be private.
     """
-    line = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
-    line += ["-o", "out/"]
-    line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
-    return shlex.join([*line, *(["--catalog", catalog.name] if catalog else [])])
+    words = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
+    words += ["-o", "out/", "--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
+    return shlex.join([*words, *(["--catalog", catalog.name] if catalog else [])])
 
 
 def describe_fleet(fleet: Fleet) -> str:
@@ -204,11 +203,12 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
     rejected = simulation.status == REJECTED
     if not rejected.any():
         return ""
-    tokens = int((simulation.input_tokens + simulation.output_tokens)[rejected].max())
+    longest_tokens = int((simulation.input_tokens + simulation.output_tokens)[rejected].max())
     most_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
     why = (
-        f"the longest has {tokens:,} tokens, and the KV memory of the largest worker holds {most_tokens:,}"
-        if tokens > most_tokens
+        f"the longest has {longest_tokens:,} tokens, and the KV memory of the largest worker holds "
+        f"{most_tokens:,}"
+        if longest_tokens > most_tokens
         else "they, or requests that they wait for, find no worker whose memory or step holds them"
     )
     return f"{int(rejected.sum()):,} of {len(rejected):,} requests are rejected and miss every limit: {why}"
@@ -248,17 +248,17 @@ def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") ->
         return f"no {less} one has the workers that the work takes"
     if cheaper == simulated:
         return f"all {cheaper:,} {less} ones with the workers that the work takes were simulated and fail"
-    fails = f"{simulated:,} were simulated and fail"
-    return f"of {cheaper:,} {less} ones with the workers that the work takes {fails}"
+    simulated_text = f"{simulated:,} were simulated and fail"
+    return f"of {cheaper:,} {less} ones with the workers that the work takes {simulated_text}"
 
 
 def too_small_text(certificate: Certificate) -> str:
     """Which worker types were left out because the longest request does not fit into their KV memory."""
-    small = [each.label for each in certificate.refuted if isinstance(each.because, RequestTooLong)]
-    if not small:
+    too_small = [each.label for each in certificate.refuted if isinstance(each.because, RequestTooLong)]
+    if not too_small:
         return ""
-    more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
-    named = [left_out_words(label) for label in small[:MOST_NAMED]]
+    more = f" and {len(too_small) - MOST_NAMED} more" if len(too_small) > MOST_NAMED else ""
+    named = [left_out_words(label) for label in too_small[:MOST_NAMED]]
     return f" (without those whose KV cache is too small for the longest request: {', '.join(named)}{more})"
 
 
@@ -276,14 +276,14 @@ def seconds_text(seconds: float) -> str:
 
 def level0_line(certificate: Certificate) -> str:
     """The value of the best fleet with one worker type per pool, and how far this is proved."""
-    fails = cheaper_text(certificate) + too_small_text(certificate)
+    ruled_out = cheaper_text(certificate) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
-        return f"none was found; {fails}"
+        return f"none was found; {ruled_out}"
     best = f"the best is {in_unit(certificate.level0, certificate.unit)}"
     if certificate.level0_exact:
-        return f"{best}, exactly: {fails}"
+        return f"{best}, exactly: {ruled_out}"
     if certificate.level0_exhausted:
-        return f"{best}, found by search: {fails}; the others were left out by what is assumed"
+        return f"{best}, found by search: {ruled_out}; the others were left out by what is assumed"
     return f"{best}, as far as the search came; it was not exhausted in time"
 
 
@@ -291,8 +291,8 @@ def throughput_line(values: Throughput) -> str:
     """The most traffic that was found to be carried: on paper, and with safety in production as well."""
     assumed = "that more traffic is never easier to carry is assumed"
     if values.on_paper_rps is None:
-        none = "the search over one worker type per pool found none"
-        most = _rates_text(values.rate_rps, values.refuted_rps, none)
+        none_found = "the search over one worker type per pool found none"
+        most = _rates_text(values.rate_rps, values.refuted_rps, none_found)
         return f"Most traffic within the limits: {most}; {assumed}."
     most = _rates_text(values.rate_rps, values.refuted_rps, "no fleet was found")
     on_paper = _rates_text(values.on_paper_rps, values.on_paper_refuted_rps, "none")
@@ -302,18 +302,21 @@ def throughput_line(values: Throughput) -> str:
     )
 
 
-def _rates_text(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate that is carried, and the lowest simulated one that is not; `none` says that none was found."""
+def _rates_text(rate_rps: float, refuted_rps: float | None, none_found: str) -> str:
+    """A rate that is carried, and the lowest simulated one that is not, at which no fleet was found; the text
+    `none_found` says so.
+    """
     if refuted_rps is None:
         return f"{rate_rps:g} requests/s, the time was over before more was refuted"
-    return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none}"
+    return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none_found}"
 
 
 def proof_lines(plan: Plan) -> list[str]:
     """The plan's value, what was proved over which fleets, and by how many simulations."""
     certificate = plan.certificate
     value, bound = (in_unit(each, certificate.unit) for each in (certificate.value, certificate.bound))
-    whose = "the fleet on paper" if certificate.answers else "the plan"  # Whose value the proof is about.
+    # The fleet that the proof is about.
+    proved = "the fleet on paper" if certificate.answers else "the plan"
     lines = [
         f"Status: {plan.status}. On paper: {value}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
@@ -329,12 +332,12 @@ def proof_lines(plan: Plan) -> list[str]:
         lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
-            f"{whose.capitalize()} saves {percent_text(certificate.level0_gap_frac)} against the best of "
+            f"{proved.capitalize()} saves {percent_text(certificate.level0_gap_frac)} against the best of "
             "one type per pool."
         )
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
-        f"{percent_text(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
+        f"{percent_text(certificate.gap_frac)} to {proved}; the assumptions say what it takes for granted.",
         f"{'On paper, without those of scenarios: ' if certificate.answers else ''}"
         f"{count_text(certificate.simulations, 'simulation')}, {count_text(certificate.cuts, 'cut')}, "
         f"seed {certificate.seed}.",
@@ -346,6 +349,7 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
     """The note on an alternative without a price, with its lower bound if known; empty if it has a price."""
     if alternative.is_priced:
         return ""
+    # With `at_least` the objective is a lower bound.
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
     least = f", at least {in_unit(alternative.objective, unit)}" if is_bounded else ""
     notes = "; ".join(fact_sentences_of(alternative.notes))

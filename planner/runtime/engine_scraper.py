@@ -1,8 +1,9 @@
 """Reads what the engines themselves measured while traffic ran: the increase of vLLM's histograms between two
 scrapes, of the engines' own /metrics or of a Prometheus server.
 
-The histograms count all requests that the engines served in that time, those of others too; if
-`EngineTimes.requests` exceeds ours, there were others. No scraped address gets the endpoint's API key.
+The histograms count all requests that the engines served in that time, also those of other clients. There
+were such requests if `EngineTimes.requests` exceeds the number of ours. No scraped address gets the
+endpoint's API key.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Rows = Iterable[tuple[str, dict[str, str], float]]
 class EngineScraper:
     """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing.
 
-    Call `check`, `start`, and after the traffic `end`.
+    Call `check`, then before the traffic `start`, and after the traffic `end`.
     """
 
     urls: Sequence[str]
@@ -72,8 +73,8 @@ class EngineScraper:
     async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
         """Scrape after the traffic.
 
-        Returns for the journal the increase of each sample, summed over engines, or the error; None without
-        addresses.
+        Returns the increase of each sample, summed over engines, or the error, as the journal stores it; None
+        without addresses.
         """
         if not self.urls:
             return None
@@ -81,6 +82,7 @@ class EngineScraper:
         try:
             for url, before in zip(self.urls, self.before, strict=True):
                 for key, value in (await self._scrape(url, progress)).items():
+                    # A sample that the first scrape lacks has risen from 0.
                     if (increase := value - before.get(key, 0.0)) < 0:
                         raise InputError(f"{url}: {key[0]} fell: an engine was restarted while traffic ran")
                     total[key] = total.get(key, 0.0) + increase
@@ -96,16 +98,16 @@ class EngineScraper:
 
     async def _wait_for_scrape(self, url: str, progress: Callable[[str], None]) -> None:
         """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
-        scalar = await self._query(url, "time()")
+        time_and_value = await self._query(url, "time()")
         try:
-            _, now_s = map(float, scalar)  # The time of the answer, and the value.
+            _, now_s = map(float, time_and_value)
         except (ValueError, TypeError):
             raise EndpointError(f"{url}: its time() is no number") from None
         deadline_s = time.monotonic() + SETTLE_S
         while True:
-            rows = await self._query(url, OLDEST_SCRAPE_QUERY)
+            oldest = await self._query(url, OLDEST_SCRAPE_QUERY)
             # Without rows there is no engine of vLLM, and no scrape to wait for.
-            if not rows or float(rows[0]["value"][1]) >= now_s:
+            if not oldest or float(oldest[0]["value"][1]) >= now_s:
                 return
             if time.monotonic() > deadline_s:
                 raise EndpointError(f"{url}: has not scraped the engines for {SETTLE_S:g} s")
@@ -178,6 +180,7 @@ def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
             f"--prometheus {where}: has {', '.join(sorted(by_llm))[:200]}, and none of them is {llm!r}; name "
             "the /metrics of the engines behind the endpoint"
         )
+    # Without an LLM of this name there is at most one, which counts.
     return by_llm.get(llm) or next(iter(by_llm.values()), {})
 
 

@@ -18,8 +18,9 @@ a bound above the guess refutes it. The guess is found by bisection, and mu by s
 
 Search: the duals of the linear program that routes requests to a placement are prices pi_r of replicas. One
 replica is filled anew for the prices at which the others would serve, mu_u = min_r' pi_r' c_ur' / pi_r. Those
-fillings that gain most at these prices are routed, until none gains. Then up to MOST_EMPTIED replicas are
-emptied and filled one by one, and the search goes on from there (`PrefixPrices.search_placements`).
+fillings that gain most at these prices are routed, and this is repeated until none gains. Then up to
+MOST_EMPTIED replicas are emptied and filled one by one, and the search goes on from there
+(`PrefixPrices.search_placements`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PATIENCE = 20
 SHORTER, SHORTEST = 0.7, 0.003
 BEYOND_FACTOR = 1.05  # Steps aim at this many times the value that is to be exceeded.
 SAME_S = 1e-12  # Seconds that differ by less are equal but for rounding.
-NO_SLOPE = 1e-15  # Added to a squared slope, by which is divided, since it may be 0.
+NO_SLOPE = 1e-15  # Added to a squared slope that may be 0, because the step is divided by it.
 EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are moved towards their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
 MOST_ROUTED = 2  # This many of the most promising fillings are routed.
@@ -133,18 +134,22 @@ class PrefixPrices:
         counted in cells of memory: rounded up so that x `fits`, or rounded down so that T is a bound.
         """
         demand, (classes, nodes) = self.demand, self.on_path
-        without_s = self.hit_s + demand.prefill_s[nodes]
-        offered = price_s[classes]
-        gain_s = np.maximum(offered - self.hit_s, 0.0) - np.maximum(offered - without_s, 0.0)
+        # What a node adds to the worth of each class below it, if its parent is cached too.
+        parent_hit_s = self.hit_s + demand.prefill_s[nodes]
+        offered_s = price_s[classes]
+        gain_s = np.maximum(offered_s - self.hit_s, 0.0) - np.maximum(offered_s - parent_hit_s, 0.0)
         gain = np.asarray(np.bincount(nodes, most_rps[classes] * gain_s, len(demand)), float)
-        cell = max(-(-self.memory_tokens // CELLS), 1)  # Tokens, rounded up.
-        cells = self.memory_tokens // cell
-        need = -(-demand.tokens // cell) if fits else demand.tokens // cell
-        spare = self.memory_tokens - cell * cells
-        session_s = self.sessions.at(self.replicas * (cell * np.arange(cells + 1) + spare)) / self.replicas
+        cell_tokens = max(-(-self.memory_tokens // CELLS), 1)  # Rounded up, as -(-a // b) is.
+        cells = self.memory_tokens // cell_tokens
+        need = -(-demand.tokens // cell_tokens) if fits else demand.tokens // cell_tokens
+        spare_tokens = self.memory_tokens - cell_tokens * cells
+        session_s = (
+            self.sessions.at(self.replicas * (cell_tokens * np.arange(cells + 1) + spare_tokens))
+            / self.replicas
+        )
         worth, placed = _knapsack(self.order, self.size, need, gain, session_s)
-        uncached = float(most_rps @ np.maximum(price_s - demand.work_s, 0.0))
-        return uncached + worth, placed
+        worth_uncached = float(most_rps @ np.maximum(price_s - demand.work_s, 0.0))
+        return worth_uncached + worth, placed
 
     def load_bound(self, low: float, high: float) -> float:
         """A lower bound of the largest load, which is known to be between `low` and `high`: the largest guess
@@ -156,10 +161,11 @@ class PrefixPrices:
         cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
         spared_s = float(self.sessions.saved_s_per_s[-1]) / self.replicas
         start = cached_s
-        for _ in range(BISECTIONS):
+        for _ in range(BISECTIONS):  # Each one halves the interval from `low` to `high`.
             if high <= low * (1 + SAME_FRAC):
                 break
             guess = (low + high) / 2
+            # b: the requests/s for which a replica has time, if its load is the guess.
             most_rps = np.divide(
                 guess + spared_s, cached_s, out=np.full(len(demand), np.inf), where=cached_s > 0
             )
@@ -177,30 +183,31 @@ class PrefixPrices:
         """
         rate_rps, replicas = self.demand.rate_rps, self.replicas
         has_rate = rate_rps > 0
+        # The step of a class is divided by its rate; a class without requests has no step.
         scale = np.divide(1.0, rate_rps, out=np.zeros(len(has_rate)), where=has_rate)
-        best, best_s, length, stalled = -np.inf, price_s, 1.0, 0
-        average: Floats | None = None
+        best_value, best_price_s, step_length, stalled = -np.inf, price_s, 1.0, 0
+        mean_slope: Floats | None = None
         for _ in range(CLIMB_STEPS):
             worth, placed = self.best_replica(most_rps, price_s, fits=False)
             value = float(rate_rps @ price_s) / replicas - worth
-            stalled = 0 if value > best + PROGRESS_FRAC * abs(best) else stalled + 1
-            if value > best:
-                best, best_s = value, price_s
-            if best > beyond * (1 + SAME_FRAC):
+            stalled = 0 if value > best_value + PROGRESS_FRAC * abs(best_value) else stalled + 1
+            if value > best_value:
+                best_value, best_price_s = value, price_s
+            if best_value > beyond * (1 + SAME_FRAC):
                 break
             if stalled >= PATIENCE:
-                length, stalled, price_s, average = length * SHORTER, 0, best_s, None
-                if length < SHORTEST:
+                step_length, stalled, price_s, mean_slope = step_length * SHORTER, 0, best_price_s, None
+                if step_length < SHORTEST:
                     break
                 continue
             # The slope in mu: T rises with the price of every class that its replica serves, which are those
             # whose price is above their work there.
             slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + SAME_S)
-            average = slope if average is None else SMOOTHING * slope + (1 - SMOOTHING) * average
+            mean_slope = slope if mean_slope is None else SMOOTHING * slope + (1 - SMOOTHING) * mean_slope
             missing_s = max(BEYOND_FACTOR * beyond - value, 0.0)
-            step = length * missing_s / (float(scale @ average**2) + NO_SLOPE)
-            price_s = np.maximum(price_s + step * scale * average, 0.0)
-        return best, best_s
+            step = step_length * missing_s / (float(scale @ mean_slope**2) + NO_SLOPE)
+            price_s = np.maximum(price_s + step * scale * mean_slope, 0.0)
+        return best_value, best_price_s
 
     def best_routing(self, placed: Bools) -> RoutedPlacement:
         """The routing of a placement with the smallest largest load L; of equal ones that with the least
@@ -218,22 +225,23 @@ class PrefixPrices:
             return RoutedPlacement(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
         # Columns: the rate of each class on each replica, class after class, and L at the end.
         rates = len(used_classes) * replicas
-        rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used_classes))
+        rate_column, rate_replica = np.arange(rates), np.tile(np.arange(replicas), len(used_classes))
         rate_cost_s = cost_s[used_classes].ravel()
         loads = csr_array(
             (
                 np.concatenate((rate_cost_s, -np.ones(replicas))),
                 (
-                    np.concatenate((replica, np.arange(replicas))),
-                    np.concatenate((rate, np.full(replicas, rates))),
+                    np.concatenate((rate_replica, np.arange(replicas))),
+                    np.concatenate((rate_column, np.full(replicas, rates))),
                 ),
             ),
             shape=(replicas, rates + 1),
         )
         served = csr_array(
-            (np.ones(rates), (np.repeat(np.arange(len(used_classes)), replicas), rate)),
+            (np.ones(rates), (np.repeat(np.arange(len(used_classes)), replicas), rate_column)),
             shape=(len(used_classes), rates + 1),
         )
+        # L, and beside it the work with a weight so small that it decides only between equal L.
         answer = linprog(
             np.append(SAME_FRAC / replicas * rate_cost_s, 1.0),
             A_ub=loads,
@@ -281,13 +289,14 @@ class PrefixPrices:
 
     def _promising_placements(self, routing: RoutedPlacement) -> list[Bools]:
         """Placements with one replica filled anew that may gain, the most promising first. Any prices of
-        replicas bound the largest load of a placement from below. Placements whose bound is no gain are left
-        out.
+        replicas give a lower bound of a placement's largest load. A placement whose bound is not below the
+        largest load of `routing` cannot gain, and is left out.
         """
         demand, replicas = self.demand, self.replicas
         cost_s = np.stack([self.cost_s(routing.placed[:, r]) for r in range(replicas)], axis=1)
         session_s = self.session_s(routing.placed)
         even = np.full(replicas, 1 / replicas)
+        # Three prices that each give a bound; a placement's bound is the largest of them.
         bounding_prices = (routing.price, even, (routing.price + even) / 2)
         candidates: list[tuple[float, int, Bools]] = []
         for r in range(replicas):
@@ -301,13 +310,14 @@ class PrefixPrices:
                 )
                 if (column == routing.placed[:, r]).all():
                     continue
-                cost, session = cost_s.copy(), session_s.copy()
-                cost[:, r], session[r] = self.cost_s(column), self.session_s(column)
-                at_least = max(
-                    float(demand.rate_rps @ (pi * cost).min(axis=1) - pi @ session) for pi in bounding_prices
+                new_cost_s, new_session_s = cost_s.copy(), session_s.copy()
+                new_cost_s[:, r], new_session_s[r] = self.cost_s(column), self.session_s(column)
+                bound = max(
+                    float(demand.rate_rps @ (pi * new_cost_s).min(axis=1) - pi @ new_session_s)
+                    for pi in bounding_prices
                 )
-                if at_least < routing.largest_load * (1 - GAIN_FRAC):
-                    candidates.append((at_least, r, column))
+                if bound < routing.largest_load * (1 - GAIN_FRAC):
+                    candidates.append((bound, r, column))
         placements = []
         for _, r, column in sorted(candidates, key=lambda candidate: candidate[:2])[:MOST_ROUTED]:
             placements.append(routing.placed.copy())

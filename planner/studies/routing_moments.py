@@ -6,12 +6,14 @@ these shares of what a worker has (solvers/moment_packing.py):
 
   KV blocks   of its prompt and of its output so far; a prefix that prompts share counts for each
   seats       one of the worker's max_num_seqs places in the batch
-  decode      its part of a step, s_seq + d context, over the limit on TBT or TPOT less an idle step
+  decode      its part of a step, decode_s + context_token_s context, over the limit on TBT or TPOT less the
+              time of an idle step
   prompt      seconds of its prompt tokens still to compute, over the limit on TTFT
 
-Decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856), and count where the
-SLO has such a limit; the tightest line for all requests is taken. The best packing knows what the router
-could not: how long each output has become. It may move requests between moments, which no router can.
+The shares of decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856). They
+count only if the SLO has such a limit for all requests; of several limits the tightest is taken. The best
+packing knows what the router could not: how long each output has become. It may move requests between
+moments, which no router can.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Ints = npt.NDArray[np.int64]
 # How many moments are explained unless the user says otherwise, and the most that a user may ask for, because
 # a solver packs each. Chosen by hand.
 DEFAULT_MOMENTS, MOST_MOMENTS = 20, 1000
-NOT_ZERO_S = 1e-12  # Replaces a time of 0 in a divisor.
+NOT_ZERO_S = 1e-12  # A divisor is at least this, because a prompt may take no time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,14 @@ def explain_routing(
             f"explain-routing: packs workers that keep their role, found pools: {fleet.policies.pools}; "
             "take pools: static"
         )
-    pool_of = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
+    pool_of_worker = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
     roles = list(dict.fromkeys(pool.role for pool in fleet.running_pools))
+    # The numbers of each role's workers.
     members = {
-        role: np.flatnonzero([fleet.pools[number].role == role for number in pool_of]) for role in roles
+        role: np.flatnonzero([fleet.pools[number].role == role for number in pool_of_worker])
+        for role in roles
     }
-    costs = [_WorkerCapacity.of_pool(pool, slo) for pool in fleet.pools]
+    capacities = [_WorkerCapacity.of_pool(pool, slo) for pool in fleet.pools]
     first_arrival_s = float(simulation.arrival_s.min())
     last_s = float(simulation.arrival_s.max())
     if last_s <= first_arrival_s:  # All arrivals of a closed loop may come at once.
@@ -88,7 +92,7 @@ def explain_routing(
         for role in roles:
             requests = _find_in_service(simulation, role, members[role], time_s)
             # u (workers, J, R): what request j would take of resource r on a worker.
-            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])
+            u = np.stack([capacities[pool_of_worker[w]].shares(requests) for w in members[role]])
             # (J,): the index in `members` of the worker that serves each request.
             worker_of = np.searchsorted(members[role], requests.worker)
             explained.append(
@@ -99,7 +103,7 @@ def explain_routing(
                     workers=len(members[role]),
                     used=len(np.unique(worker_of)),
                     largest=largest_load(u, worker_of),
-                    best=pack_moment(u, worker_of, pool_of[members[role]]),
+                    best=pack_moment(u, worker_of, pool_of_worker[members[role]]),
                 )
             )
     return tuple(explained)
@@ -125,23 +129,26 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     first_token_s = simulation.arrival_s + simulation.ttft_s
     start_s, end_s = simulation.arrival_s + simulation.queue_s, simulation.arrival_s + simulation.e2e_s
     worker = simulation.prefill_worker
+    # A prefill worker is done with a request at its first token, and a decode worker begins then.
     if role == "prefill":
         end_s = first_token_s
     elif role == "decode":
         start_s, worker = first_token_s, simulation.decode_worker
+    # A request that the simulation left unfinished has no end.
     still_runs = np.isnan(end_s) & (simulation.status == UNFINISHED)
     is_in_service = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
-    requests = np.flatnonzero(is_in_service)
-    begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
+    served = np.flatnonzero(is_in_service)
+    begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[served], first_token_s[served]
     # A prompt is taken to be computed evenly until its first token; without one (NaN), not yet at all.
     computing_s = np.maximum(first_s - begun_s, NOT_ZERO_S)
     done_frac = np.clip(np.nan_to_num((time_s - begun_s) / computing_s), 0.0, 1.0)
-    prompt = simulation.input_tokens[requests]
-    cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[requests]
-    decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[requests]))
+    prompt = simulation.input_tokens[served]
+    cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[served]
+    # Outputs are taken to grow evenly too, by a token in each mean gap (TPOT) after the first token.
+    decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[served]))
     output = np.where(time_s >= first_s, 1 + np.maximum(decoded, 0), 0).astype(np.int64)
-    context = prompt + np.minimum(output, simulation.output_tokens[requests])
-    return _InService(worker[requests], (prompt - cached) * (1.0 - done_frac), context)
+    context = prompt + np.minimum(output, simulation.output_tokens[served])
+    return _InService(worker[served], (prompt - cached) * (1.0 - done_frac), context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +185,7 @@ class _WorkerCapacity:
                     f"explain-routing: a step of {worker.name} takes {show_s(idle_s)} without requests, "
                     f"more than the limit of {show_s(step_limit_s)} per token; relax it, or leave the SLO out"
                 )
-            step_limit_s -= idle_s
+            step_limit_s -= idle_s  # This is left for the parts of decodes.
         return cls(
             kv_blocks=worker.kv_tokens // KV_BLOCK_TOKENS,
             seats=worker.max_num_seqs,
@@ -196,9 +203,9 @@ class _WorkerCapacity:
             np.full(len(requests.worker), 1 / self.seats),
         ]
         if self.step_limit_s is not None:
-            decodes = requests.left_tokens <= 0
-            step_s = self.decode_s + self.context_token_s * requests.context_tokens
-            rows.append(np.where(decodes, step_s / self.step_limit_s, 0.0))
+            is_decode = requests.left_tokens <= 0
+            decode_step_s = self.decode_s + self.context_token_s * requests.context_tokens
+            rows.append(np.where(is_decode, decode_step_s / self.step_limit_s, 0.0))
         if self.prompt_limit_s is not None:
             rows.append(self.token_s * requests.left_tokens / self.prompt_limit_s)
         return np.stack(rows, axis=1)
@@ -250,28 +257,26 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     if not moments:
         return f"{role}: no request was in service at any of the moments."
     moments_text = count_text(len(moments), "moment")
-    holds = [each for each in moments if each.best.fewest is not None]
-    fuller = [each.largest / each.best.least - 1 for each in moments]
-    worst = max(range(len(moments)), key=fuller.__getitem__)
+    within_limits = [each for each in moments if each.best.fewest is not None]
+    # By which share the fullest worker was fuller than in the best packing found.
+    excess_frac = [each.largest / each.best.least - 1 for each in moments]
+    worst = max(range(len(moments)), key=excess_frac.__getitem__)
     unproved = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
     parts = [
         f"{role}: at {moments_text} with requests {np.mean([each.used for each in moments]):.1f} of "
         f"{moments[0].workers} workers were in use on average"
     ]
-    if holds:
-        fewest = np.mean([float(each.best.fewest or 0) for each in holds])
-        parts.append(
-            f"{fewest:.1f} hold the same requests within the limits"
-            + ("" if len(holds) == len(moments) else f" at the {len(holds)} where any packing found does")
-        )
+    if within_limits:
+        fewest = np.mean([float(each.best.fewest or 0) for each in within_limits])
+        is_everywhere = len(within_limits) == len(moments)
+        where = "" if is_everywhere else f" at the {len(within_limits)} where any packing found does"
+        parts.append(f"{fewest:.1f} hold the same requests within the limits{where}")
     else:
         parts.append("no packing found keeps the limits")
     text = "; ".join(parts) + (
-        f". The fullest worker was {100 * np.mean(fuller):.0f} % fuller than in the most even packing found, "
-        f"{100 * fuller[worst]:.0f} % at most (at {show_s(moments[worst].time_s)})."
+        f". The fullest worker was {100 * np.mean(excess_frac):.0f} % fuller than in the most even packing "
+        f"found, {100 * excess_frac[worst]:.0f} % at most (at {show_s(moments[worst].time_s)})."
     )
-    return (
-        text
-        if not unproved
-        else f"{text} At {unproved} of them the solver stopped early: read its figures as bounds."
-    )
+    if unproved:
+        text += f" At {unproved} of them the solver stopped early: read its figures as bounds."
+    return text

@@ -1,9 +1,9 @@
 """Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
 
 The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough
-they are all simulated here, and the answer rests on no rule any more, unless the link rule left out pairs:
-such pairs are not simulated here either, so the answer is not exact. Besides these only counts below
-`Bounded.least` are left out, with which no policy can do the work that the SLO requires.
+they are all simulated here, and the answer rests on no rule any more. The exception is the link rule: pairs
+that it left out are not simulated here either, so the answer is not exact. Besides these only counts below
+`Bounded.least` are left out: with so few workers no policy can do the work that the SLO requires.
 
 `every_mix` lists the fleets of any mix for the search beyond level 0 (mixed/mixed_fleets.py).
 """
@@ -43,57 +43,69 @@ def count_cheaper(
     for item in mixed:
         most = min(item.most, fleet_counts.largest_below(item.option, value))
         total += max(most - item.least + 1, 0)
-    for p, d in pairs:
-        total += float(_decode_counts(p, d, search, value)[1].sum())
+    for prefill, decode in pairs:
+        total += float(_decode_counts(prefill, decode, search, value)[1].sum())
     return total
 
 
-def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
+def _decode_counts(prefill: Bounded, decode: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
     """Prefill counts (P,) of a pair, and for each how many decode counts (P,), from the least one on, are
     within the limits and below `value`.
     """
     empty = np.zeros(0)
     # The most prefill workers that cost less than `value` together with the fewest decode workers.
-    most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
-    if most_p < p.least or d.least > d.most:
+    most_p = min(
+        prefill.most,
+        fleet_counts.count_below(prefill.option.objective, value, decode.least * decode.option.objective),
+    )
+    if most_p < prefill.least or decode.least > decode.most:
         return empty, empty
     if not np.isfinite(most_p):  # Nothing limits the prefill workers, so there is no end to the fleets.
-        return np.array([float(p.least)]), np.array([np.inf])
-    n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
-    most_d = np.full(len(n_p), d.most)  # The most decode workers beside each prefill count.
+        return np.array([float(prefill.least)]), np.array([np.inf])
+    n_p = np.arange(prefill.least, int(most_p) + 1, dtype=float)
+    # The most decode workers beside each prefill count; -1 where not even 0 of them are within a limit.
+    most_d = np.full(len(n_p), decode.most)
     if np.isfinite(value):
-        left_for_decode = value * (1 - ROUNDING) - n_p * p.option.objective
-        if d.option.objective > 0:
-            fitting = np.ceil(left_for_decode / d.option.objective) - 1  # Strictly below the value.
+        left_for_decode = value * (1 - ROUNDING) - n_p * prefill.option.objective
+        if decode.option.objective > 0:
+            fitting = np.ceil(left_for_decode / decode.option.objective) - 1  # Strictly below the value.
             most_d = np.minimum(most_d, fitting)
         else:  # Decode workers are free, but the prefill pool alone may cost too much.
             most_d[left_for_decode <= 0] = -1
     for limit, amount in search.limits.rows():
-        left_for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(limit, p.option.type)
-        if (use := search.limits.use_per_worker(limit, d.option.type)) > 0:
+        left_for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(
+            limit, prefill.option.type
+        )
+        if (use := search.limits.use_per_worker(limit, decode.option.type)) > 0:
             most_d = np.minimum(most_d, np.floor(left_for_decode / use))
         else:
             most_d[left_for_decode < 0] = -1
     # Idle GPUs of whole nodes are paid too, so fewer decode workers may cost less than `value`.
-    if np.isfinite(value) and (p.option.node or d.option.node):
+    if np.isfinite(value) and (prefill.option.node or decode.option.node):
         below = value * (1 - ROUNDING)
         most_d = largest_of_each(
-            d.least, most_d, lambda n: fleet_counts.objectives_of_pairs(p.option, d.option, n_p, n) < below
+            decode.least,
+            most_d,
+            lambda n: fleet_counts.objectives_of_pairs(prefill.option, decode.option, n_p, n) < below,
         )
     if search.limits.pays_nodes:
         most_d = largest_of_each(
-            d.least, most_d, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits)
+            decode.least,
+            most_d,
+            lambda n: _within_budget(prefill.option, decode.option, n_p, n, search.limits),
         )
-    return n_p, np.maximum(most_d - d.least + 1, 0)
+    return n_p, np.maximum(most_d - decode.least + 1, 0)
 
 
 def _within_budget(
-    p: Option, d: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
+    prefill: Option, decode: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
 ) -> npt.NDArray[np.bool_]:
     """Whether these counts of a pair are within the limit on cost, idle GPUs of whole nodes included."""
     assert limits.cost_usd_per_h is not None
-    workers_usd_per_h = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
-    pools = [(node_of(option.type.gpu), n * option.type.gpus) for option, n in ((p, n_p), (d, n_d))]
+    workers_usd_per_h = n_p * prefill.type.price_usd_per_h + n_d * decode.type.price_usd_per_h
+    pools = [
+        (node_of(option.type.gpu), n * option.type.gpus) for option, n in ((prefill, n_p), (decode, n_d))
+    ]
     return np.asarray(workers_usd_per_h + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
 
 
@@ -105,10 +117,10 @@ def cheaper_fleets(
         most = int(min(item.most, fleet_counts.largest_below(item.option, value)))
         for n in range(item.least, most + 1):
             yield ((item.option, n),)
-    for p, d in pairs:
-        for n_p, count in zip(*_decode_counts(p, d, search, value), strict=True):
-            for n_d in range(d.least, d.least + int(count)):
-                yield ((p.option, int(n_p)), (d.option, n_d))
+    for prefill, decode in pairs:
+        for n_p, count in zip(*_decode_counts(prefill, decode, search, value), strict=True):
+            for n_d in range(decode.least, decode.least + int(count)):
+                yield ((prefill.option, int(n_p)), (decode.option, n_d))
 
 
 def walk(
@@ -127,7 +139,7 @@ def walk(
     walked. `search.is_exact` is set where nothing cheaper is left.
     """
     cheaper_left = count_cheaper(mixed, pairs, search, search.value)
-    search.counted = search.value, cheaper_left
+    search.counted = search.value, cheaper_left  # `note_cheaper` need not count again.
     if not np.isfinite(cheaper_left) or not may_go_on(0, int(cheaper_left)):
         return
     fleets = [
@@ -211,16 +223,17 @@ def every_mix(
     for j in range(len(options)):
         # Each vector of the options before is followed by all counts of option j that fit into the amounts
         # that the vector leaves.
-        use = np.array([row_uses[j] for row_uses in uses])
+        use = np.array([row_uses[j] for row_uses in uses])  # Of each amount, by one worker.
         needed = use > 0
+        # How many counts, 0 included, may follow each vector.
         choices = np.floor(np.min(remaining[:, needed] / use[needed], axis=1)) + 1
         if choices.sum() > VECTORS_PER_FLEET * most:
             return None
         choices = choices.astype(np.int64)
         # 0, 1, ..., choices[k] - 1 for each vector k, one vector after the other.
-        count = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
-        vectors = np.column_stack([np.repeat(vectors, choices, axis=0), count])
-        remaining = np.repeat(remaining, choices, axis=0) - count[:, None] * use
+        new_counts = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
+        vectors = np.column_stack([np.repeat(vectors, choices, axis=0), new_counts])
+        remaining = np.repeat(remaining, choices, axis=0) - new_counts[:, None] * use
     roles = np.array([option.role for option in options], dtype=str)
     has_role = {role: vectors[:, roles == role].any(axis=1) for role in get_args(Role)}
     # A fleet has prefill and decode workers, or neither, and some worker.
