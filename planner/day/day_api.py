@@ -241,14 +241,14 @@ def day(
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,
-            progress=told_with_fleet(fleets, fleet, progress),
+            progress=progress_of_fleet(fleets, fleet, progress),
         )
 
     types_of = _types_search(day_section, fleets, progress)
     return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s, types_of), day_section.is_oracle)
 
 
-def told_with_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progress) -> Progress:
+def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progress) -> Progress:
     """The progress of one fleet's day; of several fleets with the name of this one before it."""
     if len(fleets) == 1:
         return progress

@@ -249,18 +249,18 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
     """The peak [bytes] in the layers, in a step of `budget_tokens` tokens, as the module's docstring counts
     it.
     """
-    # Values of a token: `stream` in the residual stream or streams and the norm, `block` in the feed-forward
-    # block.
+    # Values of a token: `stream` in the residual stream or streams and the norm, `in_block` in the
+    # feed-forward block.
     stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
     all2all = all2all_of(tp * dp, int(gpu.gpus_per_node), budget_tokens) if dp > 1 else ""
     if all2all:  # Ranks on several nodes.
         return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
     # With data-parallel ranks experts are dealt out whole, so their values are not split over TP.
     # A gated block holds gate, up and their product, one without a gate one value fewer.
-    block = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
+    in_block = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
-        block += llm.experts_per_token * llm.hidden  # The output of each expert that the token visits.
-    return budget_tokens * (stream + dp * block) * ACTIVATION_BYTES
+        in_block += llm.experts_per_token * llm.hidden  # The output of each expert that the token visits.
+    return budget_tokens * (stream + dp * in_block) * ACTIVATION_BYTES
 
 
 def _whole_bytes(llm: Llm) -> float:

@@ -18,7 +18,7 @@ from plans import CATALOG
 import fleetplan
 from planner import cli
 from planner.day import day_page
-from planner.day.day_api import DayResult, elastic_pools, told_with_fleet
+from planner.day.day_api import DayResult, elastic_pools, progress_of_fleet
 from planner.day.day_fleets import ON_PAPER, cheapest_fleet
 from planner.day.day_settings import parse_day
 from planner.day.day_study import DayAnswer
@@ -113,8 +113,8 @@ def test_progress_of_several_fleets_names_the_fleet() -> None:
     told: list[str] = []
     first, second = (fleet_of(STANDING, Path("fleet.yaml"), CATALOG) for _ in range(2))
     fleets = {"the fleet on paper": first, "l40s, mixed": second}
-    told_with_fleet(fleets, second, told.append)("static: the day")
-    told_with_fleet({"alone": first}, first, told.append)("static: the day")
+    progress_of_fleet(fleets, second, told.append)("static: the day")
+    progress_of_fleet({"alone": first}, first, told.append)("static: the day")
     assert told == ["fleet 2 of 2 (l40s, mixed): static: the day", "static: the day"]
 
 

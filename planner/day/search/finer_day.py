@@ -57,7 +57,7 @@ MOST_SLICES_PER_WINDOW = 300
 SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair that makes it smaller gains no more.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
-SHARE_TOLD_FRAC = 0.05  # `progress` is told each time that this share of the work is used up.
+PROGRESS_STEP_FRAC = 0.05  # `progress` gets a line each time that this share of the work is used up.
 # Excesses and costs [USD] that differ by less differ by rounding.
 ROUNDING = 1e-9
 LEAST_SAVED_EXCESS = 1e-12  # A change that saves no more of the excess saves only a rounding error.
@@ -112,14 +112,14 @@ class LifeSearch:
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
         self.work_left = self.most_work
-        self.progress, self.told_frac = progress, 0.0
+        self.progress, self.reported_frac = progress, 0.0
 
     def use_work(self, work: int) -> None:
-        """Count simulated requests as work, and tell how much of the work is done."""
+        """Count simulated requests as work, and report how much of the work is done."""
         self.work_left -= work
         used_frac = min(1 - self.work_left / self.most_work, 1.0)
-        if used_frac >= self.told_frac + SHARE_TOLD_FRAC:
-            self.told_frac = used_frac
+        if used_frac >= self.reported_frac + PROGRESS_STEP_FRAC:
+            self.reported_frac = used_frac
             self.progress(
                 "the optimum: sizes that change at any moment, "
                 f"{100 * used_frac:.0f} % of the work that they may take"
