@@ -29,8 +29,9 @@ BOUNDS ?= -k "plain or lost"
 test-bounds: $(VENV)/installed-dev  ## the simulator with every index of compiled code checked
 	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n 2 $(BOUNDS) tests/simulator
 
+# one process: of two Ray clusters that start at the same time on one machine, one can take its tests along
 test-peers: $(VENV)/installed-peers  ## the tests that ask Ray, Dask and vllm-router; `make test` skips them
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow" -k "ray or dask or router" \
+	$(BIN)/python -m pytest -m "slow or not slow" -k "ray or dask or router" \
 	  tests/parallel/test_executors.py tests/search/test_asked_elsewhere.py tests/manifests
 
 MUTATIONS ?= 500
