@@ -263,7 +263,7 @@ class TraceRows:
         if self.images is not None:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
-            names = columns[name][keep].fillna("").astype(str).tolist()
+            names = columns[name][keep].astype(object).fillna("").astype(str).tolist()
             if name != self.request_id:  # All other names repeat, so equal ones are stored once.
                 names = [self._seen.setdefault(each, each) for each in names]
             texts += names

@@ -117,6 +117,20 @@ def test_parquet_is_read_as_its_csv(read: Read, tmp_path: Path) -> None:
     assert lengths(trace) == [(one.input_tokens, one.output_tokens) for one in BY_TIME]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "Int64", "category"])
+@pytest.mark.parametrize("clock", ["timestamp", "created_at"])
+def test_parquet_with_a_number_missing_is_read_without_that_row(
+    dtype: str, clock: str, tmp_path: Path
+) -> None:
+    """As a frame of pandas holds it: a failed request has no count of output tokens."""
+    pytest.importorskip("pyarrow")
+    table = pd.DataFrame({clock: [1.7e9 + k for k in range(3)], "input_tokens": [10, 20, 30]})
+    table["output_tokens"], table["tenant"] = [1.0, None, 3.0], [7.0, None, 8.0]
+    table.astype({"output_tokens": dtype, "tenant": dtype}).to_parquet(tmp_path / "log.parquet")
+    trace = read_trace(tmp_path / "log.parquet", drop_invalid=True)
+    assert lengths(trace) == [(10, 1), (30, 3)]
+
+
 def test_parquet_with_damaged_notes_of_pandas_is_read(tmp_path: Path) -> None:
     """They stand in the file beside its columns, and say nothing that the columns do not."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

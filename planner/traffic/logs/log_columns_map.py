@@ -330,7 +330,7 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     for name in sample.columns:
         if not names_length(name, role):
             continue
-        texts = without_thousands([str(value).strip() for value in sample[name].fillna("")])
+        texts = without_thousands([str(value).strip() for value in sample[name].astype(object).fillna("")])
         column = sample[name] if texts is None else pd.Series(texts, dtype=object)
         values = as_numbers(column)
         present = ~is_missing(column)
