@@ -62,17 +62,24 @@ def changing_types(
     known = {label: each for label, each in answers.items() if each.optimum is not None}
     known = dict(sorted(known.items(), key=lambda item: _optimum_of(item[1]).usd))
     if not known:
-        return ChangingTypes(why="no fleet keeps every window with any sizes")
+        reasons = "; ".join(f"{label}: {each.no_optimum}" for label, each in answers.items())
+        return ChangingTypes(why=f"no fleet alone has one ({reasons})")
     label = next(iter(known))
     single = _optimum_of(known[label])
     question = question_of_all_pools([*known.values(), *answers.values()])
     if isinstance(question, str):
         return ChangingTypes(single_label=label, single_usd=single.usd, why=question)
     progress("the optimum if worker types may change within the day")
+    began, terms = time.monotonic(), terms_of(question)
+    runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
+    days = [
+        _day_of_fleet(question, runs, answer) for answer in known.values()
+    ]  # That of `single` comes first.
     try:
-        optimum = _cheapest_of_all_pools(question, list(known.values()), single, time_limit_s, progress)
+        optimum = _cheapest_of_all_pools(question, runs, days, single, began, time_limit_s, progress)
     except PlannerError as error:
-        return ChangingTypes(single_label=label, single_usd=single.usd, why=str(error))
+        # The single fleet's optimum keeps every window, so it is an answer even where the search has none.
+        optimum = _single_optimum(runs, days[0], single, f"the day of that fleet: {error}")
     return ChangingTypes(question, optimum, label, single.usd)
 
 
@@ -135,20 +142,27 @@ def _names_of(keys: Sequence[PoolKey]) -> list[str]:
     return names
 
 
+def _single_optimum(runs: DayRuns, day: tuple[Floats, Ints], single: Optimum, status: str) -> Optimum:
+    """The optimum of a single fleet, whose sizes of all pools are `day`, bounded as a day of all pools."""
+    times_s, sizes = day
+    proved_usd = min(runs.least_paid().usd, single.usd)
+    edges_s = np.append(times_s, runs.terms.edges_s[-1])
+    return Optimum(single.day, edges_s, sizes, proved_usd, proved_usd, status)
+
+
 def _cheapest_of_all_pools(
     question: DayQuestion,
-    answers: Sequence[DayAnswer],
+    runs: DayRuns,
+    days: Sequence[tuple[Floats, Ints]],
     single: Optimum,
+    began: float,
     time_limit_s: float,
     progress: Progress,
 ) -> Optimum:
     """The cheapest day of all pools that is found; where none costs less than `single`, it is that day.
 
-    `answers` begin with the fleet of `single`.
+    `days` are the optima of single fleets as sizes of all pools, that of `single` first.
     """
-    began, terms = time.monotonic(), terms_of(question)
-    runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
-    days = [_day_of_fleet(question, runs, answer) for answer in answers]  # The day of `single` comes first.
     last_s = runs.terms.edges_s[-1]
     cheapest = cheapest_day(
         runs,

@@ -15,6 +15,8 @@ from planner.units import HOUR_S, show_clock
 
 # The columns of `pool_rows`. "Ready hours" are those of all workers of the pool together.
 POOLS_HEAD = ("Pool", "Worker", "Workers at most", "Ready hours", "First from", "Last until")
+# Controllers size each pool of one fleet, so none does what the optimum here does.
+ONE_FLEET = "Every controller here, fleetplan too, keeps to the worker types of one fleet."
 MOST_CHANGES = 12  # Sentences name at most this many changes of sizes, chosen by hand; day.json has all.
 
 
@@ -38,6 +40,7 @@ def types_lines(types: ChangingTypes | None) -> list[str]:
         f"{usd_text(saved_usd)} ({share}) less than that of the cheapest single fleet ({single}); proved: "
         f"nothing costs less than {usd_text(optimum.proved_usd)}.",
         f"Its workers, ready from: {changes_text(types)}.",
+        ONE_FLEET,
     ]
 
 

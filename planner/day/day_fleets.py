@@ -122,8 +122,7 @@ def cheapest_fleet(
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     types = None
     if types_of is not None:
-        left_s = deadline - time.monotonic()
-        types = ChangingTypes(why="the time limit came first") if left_s <= 0 else types_of(answers, left_s)
+        types = types_of(answers, max(deadline - time.monotonic(), LEAST_TIME_S))
     answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else (), types=types)
     if chosen != next(iter(fleets)):
         note = f"{chosen}: the cheapest day of {len(answers)} fleets"

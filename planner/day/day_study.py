@@ -36,7 +36,7 @@ from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
 from planner.day.search.load_rules import fit_load_rules
 from planner.domain import OWNED, Slo, market_of
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
 from planner.parallel import executors
 from planner.search.problem.plan_problem import Progress, report_nothing
@@ -349,7 +349,7 @@ def study_day(
             best_day = best_sizes(
                 judged_question, rows, time_limit_s=deadline - time.monotonic(), progress=progress
             )
-        except (InputError, InfeasibleError) as error:
+        except PlannerError as error:  # The time limit too: the days of controllers are not lost.
             why = str(error)
     warnings = warnings_of(question, train, rows)
     return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)

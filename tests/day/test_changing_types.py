@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,12 +17,15 @@ from small_days import SmallDay, every_sequence, random_day
 
 import fleetplan
 from planner.day import changing_types as types_search
-from planner.day import changing_types_page
+from planner.day import changing_types_page, day_fleets, day_study
 from planner.day.changing_types import changing_types
+from planner.day.controllers.table import parse_controllers
 from planner.day.day_api import DayResult
+from planner.day.day_fleets import cheapest_fleet
 from planner.day.day_study import ChangingTypes, DayAnswer, DayQuestion, study_day, terms_of
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.window_cuts import window_cuts
+from planner.errors import PlannerError
 from planner.fleet import Fleet, Pool
 from planner.simulator.elastic import simulate_elastic
 from planner.simulator.slo_verdict import missed_windows
@@ -104,6 +110,7 @@ def test_two_types_that_change_against_all_sequences(seed: int, monkeypatch: pyt
     assert found.saved_usd > 0.01 * found.single_usd
     assert found.optimum is not None and found.question is not None
     assert [pool.type.gpu.name for pool in found.question.fleet.pools] == ["paper", "slow"]
+    assert changing_types_page.ONE_FLEET in changing_types_page.types_lines(found)
     assert found.optimum.sizes[:, 1].any()
 
 
@@ -154,6 +161,57 @@ def test_workers_given_as_the_least_are_not_exchanged() -> None:
     found = changing_types(answers, time_limit_s=10)
     assert found.optimum is None and "least: 1 keeps" in found.why
     assert changing_types_page.types_lines(found)[0].startswith("Worker types that change within the day: no")
+
+
+def test_a_search_that_ends_with_nothing_leaves_the_cheapest_fleet_and_what_is_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The single fleets' optima are known before the search, so its end loses neither them nor the bound."""
+    answers = answers_of(7)
+    whole = changing_types(answers, time_limit_s=60)
+
+    def out_of_time(*_: object, **__: object) -> NoReturn:
+        raise PlannerError("no sequence was found in 1 s")
+
+    monkeypatch.setattr(types_search, "cheapest_day", out_of_time)
+    found = changing_types(answers, time_limit_s=1)
+    assert found.optimum is not None and whole.optimum is not None
+    assert found.optimum.usd == found.single_usd == whole.single_usd and found.optimum.day.keeps
+    assert 0 < found.optimum.proved_usd == whole.optimum.proved_usd
+    assert "no sequence was found in 1 s" in found.optimum.status
+    assert "proved" in changing_types_page.types_lines(found)[0]
+
+
+def test_types_are_searched_when_the_days_of_fleets_take_all_of_the_time() -> None:
+    """The time limit is over before the search begins: there is an answer with a bound all the same."""
+    answers = answers_of(7)
+    fleets = {label: each.question.fleet for label, each in answers.items()}
+    by_fleet = {id(fleets[label]): each for label, each in answers.items()}
+    searched: list[ChangingTypes] = []
+
+    def types_of(of_fleets: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
+        assert left_s > 0
+        searched.append(changing_types(of_fleets, time_limit_s=left_s))
+        return searched[0]
+
+    deadlines = iter((1e12, 1e12, 0.0))
+    clock = SimpleNamespace(monotonic=lambda: 1e12 - next(deadlines))
+    with mock.patch.object(day_fleets, "time", clock):
+        answer = cheapest_fleet(fleets, lambda fleet, _: by_fleet[id(fleet)], 1e12, types_of)
+    assert answer.types is searched[0] and answer.types.optimum is not None
+    assert answer.types.optimum.proved_usd > 0
+
+
+def test_a_day_without_an_optimum_in_time_keeps_its_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(*_: object, **__: object) -> NoReturn:
+        raise PlannerError("no sequence was found in 1 s")
+
+    monkeypatch.setattr(day_study, "cheapest_day", out_of_time)
+    answer = study_day(answers_of(7)["fast"].question, parse_controllers("hpa"), time_limit_s=1)
+    assert [row.name for row in answer.rows] == ["static", "hpa"] and answer.optimum is None
+    assert "no sequence was found" in answer.no_optimum
+    alone = changing_types({"fast": answer}, time_limit_s=1)
+    assert alone.optimum is None and "fast: no sequence was found" in alone.why
 
 
 STANDING = {
