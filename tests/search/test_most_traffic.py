@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
+from planner.search.mixed.policy_search import every_option
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Conditions, with_search_scenarios
 from planner.search.production.most_traffic import (
@@ -23,6 +24,7 @@ from planner.search.production.most_traffic import (
     at_rate,
     find_most_kept_traffic,
     find_most_traffic,
+    restrict_to_workers,
 )
 from planner.solvers.master import Option
 
@@ -103,6 +105,20 @@ def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> No
     climb.climb_from(3.0)
     assert climb.fleet == "fast" and 24.7 < climb.holds_rps <= 25.0 < climb.failed_rps < 25.3
     assert asked.count("all") <= 4 and asked.count("slow") <= 12
+
+
+@pytest.mark.parametrize("seats", [64, [64, 256]])
+def test_searches_of_some_worker_types_have_no_option_that_the_whole_search_lacks(seats: Any) -> None:
+    """Of the types that differ in budget or seats alone, one may decode. A search of the types of one fleet
+    took another: the fleet for production that it found could not be tested, and was lost."""
+    fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": [512, 2048, 8192], "max_num_seqs": seats}
+    problem = SearchInputs(question(fleet=fleet), TRACE, CATALOG).problem()
+    whole = {option.name for option in every_option(problem)}
+    for worker in problem.types:
+        restricted = restrict_to_workers(problem, problem.oracle.fleet(((Option("mixed", worker, 1.0), 1),)))
+        assert worker in restricted.types
+        assert {option.name for option in every_option(restricted)} <= whole
+        assert len(restricted.types) < len(problem.types)
 
 
 def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() -> None:

@@ -43,6 +43,7 @@ from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.kept_policies import production_of_policies, put_policies_of_fleet_first
 from planner.search.production.most_traffic import (
+    COARSE_STEP_FRAC,
     at_rate,
     falling_rates,
     find_most_kept_traffic,
@@ -167,7 +168,9 @@ def _plan_most_traffic(inputs: SearchInputs) -> Plan:
     """
     # Both searches get shares of the time that is left now, so both calls come before the first search.
     for_production = _with_share_of_time(inputs, RATE_TIME_FRAC)
-    paper_rates, fleet = find_most_traffic(_with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC))
+    paper_rates, fleet = find_most_traffic(
+        _with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC), COARSE_STEP_FRAC
+    )
     most_kept = find_most_kept_traffic(for_production, paper_rates, fleet)
     rates, fleet = (paper_rates, fleet) if most_kept is None else most_kept
     with time_limit(LEAST_SEARCH_S, grace=True):

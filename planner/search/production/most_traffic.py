@@ -26,14 +26,18 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import SearchInputs
+from planner.search.problem.options import decode_options, prefill_options, split_of
 from planner.search.problem.stages import Message
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
 
 # The numbers below are set by hand.
 
-# On paper the refuted rate is at most this share above the highest rate that is sustained.
+# On paper the refuted rate is at most this share above the highest rate that is sustained, where the plan is
+# on paper alone.
 RATE_STEP_FRAC = 0.01
+# So coarse where the rate on paper is only where production begins to search: a refuted rate takes longest.
+COARSE_STEP_FRAC = 0.05
 
 # The rate of the first fleet found is multiplied by this until it fails.
 FIRST_STRIDE = 2.0
@@ -182,10 +186,10 @@ def _climb(
     return climb
 
 
-def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
+def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits sustains, and such a fleet. If
     level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same way. The rate
-    is exact to RATE_STEP_FRAC, or as far as the time allowed.
+    is exact to `step_frac`, or as far as the time allowed.
 
     If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
     it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
@@ -209,7 +213,7 @@ def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
         did not come to its end.
         """
         conditions.progress(_climb_in_words("most traffic", rate_rps, sustained_rps))
-        problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
+        problem = restrict_to_workers(problem_at(rate_rps), workers_of)
         is_exhausted = True
         for policies in choices:
             with_policy = plan_problem.with_policies(problem, policies)
@@ -229,7 +233,7 @@ def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
     climb = _climb(
         find_fleet,
         float(f"{trace.rate_rps:.3g}"),  # A round rate to begin with, near that of the trace.
-        step_frac=RATE_STEP_FRAC,
+        step_frac=step_frac,
         least_rps=_FEWEST_REQUESTS / trace.duration_s,
         deadline=conditions.deadline,
     )
@@ -271,7 +275,7 @@ def find_most_kept_traffic(
         time is up.
         """
         conditions.progress(_climb_in_words("most traffic in production", rate_rps, sustained_rps))
-        problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
+        problem = restrict_to_workers(problem_at(rate_rps), workers_of)
         for policies in choices:
             scenario_problem = in_scenarios(plan_problem.with_policies(problem, policies))
             start = known_fleets.setdefault(policies, [paper_fleet])
@@ -362,11 +366,28 @@ def name_rate_in_messages(inputs: SearchInputs) -> SearchInputs:
     return replace(inputs, conditions=replace(conditions, progress=report))
 
 
-def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
-    """The same problem with the worker types of `fleet` alone; the problem itself without a fleet."""
+def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
+    """The same problem with the worker types of `fleet` alone; the problem itself without a fleet.
+
+    Of types that differ in seats or token budget alone, `prefill_options` and `decode_options` choose one.
+    The choice of the whole problem is kept here, so that a fleet that is found with these types is also one
+    of the whole problem, in which it is tested later.
+    """
     if fleet is None:
         return problem
     names = {pool.type.name for pool in fleet.pools}
+    splits = {split_of(pool.type) for pool in fleet.pools}
+    budgets = {(split_of(pool.type), pool.type.max_num_batched_tokens) for pool in fleet.pools}
+    names |= {
+        option.type.name
+        for option in prefill_options(problem.types, problem.option_objective)
+        if (split_of(option.type), option.type.max_num_batched_tokens) in budgets
+    }
+    names |= {
+        option.type.name
+        for option in decode_options(problem.types, problem.option_objective)
+        if split_of(option.type) in splits
+    }
     return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
 
 
