@@ -82,7 +82,6 @@ CACHE = np.dtype(
         # step already, in which they count as used. They are idle once it has begun.
         ("first_late", "i8"),
         ("last_late", "i8"),
-        ("late_blocks", "i8"),  # Their KV blocks.
         # KV blocks that tokens and their attention windows have taken since the start.
         ("taken_blocks", "f8"),
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.

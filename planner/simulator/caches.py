@@ -402,15 +402,16 @@ def _release_entry(state, w, e, is_late):
     """A request uses entry e of worker w no more: it is idle if no other does.
 
     If the entry is released too late for the next step (`is_late`), which is formed already, it stays used
-    until the step after that is formed. The caller has taken the entry's blocks off `used_blocks`.
+    until the step after that is formed; until then it is in the list of late entries, which counts as a user
+    (`refs`). Other requests may use the entry too: that step may preempt them before, and the late release is
+    then the last use. The caller has taken the entry's blocks off `used_blocks`.
     """
     cache, entry = state.caches.workers[w], state.caches.entries[e]
-    # The list of late entries counts as a user (`refs`); here no request uses the entry besides.
-    if is_late and entry.refs == entry.is_late:
+    if is_late:
         if entry.is_late:
             _unlist_late(state, w, e)
-        cache.late_blocks += entry.blocks
-        entry.refs, entry.is_late, entry.older, entry.newer = 1, 1, cache.last_late, NONE
+        entry.refs += 1 - entry.is_late
+        entry.is_late, entry.older, entry.newer = 1, cache.last_late, NONE
         if cache.last_late == NONE:
             cache.first_late = e
         else:
@@ -435,13 +436,18 @@ def _unlist_late(state, w, e):
         cache.last_late = older
     else:
         entries[newer].older = older
-    cache.late_blocks -= entries[e].blocks
 
 
 @where_has("caches", lambda state, w: ZERO)
 def late_entry_blocks(state, w):
     """KV blocks that count as used on worker w only because its engine has formed the next step already."""
-    return np.int64(state.caches.workers[w].late_blocks)
+    entries, blocks = state.caches.entries, ZERO
+    e = np.int64(state.caches.workers[w].first_late)
+    while e != NONE:
+        if entries[e].refs == 1:  # No request uses it besides.
+            blocks += entries[e].blocks
+        e = np.int64(entries[e].newer)
+    return blocks
 
 
 @where_has("caches", lambda state, w: None)
@@ -449,7 +455,7 @@ def release_late(state, w):
     """Release the entries of worker w that were released too late for the step that it has formed now."""
     cache, entries = state.caches.workers[w], state.caches.entries
     e = np.int64(cache.first_late)
-    cache.first_late, cache.last_late, cache.late_blocks = NONE, NONE, 0
+    cache.first_late, cache.last_late = NONE, NONE
     while e != NONE:
         following = np.int64(entries[e].newer)
         entries[e].is_late = 0
@@ -654,7 +660,7 @@ def empty_cache(state, w, time_s):
         caches.pinned[node, w // 64] &= ~worker_bit(w)
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
-    cache.first_late, cache.last_late, cache.late_blocks = NONE, NONE, 0
+    cache.first_late, cache.last_late = NONE, NONE
 
 
 @kernel_jit

@@ -358,6 +358,7 @@ def route_arrival(state, r, time_s, cause):
 def _end_request(state, w, r, time_s):
     """Finish request r, which has its last token; asynchronous engines free its seat with their next step."""
     worker = state.workers[w]
+    leave_memory(state, w, r)
     if state.types[worker.type].is_async:
         append_to_list(state.requests, worker, LEAVING, r)
     else:

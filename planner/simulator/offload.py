@@ -294,8 +294,17 @@ def store_step(state, l):
     memory = state.offload.memories[w]
     if not memory.is_shared:
         _store_prompts(state, l)
-    while memory.head[LEFT] != NONE:
+    while memory.head[LEFT] != NONE and _has_seen_leave(state, w, memory.head[LEFT]):
         _use_most_recently(state, w, pop_first(state.offload.loads, memory, LEFT))
+
+
+@small_jit
+def _has_seen_leave(state, w, r):
+    """Whether worker w knew, when it formed the step that is being formed, that request r had left it. An
+    engine without a step in flight (`formed_s` infinite) knows of all that have left.
+    """
+    worker = state.workers[w]
+    return state.offload.loads[r].left_step < worker.steps or worker.formed_s == np.inf
 
 
 @where_has("offload", lambda state, l: None)
@@ -395,8 +404,13 @@ def _use_most_recently(state, w, r):
 
 @where_has("offload", lambda state, w, r: None)
 def leave_memory(state, w, r):
-    """Let nodes of request r, which has left worker w, count as used after the stores of the next step."""
-    if state.workers[w].role != DECODE:
+    """Let nodes of request r, which leaves worker w as a step ends, count as used after the stores of the
+    step that is formed next. An asynchronous engine has formed the step after this one already.
+    """
+    worker = state.workers[w]
+    if worker.role != DECODE:
+        is_async = state.types[worker.type].is_async
+        state.offload.loads[r].left_step = worker.steps if is_async else np.int64(NONE)
         append_to_list(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 

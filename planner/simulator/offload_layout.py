@@ -41,11 +41,12 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
 (
     LOADING,  # They wait for their load.
     ASIDE,  # They are passed over in this step, as they need nodes that are being loaded for another one.
-    LEFT,  # They have left the worker since its last step was formed.
+    LEFT,  # They have left the worker, which has not formed a step since that knew of it.
 ) = (np.int64(i) for i in range(3))
 LOAD = np.dtype(  # What a request has to do with the memory of its worker.
     [
         ("next", "i8"),  # The next request in the list LEFT.
+        ("left_step", "i8"),  # The asynchronous step with whose end it left (NONE: of another engine).
         ("nodes", "i8"),  # How many nodes are being loaded: the last ones of its `computed_tokens`.
         ("begun_s", "f8"),
         ("end_s", "f8"),

@@ -50,7 +50,6 @@ from planner.simulator.layout import (
     ZERO,
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
-from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import charge_output, line_up
 from planner.simulator.queues import append_to_list, insert_in_heap, pop_first, remove_from_list
@@ -361,7 +360,6 @@ def depart_now(state, w, r):
     """Free the seat and the blocks of request r, which is in no slot, on worker w."""
     length = state.requests[r].length_tokens
     release_blocks(state, w, r, length, length, False)
-    leave_memory(state, w, r)  # Its copies in the host's memory (offload.py).
     state.workers[w].running -= 1
 
 
@@ -557,8 +555,6 @@ def _preempt_request(state, w, r, tokens, cached, recomputed):
     if request.status == UNFINISHED:
         add_load(state, w, float(recomputed), 0.0, 0.0)
         enqueue_first(state, w, r)
-    else:
-        leave_memory(state, w, r)
 
 
 @kernel_jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from combined_cases import KINDS
+from prefix_cases import compare_prefix_case
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -11,3 +12,19 @@ def test_every_number_is_the_plain_simulators(kind: str) -> None:
     """30 random fleets of each kind; benchmarks/references.py compares more."""
     for seed in range(30):
         KINDS[kind](seed)
+
+
+def test_blocks_released_late_are_idle_behind_those_of_a_request_preempted_before() -> None:
+    """A hand-off ends while the next step, which preempts another user of its blocks, is formed already."""
+    KINDS["order, caches"](506)
+
+
+@pytest.mark.parametrize("seed", [143, 167, 442])
+def test_nodes_handed_over_count_as_used_after_the_step_that_knows_of_it(seed: int) -> None:
+    """An asynchronous engine has formed the next step when the last prompt of a step is handed over."""
+    KINDS["memory"](seed)
+
+
+def test_routers_know_nothing_of_blocks_that_a_step_formed_ahead_shares() -> None:
+    """Blocks are free for a router if only requests of the step that is formed but not begun use them."""
+    compare_prefix_case(1486)

@@ -10,11 +10,11 @@ token is not known (vLLM: AsyncScheduler caches blocks of known tokens, and skip
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from async_reference import AsyncReference, Formed
-from prefix_reference import Node, PrefixReference
+from prefix_reference import Copy, Node, PrefixReference
 from simulator_reference import Request, Worker
 
 from planner.fleet import Fleet
@@ -28,6 +28,7 @@ class AsyncPrefixReference(AsyncReference, PrefixReference):
         self.untold: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by worker, until a step begins
         self.came: dict[int, list[Request]] = defaultdict(list)  # by worker, not lined up yet
         self.seen: dict[int, tuple[int, list[tuple[Node, int]]]] = {}  # by worker, as its step began
+        self.more_users: dict[int, Counter[Copy]] = defaultdict(Counter)  # by worker, in the step prepared
         self.filled: dict[int, set[Node]] = {}  # nodes of a request, once the step under way has ended
 
     def start_step(self, worker: Worker, now: float) -> None:
@@ -50,7 +51,33 @@ class AsyncPrefixReference(AsyncReference, PrefixReference):
     def next_step(self, worker: Worker, now: float) -> Formed | None:
         for effect in self.untold.pop(worker.index, []):
             effect()
+        self.more_users[worker.index].clear()
         return super().next_step(worker, now)
+
+    def launch(self, worker: Worker, step: Formed, now: float) -> None:
+        super().launch(worker, step, now)
+        self.prepared_blocks[worker.index] -= self.unseen_copies(worker)
+
+    def unseen_blocks(self, worker: Worker) -> int:
+        return super().unseen_blocks(worker) + self.unseen_copies(worker)
+
+    def unseen_copies(self, worker: Worker) -> int:
+        """Blocks of copies that have users, less those that have some without the step that is prepared.
+        Whoever else used them may have left since.
+        """
+        changed = self.more_users[worker.index].items()
+        return sum(copy.blocks * ((copy.users > 0) - (copy.users > more)) for copy, more in changed)
+
+    def add(self, worker: Worker, request: Request, n: int, blocks: int) -> None:
+        before = len(self.shared[request.index])
+        super().add(worker, request, n, blocks)
+        if self.is_preparing:
+            self.more_users[worker.index].update(self.shared[request.index][before:])
+
+    def give_back(self, worker: Worker, request: Request) -> None:
+        if self.is_preparing:
+            self.more_users[worker.index].subtract(self.shared[request.index])
+        super().give_back(worker, request)
 
     def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
         came = self.came.pop(worker.index, [])
@@ -75,6 +102,8 @@ class AsyncPrefixReference(AsyncReference, PrefixReference):
             request.shown = request.to_prefill
             self.hidden[worker.index].append(request)
         super().take(worker, request)
+        if self.is_preparing:
+            self.more_users[worker.index].update(self.shared[request.index])
 
     def advance(self, worker: Worker, request: Request, n: int) -> bool:
         is_first = super().advance(worker, request, n)
