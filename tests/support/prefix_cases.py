@@ -65,6 +65,7 @@ def random_pools(rng: np.random.Generator, longest_blocks: int) -> tuple[Pool, .
             (float(rng.uniform(0.001, 0.01)), float(rng.uniform(0.2, 1))),
             b=float(rng.uniform(0, 0.001)),
             h=float(rng.uniform(0, 0.001)),
+            d=1e-9,  # No two steps are equally long, else hand-offs end with a step but for rounding.
         )
         blocks = longest_blocks + int(rng.choice([0, 1, 3, 8, 20, 1000]))
         seats, budget = int(rng.choice([1, 2, 8, 32])), int(rng.choice([32, 64, 256]))
