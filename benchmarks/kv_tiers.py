@@ -154,12 +154,14 @@ def tier_questions() -> list[tuple[str, Trace, PlanQuestion]]:
     return rows
 
 
-def compare_questions(seconds: float) -> int:
-    """Prints the costs with and without tiers; returns how many fleets with tiers are dearer."""
+def compare_questions(seconds: float, first: int, last: int) -> int:
+    """Prints the costs with and without tiers of the questions `first` to `last`, counted from 1; returns how
+    many fleets with tiers are dearer.
+    """
     dearer, tiers = 0, read_kv_tiers()
     print("| question | without USD/h | with | tiers | saves | hits GPU, memory, disk | CPU s |")
     print("|---|---:|---:|---|---:|---|---:|")
-    for name, trace, task in tier_questions():
+    for name, trace, task in tier_questions()[first - 1 : last]:
         began_s = time.process_time()
         try:
             found = choose_tiers(Study(trace, CATALOG, time_limit_s=seconds), task, tiers)
@@ -247,12 +249,14 @@ def main() -> int:
         "--rule", action="store_true", help="the rule of inference-sim #1726 against the plan"
     )
     parser.add_argument("--seconds", type=float, default=120.0, help="for each question (120)")
+    parser.add_argument("--first", type=int, default=1, help="the first of the questions (1)")
+    parser.add_argument("--last", type=int, default=12, help="the last of the questions (12)")
     asked = parser.parse_args()
     failed = brute(asked.brute) if asked.brute else 0
     if asked.rule:
         rule()
     if asked.questions:
-        failed += compare_questions(asked.seconds)
+        failed += compare_questions(asked.seconds, asked.first, asked.last)
     return int(failed > 0)
 
 

@@ -19,6 +19,7 @@ At time 0 each agent is at a random position in its first session, and all begin
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -109,31 +110,23 @@ class Agents:
 
 @dataclass(slots=True)
 class _DrawnRequests:
-    """Requests as they are drawn, agent by agent. A request arrives `think_s` after all of its `parents`,
-    which are before it in the lists, have been answered; a request without parents arrives at `start_s`.
+    """Requests as they are drawn, agent by agent. A request arrives some time after all of its `parents`,
+    which are before it in the lists, have been answered. One without parents is an agent's first, and
+    `first_s` has its index and when it arrives.
     """
 
-    start_s: list[float] = field(default_factory=list)
-    think_s: list[float] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    session: list[int] = field(default_factory=list)
-    repository: list[int] = field(default_factory=list)
-    task: list[int] = field(default_factory=list)
+    # (input tokens, output tokens, session, repository, task, seconds after the parents) of each request.
+    rows: list[tuple[int, int, int, int, int, float]] = field(default_factory=list)
     parents: list[tuple[int, ...]] = field(default_factory=list)
+    first_s: list[tuple[int, float]] = field(default_factory=list)
 
     def add(
         self, tokens: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
     ) -> int:
         """Add a request of (input, output) tokens and (session, repository, task); returns its index."""
-        self.start_s.append(0.0)  # Read of an agent's first request only, for which draw_agents sets it.
-        self.think_s.append(think_s)
-        self.inputs.append(tokens[0])
-        self.outputs.append(tokens[1])
-        for column, value in zip((self.session, self.repository, self.task), owner, strict=True):
-            column.append(value)
+        self.rows.append((*tokens, *owner, think_s))
         self.parents.append(parents)
-        return len(self.inputs) - 1
+        return len(self.parents) - 1
 
 
 class _Agent:
@@ -254,7 +247,7 @@ class _Agent:
         if sub is None or turns < 2:
             return set()
         draws = int(self.rng.poisson(sub.per_task / sub.at_once))
-        return set(self.rng.integers(0, turns - 1, draws).tolist())
+        return set(self.rng.integers(0, turns - 1, draws).tolist()) if draws else set()
 
     def _send_out(
         self, owner: tuple[int, int, int], sender: int, sessions: int
@@ -302,10 +295,8 @@ def draw_agents(
     first_turn_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
     for number in range(agents.count):
         rng = np.random.default_rng([seed, AGENT_STREAM, number])
-        first = len(drawn.inputs)  # The index of the agent's first request.
-        start_s = float(rng.uniform(0.0, first_turn_s))
+        drawn.first_s.append((len(drawn.rows), float(rng.uniform(0.0, first_turn_s))))
         sessions, tasks = _Agent(agents, lengths, drawn, rng).draw_tasks(duration_s, sessions, tasks)
-        drawn.start_s[first], drawn.think_s[first] = start_s, 0.0  # No pause before an agent's first request.
     return _to_trace(drawn, agents, name)
 
 
@@ -313,35 +304,45 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
     """The requests, with the blocks of their prompts, in the order in which they would arrive if answers took
     no time.
     """
-    n = len(drawn.inputs)
-    arrivals_s = list(drawn.start_s)
-    for i, parents in enumerate(drawn.parents):
-        if parents:
-            arrivals_s[i] = max(arrivals_s[parent] for parent in parents) + drawn.think_s[i]
-    arrival_s = np.array(arrivals_s)
+    n = len(drawn.rows)
+    *whole_columns, think_s = (np.array(column) for column in zip(*drawn.rows, strict=True))
+    first, start_s = zip(*drawn.first_s, strict=True)
+    think_s[list(first)] = 0.0  # No pause before an agent's first request.
+    arrivals_s = np.zeros(n)
+    arrivals_s[list(first)] = start_s
+    arrival_s = np.array(_after_parents(arrivals_s.tolist(), think_s.tolist(), drawn.parents))
     # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
     place = np.empty(n, np.int64)  # The number in the trace of each drawn request.
     place[order] = np.arange(n)
-    waits = np.array(
-        [(place[i], place[parent]) for i, parents in enumerate(drawn.parents) for parent in parents], np.int64
-    ).reshape(-1, 2)
-    inputs = np.array(drawn.inputs)[order]
-    offsets, ids, block_tokens = _prompt_blocks(
-        inputs, np.array(drawn.session)[order], np.array(drawn.repository)[order], agents
-    )
+    waiting = np.repeat(place, [len(parents) for parents in drawn.parents])
+    waits = np.column_stack((waiting, place[list(itertools.chain.from_iterable(drawn.parents))]))
+    inputs, outputs, session, repository, task = (column[order] for column in whole_columns)
+    offsets, ids, block_tokens = _prompt_blocks(inputs, session, repository, agents)
     return Trace(
         name=name,
         arrival_s=arrival_s[order] - arrival_s[order[0]],
         input_tokens=inputs,
-        output_tokens=np.array(drawn.outputs)[order],
+        output_tokens=outputs,
         prefix_offsets=offsets,
         prefix_ids=ids,
         prefix_block_tokens=block_tokens,
         after=sort_waits(waits),
-        think_s=np.array(drawn.think_s)[order],
-        task=np.array(drawn.task)[order],
+        think_s=think_s[order],
+        task=task,
     )
+
+
+def _after_parents(
+    arrivals_s: list[float], think_s: list[float], parents_of: list[tuple[int, ...]]
+) -> list[float]:
+    """The list `arrivals_s` with the arrivals of requests that have parents filled in."""
+    for i, parents in enumerate(parents_of):
+        if len(parents) == 1:  # By far the most, and a maximum takes several times as long.
+            arrivals_s[i] = arrivals_s[parents[0]] + think_s[i]
+        elif parents:
+            arrivals_s[i] = max(arrivals_s[parent] for parent in parents) + think_s[i]
+    return arrivals_s
 
 
 def _prompt_blocks(
@@ -356,17 +357,16 @@ def _prompt_blocks(
     while int((inputs // block_tokens).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
         block_tokens *= 2
     blocks = inputs // block_tokens  # Of each prompt.
-    begin = np.cumsum(blocks) - blocks
     ids_per_owner = int(blocks.max(initial=0)) + 1
-    # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions. All
-    # blocks get the session's ids first; those at the beginning of the prompt then get their true owners'.
-    ids = index_ranges((1 + agents.repositories + session) * ids_per_owner, blocks)
     system_blocks = np.minimum(blocks, agents.system_tokens // block_tokens)
-    ids[index_ranges(begin, system_blocks)] = index_ranges(np.zeros_like(begin), system_blocks)
     shared_tokens = agents.system_tokens + agents.repository_tokens
     shared_blocks = np.minimum(blocks, shared_tokens // block_tokens)
-    repository_blocks = np.where(repository >= 0, shared_blocks - system_blocks, 0)  # -1: no repository.
-    ids[index_ranges(begin + system_blocks, repository_blocks)] = index_ranges(
-        (1 + repository) * ids_per_owner + system_blocks, repository_blocks
-    )
-    return np.append(begin, len(ids)), ids, block_tokens
+    # -1: no repository, so all that follows the system prompt is the session's.
+    shared_blocks = np.where(repository >= 0, shared_blocks, system_blocks)
+    # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions. Columns
+    # are the three parts of a prompt: its blocks of the system prompt, of a repository, and of its session.
+    owner = np.column_stack((np.zeros_like(session), 1 + repository, 1 + agents.repositories + session))
+    part_begin = np.column_stack((np.zeros_like(blocks), system_blocks, shared_blocks))
+    part_blocks = np.diff(part_begin, append=blocks[:, None])
+    ids = index_ranges((owner * ids_per_owner + part_begin).ravel(), part_blocks.ravel())
+    return np.concatenate(([0], np.cumsum(blocks))), ids, block_tokens

@@ -217,6 +217,9 @@ def _curve_through(
 
     # Not np.clip, as in `_tokens`.
     def tokens(at_scores: FloatArray) -> FloatArray:
+        if len(scores) == 1 and first == last and bend == 1.0:  # A lognormal: one slope on both sides.
+            log_tokens = logs[0] + first * (at_scores - scores[0])
+            return np.asarray(np.exp(np.minimum(np.maximum(log_tokens, 0.0), most_log)))
         log_tokens = logs[0]
         if len(scores) > 1:
             below = np.searchsorted(scores, at_scores, side="right") - 1

@@ -198,6 +198,16 @@ def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_se
     assert isinstance(result, PlanResult) and result.plan.verdict.holds
 
 
+def test_gaps_that_prompts_break_on_mixed_workers_are_kept_with_decode_workers() -> None:
+    """A gap may take 12 ms at most. On mixed workers some token waits for a prompt, 94 ms and longer with up
+    to two workers for each agent; decode workers compute no prompts.
+    """
+    question = QUESTION | {"traffic": AGENTS | {"duration": "200 s"}}
+    result = fleetplan.plan({"ttft": {"p90": "300 ms"}, "tbt": {"p100": "12 ms"}}, **question)
+    assert isinstance(result, PlanResult) and result.plan.verdict.holds
+    assert {pool.role for pool in result.plan.fleet.pools} == {"prefill", "decode"}
+
+
 def _judged_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[Verdict], Verdict]) -> None:
     """Fleets with about a worker for each agent get another verdict."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from planner.documents.task import PlanQuestion
 from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
@@ -97,8 +98,7 @@ class _Level0Options:
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
-        engine = problem.task.engine
-        if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
+        if not runs_pairs(problem.task):
             prefill = decode = []
         # The work that a bound counts must leave out sessions in which a request may be late. A guess may
         # count them: for it requests do not wait for each other, and all arrive at their nominal times.
@@ -180,6 +180,19 @@ def search_level0(
     if problem.task.deploy in ONE_POOL and search.best is not None:
         options = (search.best[0][0],)
     return Level0(search, options, space.bounded, best_mixed, best_one_gpu)
+
+
+def runs_pairs(task: PlanQuestion) -> bool:
+    """Whether the target and the engine can run prefill and decode pools."""
+    has_no_target = task.engine is not None and task.engine.name in TARGETS_OF_ENGINE
+    return task.deploy not in ONE_POOL and not has_no_target
+
+
+def can_hand_off(problem: Problem) -> bool:
+    """Whether the question may have prefill and decode pools, and the link between them keeps the SLO for a
+    single request.
+    """
+    return runs_pairs(problem.task) and link.link_too_slow(problem) is None
 
 
 def likely_fleet(problem: Problem) -> Counts | None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from planner.errors import Change, InfeasibleError
 from planner.fleet import Policies, WorkerType
+from planner.search.level0.level0_search import can_hand_off
 from planner.search.mixed.infeasible import rounded_up, with_limits
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.idle_limits import floor_s
-from planner.search.problem.options import mixed_options, split_of
+from planner.search.problem.options import decode_options, mixed_options, prefill_options, split_of
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Verdict
@@ -85,7 +86,8 @@ def _router_settings(policies: Policies) -> list[Policies]:
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
     """Fleets of the fastest worker types: of each way to split the LLM over GPUs the type with the largest
-    steps and, where gaps between tokens are limited, the type with the smallest.
+    steps and, where gaps between tokens are limited, the type with the smallest. There, too, a prefill and a
+    decode worker for each agent, because no prompt comes between the tokens of a decode worker.
     """
     description = problem.task.described
     assert description is not None and description.agents is not None
@@ -109,6 +111,14 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
                 yield ((option, max(math.ceil(per_agent * agents), 1)),)
             if 1 <= most < agents:  # The largest fleet within the limits: an SLO that it keeps is in reach.
                 yield ((option, int(most)),)
+    if limits_gaps and can_hand_off(problem):
+        for workers in fastest[:MOST_TYPES]:
+            pools = (
+                prefill_options(workers[:1], problem.task.objective),
+                decode_options(workers, problem.task.objective),
+            )
+            if all(pools):
+                yield tuple((options[0], agents) for options in pools)
 
 
 def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
@@ -118,7 +128,10 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     allowed = [each for each in near if problem.allows(each.counts)]
     nearest = min(allowed or near, key=lambda each: each.excess)
     missed, misses_attainment = nearest.verdict.missed, not nearest.verdict.attainment_holds
-    ((option, count),) = nearest.counts
+    fleet_text = " and ".join(
+        f"{count} x {option.type.name}" + ("" if option.role == "mixed" else f" for {option.role}")
+        for option, count in nearest.counts
+    )
     # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
     attained = [
         f"{line.limit.name} of {show_s(line.deciding_s)}"
@@ -144,7 +157,7 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     fleets = len({each.counts for each in near})
     return InfeasibleError(
         f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
-        f"were simulated, and the nearest, {count} x {option.type.name}, has {best}. More workers do not "
+        f"were simulated, and the nearest, {fleet_text}, has {best}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=[*(line.limit.name for line in missed), *(["attainment"] if misses_attainment else [])],
