@@ -63,13 +63,16 @@ class OutOfTimeError(PlannerError):
 class Change:
     """A limit that would have to change, from its present value to one that suffices.
 
-    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s.
+    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s. Of a
+    limit of the SLO, `none_below` is the largest value at which no fleet was found: `enough` is the least
+    one within the two. It is 0 where nothing is known of it, as for limits of the fleet.
     """
 
     limit: str
     present: float
     enough: float
     unit: str
+    none_below: float = 0.0
 
     def __str__(self) -> str:
         if self.unit == "s":

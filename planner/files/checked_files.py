@@ -146,8 +146,13 @@ class _TextBytes(io.RawIOBase):
         try:
             self.decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            line = self.lines + block.count(b"\n", 0, error.start) + 1
-            raise InputError(f"{self.path}, line {line}: is not UTF-8; {hint}") from None
+            # `error.object` may begin with bytes of the block before, none of which ends a line.
+            line = self.lines + error.object.count(b"\n", 0, error.start) + 1
+            byte = f"0x{error.object[error.start]:02X}"
+            raise InputError(
+                f"{self.path}, line {line}: is not UTF-8 (byte {byte}); {hint}, or convert it: "
+                f"iconv -f cp1252 -t utf-8 {self.path.name} > utf8{self.path.suffix}"
+            ) from None
         newline = block.find(b"\n")
         if self.open_line_bytes + (newline if newline >= 0 else len(block)) > self.longest_bytes:
             raise InputError(

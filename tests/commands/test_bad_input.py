@@ -213,7 +213,11 @@ TRACES = [
     trace("binary", bytes(range(256)) * 40, r"trace.csv, line \d+: .*expected text"),
     trace("UTF-16", TRACE.encode("utf-16"), r"trace.csv: is UTF-16; save it as UTF-8"),
     trace("a ZIP archive", b"PK\x03\x04\x14\0\0\0", r"trace.csv: is a ZIP archive or a workbook; unpack it"),
-    trace("Latin-1", (TRACE + "30,5,3,").encode() + b"\xe9\n", r"line 62: is not UTF-8"),
+    trace(
+        "Latin-1",
+        (TRACE + "30,5,3,").encode() + b"\xe9\n",
+        r"line 62: is not UTF-8 \(byte 0xE9\); .*iconv -f cp1252 -t utf-8 \S+ > utf8\.csv",
+    ),
     trace(
         "truncated gzip", gzip.compress(TRACE.encode())[:-12], r"t.csv.gz: is not a whole gzip", "t.csv.gz"
     ),

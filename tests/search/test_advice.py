@@ -125,3 +125,38 @@ def test_a_question_far_beyond_its_stock_is_refused_by_the_bound_alone(
             fleet={"gpus": {"h100-80g": 16}},
         )
     assert (caught.value.kind, caught.value.constraint) == ("capacity", "stock of h100-80g")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("llm", "gpu", "rate", "lengths", "slo"),
+    [
+        # Idle workers miss the limit.
+        ("llama-3.1-8b", "a100-80g", 1, (4000, 200), {"ttft": {"p90": "50 ms"}, "tbt": {"p95": "15 ms"}}),
+        # Idle workers keep both limits, and the stock is too small for them at this rate.
+        ("llama-3.1-8b", "l40s-48g", 10, (500, 500), {"ttft": {"p90": "90 ms"}, "tpot": {"p95": "25 ms"}}),
+    ],
+)
+def test_a_limit_that_is_named_is_nearly_the_least(
+    llm: str, gpu: str, rate: float, lengths: tuple[int, int], slo: dict[str, dict[str, str]]
+) -> None:
+    """With what is named there is a plan, and with 3 % less there is none."""
+    traffic = {"rate": rate, "input": lengths[0], "output": lengths[1], "duration": "120 s"}
+    document = {"llm": llm, "traffic": traffic, "fleet": {"gpus": {gpu: 8}}, "slo": slo, "safety": "none"}
+    with pytest.raises(InfeasibleError) as caught:
+        fleetplan.plan(document)
+    of_slo = [way for way in caught.value.ways if all(change.unit == "s" for change in way)]
+    assert of_slo
+    for way in of_slo:
+
+        def question(factor: float, way: Sequence[Change] = way) -> dict[str, Any]:
+            looser = {metric: dict(line) for metric, line in slo.items()}
+            for change in way:
+                metric, percentile = change.limit.split()
+                looser[metric][percentile] = f"{change.enough * factor * 1e3:.9g} ms"
+            return document | {"slo": looser}
+
+        assert fleetplan.plan(question(1.0)).to_dict()["status"]
+        with pytest.raises(InfeasibleError):
+            fleetplan.plan(question(0.97))
+        assert all(1.0 < change.enough / change.none_below <= 1.0201 for change in way)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from planner.errors import Change, InfeasibleError
 from planner.fleet import Policies, WorkerType
 from planner.search.level0.level0_search import can_hand_off
-from planner.search.mixed.infeasible import rounded_up, with_limits
+from planner.search.mixed.least_limits import rounded_up, with_limits
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import decode_options, mixed_options, prefill_options, split_of

@@ -2,51 +2,49 @@
 (keeps the SLO in its simulation).
 
 "Limits" are those of the SLO [s] in the first half of this module, and those of the fleet (stock, money,
-power) from `infeasible` on. A floor is the least value [s] that the percentile of an SLO's limit can have,
-with every request on an idle worker.
+power) from `infeasible` on. Looser limits of the SLO that are kept: least_limits.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit, Limit, row_of
+from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.bounds import lower_bound
+from planner.search.mixed.least_limits import (
+    MOST_RELAXED,
+    Floor,
+    all_floors,
+    find_attained_limits,
+    find_least_limits,
+    least_floors,
+    ways_of_limits_text,
+)
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
-from planner.search.mixed.router_fit import fit_router
-from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
-from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
+from planner.search.oracle.fleet_counts import Counts, workers_of
+from planner.search.oracle.work_clock import ended_by, is_time_limit_reached
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable_limits
-from planner.search.problem.options import mixed_options, split_of
-from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
+from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
+from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import compute_slo_work
 from planner.solvers.whole_nodes import enough_for
 from planner.units import HOURS_PER_MONTH, show_s
 
 # Numbers for which no measurement is named are set by hand.
-RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
-RELAX_S = 20.0  # The search for a relaxation that works ends after this long, on the search's clock.
-
-MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
 # After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
 # most this many requests: 5 CPU seconds on 10,000 requests of agents.
 MOST_PROBED_REQUESTS = 50_000
-MOST_WORKERS = 256  # A fleet to probe has no more: on traffic so short that it is probed, they would be idle.
 MOST_REASONS = 3  # If the search proved nothing, the error names this many reasons for which fleets failed.
 # If the bound on the work is this many times a limit, the error names the bound, and nobody searches a fleet
 # that would be enough: for 900,000 requests, for which 16 GPUs are 40 times too few, that took minutes.
 FAR_BEYOND = 4.0
-LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
 
 def _fleet_found_text(problem: Problem) -> str:
@@ -78,7 +76,7 @@ def with_relaxation(build: Callable[[], Problem]) -> Problem:
         raise out_of_reach(error.problem, error.floors) from None
 
 
-def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
+def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
     """The error that no fleet keeps these limits, with how far they must be relaxed for a fleet to be found.
 
     `floors` has each limit with its floor and the name of the fastest worker type. A floor within its limit
@@ -88,12 +86,12 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
-    changes = _changes_of_limits(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
+    ways = find_least_limits(problem, floors)
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
-        f"relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
-        if changes
-        else f"relax {limit.name} to {least} or more (how much more was not found)"
+        f"relax {ways_of_limits_text(ways)}{_fleet_found_text(problem)}"
+        if ways
+        else f"relax {limit.name} to {least} or more ({_far_more_text(problem)})"
     )
     why = (
         f"is below what any worker can do even when idle: the fastest ({name}) needs {show_s(best_s)}{also}"
@@ -106,9 +104,16 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=limit.name,
-        relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
-        ways=[changes] if changes else [],
+        relaxation="" if ways else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+        ways=ways,
     )
+
+
+def _far_more_text(problem: Problem) -> str:
+    """That no looser limits were found, and what else binds."""
+    names = ", ".join(limit.name for limit, _ in problem.limits.rows())
+    also = f" within the limits on {names}, so raise these too" if names else ""
+    return f"no fleet was found at {MOST_RELAXED:g} times that{also}"
 
 
 def _with_caches_text(problem: Problem) -> str:
@@ -138,133 +143,6 @@ def _none_fits_text(problem: Problem) -> str:
     )
 
 
-def _relaxation_text(changes: Sequence[Change]) -> str:
-    """For instance "ttft p95 to 1.20 s and tpot p95 to 60 ms"."""
-    return " and ".join(f"{change.limit} to {show_s(change.enough)}" for change in changes)
-
-
-def _changes_of_limits(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
-    """The limits [s] of the SLO that are longer in `relaxed_s`, by name."""
-    limits_s = {limit.name: limit.limit_s for limit in problem.slo.limits}
-    return [
-        Change(name, limits_s[name], enough_s, "s")
-        for name, enough_s in relaxed_s.items()
-        if enough_s > limits_s[name]
-    ]
-
-
-def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
-    """The limits below their floors, or all limits if there are none, each with its floor and the name of the
-    worker type that reaches the floor.
-    """
-    floors: list[tuple[Limit, float, str]] = []
-    for limit in problem.slo.limits:
-        if limit.selector is not None:  # `lengths` are of all requests, so a class has no floor.
-            floors.append((limit, 0.0, problem.types[0].name))
-            continue
-        of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
-        floors.append((limit, *min(of_types)))
-    return [floor for floor in floors if floor[1] > floor[0].limit_s] or floors
-
-
-def _types_to_probe(
-    types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]
-) -> list[WorkerType]:
-    """The fastest worker type of each limit, and the same type on fewer GPUs, of which more workers fit into
-    the limits.
-    """
-    names = dict.fromkeys(name for _, _, name in floors)
-    fastest = [worker for name in names for worker in types if worker.name == name]
-    first = fastest[0]
-    alike = [
-        worker
-        for worker in types
-        if (worker.gpu, worker.max_num_batched_tokens) == (first.gpu, first.max_num_batched_tokens)
-    ]
-    # One worker type stands for each split of the LLM; types of one split differ in seats and drafts alone.
-    one_per_split = {split_of(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
-    largest_first = sorted(one_per_split.values(), key=lambda worker: -worker.gpus)
-    return list(dict.fromkeys((*fastest, *largest_first)))[:MOST_PROBED]
-
-
-def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
-    """Limits [s] by name that the largest fleet of one of a few fast worker types attains while it keeps the
-    other limits. Of several types the limits with the smallest product are returned; empty if no type attains
-    any. The fleet was simulated with these limits, and held.
-
-    This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
-    limits, and one with these, since a fleet may be judged on other draws too. To raise the limits step by
-    step (`_relaxed_s`) takes a search at each step, which for 10,000 turns of 24 agents had no answer after
-    70 CPU seconds.
-    """
-    relaxations: list[dict[str, float]] = []
-    problem.progress("out of reach; looking for what is not")
-    for option in mixed_options(_types_to_probe(problem.types, floors), problem.task.objective):
-        count = int(min(problem.limits.most_workers(option.type), MOST_WORKERS))
-        fleet = ((option, count),)
-        if count < 1 or not is_within(problem.limits, fleet):
-            continue
-        lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
-        choices = problem.task.policy_choices()
-        # The settings of a router that follows prefixes decide what `count` workers attain.
-        cached = [policies for policies in choices if policies.prefix_cache]
-        choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
-        for policies in choices:
-            oracle = with_policies(lifted, policies).oracle
-            _, verdict = oracle.simulate_and_judge(
-                oracle.fleet(fleet), record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
-            )
-            attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
-            if not verdict.holds:
-                continue
-            relaxed_s = {
-                limit.name: rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
-                for limit, best_s, _ in floors
-                if math.isfinite(attained_s[limit.name])
-            }
-            wider = with_policies(with_limits(problem, relaxed_s), policies)
-            if len(relaxed_s) == len(floors) and wider.oracle.holds(fleet):
-                relaxations.append(relaxed_s)
-    return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
-
-
-def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
-    """The problem with other limits [s], by name. Its fleets must keep them on all draws of the traffic."""
-    slo = replace(
-        problem.slo,
-        limits=tuple(
-            replace(limit, limit_s=limits_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
-        ),
-    )
-    oracle = replace(problem.oracle, slo=slo)
-    return on_all_draws(
-        replace(problem, slo=slo, oracle=oracle, slo_work=compute_slo_work(slo, problem.trace))
-    )
-
-
-def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
-    """Limits [s] by name at which some fleet holds: the same multiple (RELAXED) of each floor, or of the
-    limit itself if that is larger. Empty if none was found.
-    """
-    deadline = min(problem.deadline, now_s() + RELAX_S)
-    for more in RELAXED:
-        relaxed_s = {limit.name: rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors}
-        wider = replace(with_limits(problem, relaxed_s), deadline=deadline)
-        choices = problem.task.policy_choices()
-        searches = (search_level0(with_policies(wider, each), any_will_do=True).search for each in choices)
-        if any(search.best is not None for search in searches):
-            return relaxed_s
-        if wider.out_of_time():
-            break
-    return {}
-
-
-def rounded_up(seconds: float) -> float:
-    """The time rounded up to three digits, so that it is short in slo.yaml."""
-    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
-    return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
-
-
 def infeasible(
     problem: Problem, level0: Level0, mixed: MixedFleets, wider_fleets: Sequence[Counts]
 ) -> InfeasibleError:
@@ -288,7 +166,7 @@ def infeasible(
         if ways or problem.out_of_time() or not (is_proved or mixed.is_exact):
             return _undecided(problem, level0, names, ways)
         # No limit on the fleet helps, so it is the SLO that is out of reach.
-        return out_of_reach(problem, _floors(problem))
+        return out_of_reach(problem, least_floors(problem))
     simulated = problem.oracle.simulations
     if is_proved:
         reason = "not even the least work that the SLO obliges fits within the limits"
@@ -300,13 +178,25 @@ def infeasible(
         reason = (
             f"all {simulated} fleets that were simulated miss it, of one worker type per pool and of several"
         )
+    looser, or_relax = _looser_limits(problem)
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
-        f"{_per_month_text(ways)}{_fleet_found_text(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
+        f"{_per_month_text(ways)}{or_relax}{_fleet_found_text(problem)}{_carried_text(problem)}"
+        f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
-        ways=ways,
+        ways=[*ways, *looser],
     )
+
+
+def _looser_limits(problem: Problem) -> tuple[list[list[Change]], str]:
+    """The least limits of the SLO, one at a time, that a fleet within the limits keeps, and the end of a
+    sentence that names them; both are empty where there is no time to look for them.
+    """
+    if problem.out_of_time() or len(problem.trace) > MOST_PROBED_REQUESTS:
+        return [], ""
+    ways = find_least_limits(problem, all_floors(problem), together=False)
+    return ways, f", or within the limits relax {ways_of_limits_text(ways)}" if ways else ""
 
 
 def far_beyond(problem: Problem) -> InfeasibleError | None:
@@ -361,21 +251,23 @@ def _undecided(
     limits with which a fleet was found.
     """
     within = f"within the limits ({names}) " if names else ""
-    changes: list[Change] = []
+    relaxed: list[list[Change]] = []
     if problem.out_of_time():
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
         if not ways and not is_time_limit_reached() and len(problem.trace) <= MOST_PROBED_REQUESTS:
-            if changes := _changes_of_limits(problem, _attained_s(problem, _floors(problem))):
-                help_ += f", or relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
+            if relaxed := find_attained_limits(problem):
+                help_ += f", or relax {ways_of_limits_text(relaxed)}{_fleet_found_text(problem)}"
     else:
         first = list(level0.search.refuted.items())[:MOST_REASONS]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     if ways:
-        help_ = f"raise {ways_text(ways)}{_fleet_found_text(problem)}"
-    elif changes:
-        ways = [tuple(changes)]
+        relaxed, or_relax = _looser_limits(problem)
+        help_ = f"raise {ways_text(ways)}{or_relax}{_fleet_found_text(problem)}"
+        ways = [*ways, *map(tuple, relaxed)]
+    else:
+        ways = [tuple(way) for way in relaxed]
     simulations = problem.oracle.simulations
     simulated = f"{simulations} were simulated, and " if simulations else ""
     return InfeasibleError(

@@ -1,0 +1,251 @@
+"""Finds the least limits of an SLO [s] that some fleet within the limits on stock, money and power keeps.
+
+A limit that some fleet keeps comes from the largest fleet of a few fast worker types (`_attained_s`), or from
+a search with ever looser limits (`_relaxed_s`). It may be far looser than needed, because other worker types
+and smaller fleets were not simulated. So it is narrowed by bisection between the largest limit that no fleet
+keeps and the smallest that some fleet keeps: level 0 is searched at each value in between, until the two are
+within PRECISION or WORK_S is spent. A floor is the least value [s] that the percentile of an SLO's limit can
+have, with every request on an idle worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.domain import ROUNDING, Limit
+from planner.errors import Change
+from planner.fleet import WorkerType
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.router_fit import fit_router
+from planner.search.oracle.fleet_counts import is_within
+from planner.search.oracle.work_clock import in_time, now_s
+from planner.search.problem.idle_limits import floor_s
+from planner.search.problem.options import mixed_options, split_of
+from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
+from planner.solvers.required_work import compute_slo_work
+from planner.units import show_s
+
+# Numbers for which no measurement is named are set by hand.
+MOST_RELAXED = 5.0  # Limits looser than this multiple are named only if the largest fleets need them.
+PRECISION = 1.02  # A limit is narrowed until no fleet was found at the limit divided by this.
+WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
+MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
+MOST_WORKERS = 256  # A fleet to probe has no more: on traffic so short that it is probed, they would be idle.
+LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
+MINUTES_S = 120.0  # `show_s` rounds longer times to minutes, which may be less than a fleet needs.
+
+# A limit, its floor, and the name of the worker type that reaches the floor.
+Floor = tuple[Limit, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Limits [s] by name that some fleet keeps, the choice of policies aside."""
+
+    limits_s: dict[str, float]
+    # For each name the largest limit at which no fleet was found, or the floor.
+    missed_s: dict[str, float]
+
+
+def find_least_limits(
+    problem: Problem, floors: Sequence[Floor], *, together: bool = True
+) -> list[list[Change]]:
+    """Changes of the limits of `floors` with which level 0 has a fleet; each entry is enough if all of its
+    changes are made. Empty if none was found in time.
+
+    Limits that idle workers keep are relaxed one at a time, each entry one of them. If no single one is
+    enough, or if idle workers miss some, then with `together` the limits of `floors` are relaxed together,
+    and then all limits.
+    """
+    problem = replace(problem, deadline=min(problem.deadline, now_s() + WORK_S))
+    are_idle_enough = all(best_s <= limit.limit_s for limit, best_s, _ in floors)
+    alone = [[floor] for floor in floors] if are_idle_enough else []
+    ways = [way for floor in alone if (way := _least_way(problem, floor))]
+    if ways or not together:
+        return ways
+    several = dict.fromkeys((tuple(floors), tuple(all_floors(problem))))
+    joint = (_least_way(problem, each) for each in several if [*each] not in alone)
+    return next(([way] for way in joint if way), [])
+
+
+def find_attained_limits(problem: Problem) -> list[list[Change]]:
+    """As `find_least_limits`, after a search that has used up its time: what the largest fleets of a few
+    worker types attain, not narrowed.
+    """
+    floors = least_floors(problem)
+    attained_s = in_time(lambda: _attained_s(problem, floors), {})
+    bounds_s = {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
+    way = _changes(problem, _Kept(attained_s, bounds_s))
+    return [way] if way else []
+
+
+def _least_way(problem: Problem, floors: Sequence[Floor]) -> list[Change]:
+    """The changes of these limits that are enough if all are made, narrowed one after another."""
+    limits_s = in_time(lambda: _attained_s(problem, floors), {}) or _relaxed_s(problem, floors)
+    bounds_s = {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
+    kept = _Kept(limits_s, bounds_s)
+    for name in limits_s:
+        if limits_s[name] > bounds_s[name]:
+            kept = _narrowed(problem, kept, name)
+    return _changes(problem, kept)
+
+
+def _changes(problem: Problem, kept: _Kept) -> list[Change]:
+    """The limits of the question that are tighter than those that are kept."""
+    return [
+        Change(limit.name, limit.limit_s, enough_s, "s", kept.missed_s[limit.name])
+        for limit in problem.slo.limits
+        if (enough_s := kept.limits_s.get(limit.name, 0.0)) > limit.limit_s
+    ]
+
+
+def _narrowed(problem: Problem, kept: _Kept, name: str) -> _Kept:
+    """The same limits with that of `name` lowered by bisection, as far as fleets of level 0 keep them. The
+    bisection is on a logarithmic scale, so that its end has a relative precision.
+    """
+    enough_s, missed_s = kept.limits_s[name], kept.missed_s[name]
+    while enough_s > missed_s * PRECISION and not problem.out_of_time():
+        problem.progress(f"infeasible; {name} of {show_s(enough_s)} is kept, looking for less")
+        between_s = rounded_up(math.sqrt(enough_s * missed_s))
+        if not missed_s < between_s < enough_s:
+            break
+        wider = with_limits(problem, {**kept.limits_s, name: between_s})
+        if _is_kept_at_level0(wider):
+            enough_s = between_s
+        elif problem.out_of_time():  # The search was cut short, so it says nothing of this limit.
+            break
+        else:
+            missed_s = between_s
+    return _Kept({**kept.limits_s, name: enough_s}, {**kept.missed_s, name: missed_s})
+
+
+def _is_kept_at_level0(problem: Problem) -> bool:
+    """Whether level 0 has a fleet that holds, with any choice of policies."""
+    choices = problem.task.policy_choices()
+    searches = (search_level0(with_policies(problem, each), any_will_do=True).search for each in choices)
+    return any(search.best is not None for search in searches)
+
+
+def ways_of_limits_text(ways: Sequence[Sequence[Change]]) -> str:
+    """For instance "ttft p95 to 1.20 s (below 1.18 s no fleet was found), or tpot p95 to 60 ms (...)"."""
+    return ", or ".join(" and ".join(map(_limit_text, way)) for way in ways)
+
+
+def _limit_text(change: Change) -> str:
+    """The limit that is enough, never rounded down, and the largest at which no fleet was found."""
+    return (
+        f"{change.limit} to {_seconds_text(change.enough)} "
+        f"(below {_seconds_text(change.none_below)} no fleet was found)"
+    )
+
+
+def _seconds_text(seconds: float) -> str:
+    return show_s(seconds) if seconds < MINUTES_S else f"{seconds:.6g} s"
+
+
+def least_floors(problem: Problem) -> list[Floor]:
+    """The limits below their floors, or all limits if there are none."""
+    floors = all_floors(problem)
+    return [floor for floor in floors if floor[1] > floor[0].limit_s] or floors
+
+
+def all_floors(problem: Problem) -> list[Floor]:
+    """Each limit with its floor and the name of the worker type that reaches the floor."""
+    floors: list[Floor] = []
+    for limit in problem.slo.limits:
+        if limit.selector is not None:  # `lengths` are of all requests, so a class has no floor.
+            floors.append((limit, 0.0, problem.types[0].name))
+            continue
+        of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
+        floors.append((limit, *min(of_types)))
+    return floors
+
+
+def _types_to_probe(types: Sequence[WorkerType], floors: Sequence[Floor]) -> list[WorkerType]:
+    """The fastest worker type of each limit, and the same type on fewer GPUs, of which more workers fit into
+    the limits.
+    """
+    names = dict.fromkeys(name for _, _, name in floors)
+    fastest = [worker for name in names for worker in types if worker.name == name]
+    first = fastest[0]
+    alike = [
+        worker
+        for worker in types
+        if (worker.gpu, worker.max_num_batched_tokens) == (first.gpu, first.max_num_batched_tokens)
+    ]
+    # One worker type stands for each split of the LLM; types of one split differ in seats and drafts alone.
+    one_per_split = {split_of(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
+    largest_first = sorted(one_per_split.values(), key=lambda worker: -worker.gpus)
+    return list(dict.fromkeys((*fastest, *largest_first)))[:MOST_PROBED]
+
+
+def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
+    """Limits [s] by name that the largest fleet of one of a few fast worker types attains while it keeps the
+    other limits. Of several types the limits with the smallest product are returned; empty if no type attains
+    any. The fleet was simulated with these limits, and held.
+
+    This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
+    limits, and one with these, since a fleet may be judged on other draws too. A search takes far longer: for
+    10,000 turns of 24 agents one had no answer after 70 CPU seconds.
+    """
+    relaxations: list[dict[str, float]] = []
+    problem.progress("out of reach; looking for what is not")
+    for option in mixed_options(_types_to_probe(problem.types, floors), problem.task.objective):
+        count = int(min(problem.limits.most_workers(option.type), MOST_WORKERS))
+        fleet = ((option, count),)
+        if count < 1 or not is_within(problem.limits, fleet):
+            continue
+        lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
+        choices = problem.task.policy_choices()
+        # The settings of a router that follows prefixes decide what `count` workers attain.
+        cached = [policies for policies in choices if policies.prefix_cache]
+        choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
+        for policies in choices:
+            oracle = with_policies(lifted, policies).oracle
+            _, verdict = oracle.simulate_and_judge(
+                oracle.fleet(fleet), record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
+            )
+            attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
+            if not verdict.holds:
+                continue
+            relaxed_s = {
+                limit.name: rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
+                for limit, best_s, _ in floors
+                if math.isfinite(attained_s[limit.name])
+            }
+            wider = with_policies(with_limits(problem, relaxed_s), policies)
+            if len(relaxed_s) == len(floors) and wider.oracle.holds(fleet):
+                relaxations.append(relaxed_s)
+    return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
+
+
+def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
+    """The problem with other limits [s], by name. Its fleets must keep them on all draws of the traffic."""
+    slo = replace(
+        problem.slo,
+        limits=tuple(
+            replace(limit, limit_s=limits_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
+        ),
+    )
+    oracle = replace(problem.oracle, slo=slo)
+    return on_all_draws(
+        replace(problem, slo=slo, oracle=oracle, slo_work=compute_slo_work(slo, problem.trace))
+    )
+
+
+def _relaxed_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
+    """Limits [s] by name at which level 0 has a fleet: MOST_RELAXED times each floor, or times the limit
+    itself if that is larger. Empty if there is none.
+    """
+    relaxed_s = {
+        limit.name: rounded_up(MOST_RELAXED * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
+    }
+    return relaxed_s if _is_kept_at_level0(with_limits(problem, relaxed_s)) else {}
+
+
+def rounded_up(seconds: float) -> float:
+    """The time rounded up to three digits, so that it is short in slo.yaml."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
