@@ -16,10 +16,11 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import itertools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -138,6 +139,7 @@ class FilesOrCommands(TyperGroup):
             name = arg.split("=")[0]
             if name.startswith("--") and name not in names and (meant := OTHER_OPTIONS.get(name[2:].lower())):
                 ctx.fail(f"No such option: {name}; did you mean: {meant}")
+        _refuse_repeated(ctx, self, itertools.takewhile(lambda arg: arg not in self.commands, args))
         return list(super().parse_args(ctx, args))
 
 
@@ -156,6 +158,7 @@ class AnyCommand(TyperCommand):
         takes_arguments = any(parameter.param_type_name == "argument" for parameter in self.params)
         if args and not args[0].startswith("-") and not takes_arguments:
             self._refuse_bare_file(ctx, args[0], names)
+        _refuse_repeated(ctx, self, args)
         return super().parse_args(ctx, args)
 
     def _refuse_question_option(self, ctx: Any, name: str, *, has_slo: bool) -> None:
@@ -184,6 +187,28 @@ class AnyCommand(TyperCommand):
             option, written = "--slo", str(slo) if slo.is_file() else slo.name
         if option in names:
             ctx.fail(f"{arg!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
+
+
+def _refuse_repeated(ctx: Any, command: Any, args: Iterable[str]) -> None:
+    """End with an error for an option of one value that is given twice. Typer would take the last one and
+    say nothing, so that of two traces the first was not planned for.
+    """
+    of_one_value = {
+        name: option
+        for option in command.params
+        if option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
+        for name in option.opts
+    }
+    seen: set[str] = set()
+    for arg in itertools.takewhile(lambda arg: arg != "--", args):
+        if (option := of_one_value.get(arg.split("=")[0])) is None:
+            continue
+        if option.name in seen:
+            joined = (
+                "; `plan trace FILE FILE -o all.csv` joins files of one log" if option.name == "trace" else ""
+            )
+            ctx.fail(f"{arg.split('=')[0]} is given twice, and takes one value{joined}")
+        seen.add(option.name)
 
 
 def _option_names(command: Any) -> set[str]:

@@ -89,7 +89,7 @@ from planner.models.speculation import Speculation
 from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
-from planner.traffic.scaling import Scaling
+from planner.traffic.scaling import Scaling, check_window
 from planner.units import HOUR_S
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
@@ -398,6 +398,17 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
     return dict(document)
 
 
+def _parse_window(traffic: Section) -> str | None:
+    """The part of the trace; whether the trace is as long is known when it is read."""
+    window = traffic.get("window")
+    if window is None:
+        return None
+    if not isinstance(window, str):
+        raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
+    check_window(window, traffic.path_of("window"))
+    return window
+
+
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> PlanQuestion:
     """A question from a mapping with the keys of slo.yaml; `where` opens every error message."""
     _check_one_llm(document, catalog, where)
@@ -411,9 +422,6 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     limits = question.subsection("limits", LIMIT_KEYS, elsewhere=LIMIT_NAMES)
     policies = question.subsection("policies", POLICY_KEYS)
     target, plans_each_target = _parse_target(question)
-    window = traffic.get("window")
-    if window is not None and not isinstance(window, str):
-        raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.served_llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
@@ -444,7 +452,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         rate_rps=None if described else traffic.positive("rate", "rps", None),
         described=None if described is None else fit_context(described, llm.context_tokens),
         scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
-        window=window,
+        window=_parse_window(traffic),
         draws=traffic.whole_number("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},

@@ -455,21 +455,27 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
     return _cut_window(trace, spec, first, length_s, len(trace))
 
 
-def _window_spec(spec: str) -> re.Match[str] | None:
+def check_window(spec: str, where: str) -> None:
+    """Raise InputError, which begins with `where`, unless `select_window` can read the text."""
+    if (match := _window_spec(spec, where)) is not None:
+        _length_s(match, where)
+
+
+def _window_spec(spec: str, where: str = "window") -> re.Match[str] | None:
     """A match with the groups "busiest" or "first" and the length; None for "whole". Raises InputError."""
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
     if match is None:
-        raise InputError(f"window: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
+        raise InputError(f"{where}: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
     return match
 
 
-def _length_s(match: re.Match[str]) -> float:
+def _length_s(match: re.Match[str], where: str = "window") -> float:
     """The length of the window in a match of `_window_spec`."""
-    length_s = parse_quantity(match[2], "s", where="window")
+    length_s = parse_quantity(match[2], "s", where=where)
     if length_s <= 0:
-        raise InputError(f"window: expected a length > 0, found {match[2]!r}")
+        raise InputError(f"{where}: expected a length > 0, found {match[2]!r}")
     return length_s
 
 

@@ -298,6 +298,12 @@ QUESTIONS = [
     question(
         "unknown window", LIMITS, LIMITS + "traffic: {window: noon}\n", r"window: expected .*found 'noon'"
     ),
+    Case(
+        "unknown window, checked",
+        r"slo.yaml: traffic: window: expected 'whole'.*found '0-60 s'",
+        {"slo.yaml": SLO + "traffic: {window: 0-60 s}\n"},
+        command="check slo.yaml",
+    ),
     question("window of a number", LIMITS, LIMITS + "traffic: {window: 5}\n", r"slo.yaml: traffic: window"),
     question(
         "window 0", LIMITS, LIMITS + "traffic: {window: busiest 0 s}\n", r"window: expected a length > 0"

@@ -837,3 +837,11 @@ def test_a_foreign_planner_is_told_in_one_line(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert f"{foreign}/__init__.py is another project's" in done.stderr and "pipx install" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["", "simulate", "what-if"])
+def test_an_option_of_one_value_given_twice_is_refused(command: str) -> None:
+    """Of two traces the last was planned, without a word of the first."""
+    outcome = script("plan", *command.split(), "--trace", "a.csv", "--slo", "slo.yaml", "--trace=b.csv")
+    text = " ".join(outcome.err.replace("│", "").split())
+    assert outcome.code == 2 and "--trace is given twice" in text and "plan trace FILE FILE" in text

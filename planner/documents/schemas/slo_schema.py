@@ -237,7 +237,7 @@ def traffic_section(catalog: Catalog) -> Schema:
             any_of(quantity_schema("rps"), *rate_curves()), "Requests/s; default: the trace's own."
         ),
         "scale": with_help(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
-        "window": with_help(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
+        "window": with_help(TEXT, "The part of the trace: whole, first 10 min, busiest 10 min."),
         "draws": with_help(
             whole_number_schema(), "The SLO must be kept on each of so many draws of the traffic."
         ),
