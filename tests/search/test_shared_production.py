@@ -23,6 +23,7 @@ from planner.search.mixed import mixed_fleets
 from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.plan_problem import Problem
+from planner.search.production import production_fleet
 from planner.search.several import several_llms, shared_production
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
@@ -272,3 +273,27 @@ def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
     monkeypatch.setattr(work_clock, "work_limit_s", lambda time_limit_s: work_s)
     answer = plan_together(question({"a100-80g": 16, "h100-80g": 4}), CATALOG, time_limit_s=LONG_S)
     assert answer.status == "best found"
+
+
+def test_a_fleet_that_narrowly_fails_its_last_test_grows_where_the_stock_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last test of the first LLM is made to end as one of two LLMs did, 140 kept of 156. The stock has
+    room for a worker more beside the other's fleet, and such a fleet passes.
+    """
+    test = shared_production._test_fleets
+    chosen: list[float] = []
+
+    def test_and_fail_one(llms: Any, *args: Any, **keys: Any) -> Any:
+        fleets = test(llms, *args, **keys)
+        llms[0].kept_in = replace(llms[0].kept_in, kept=140, scenario_count=156, decision="open")
+        chosen.append(sum(count for _, count in fleets[0]))
+        return fleets
+
+    monkeypatch.setattr(production_fleet, "MOST_TESTS", 1)
+    monkeypatch.setattr(shared_production, "_test_fleets", test_and_fail_one)
+    found = plan_together(question({"a100-80g": 24, "h100-80g": 6}), CATALOG, time_limit_s=LONG_S)
+    assert not how(found).is_each and chosen
+    first = found.plans["llm-0"]
+    assert sum(pool.count for pool in first.fleet.pools) > chosen[-1]
+    assert first.status == "certified"

@@ -117,13 +117,13 @@ def _find_production_fleet(
         # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
         # failed. One step of a scale model is many workers, so if its fleet fails no smaller one is tested.
         if attempt == 0 and (scenario_problem.oracle.downscale == 1 or trial.is_passed):
-            trial = _first_passing(trial, _near_feasible(trial, paper)) or trial
+            trial = first_passing(trial, _near_feasible(trial, paper)) or trial
         trial = with_fewest_workers(trial)
         if attempt + 1 == MOST_TESTS and not trial.is_passed:
             dearer = [
                 each for each in grown if objective_of(each) > objective_of(trial.best) * (1 + ROUNDING)
             ]
-            trial = _first_passing(trial, dearer) or trial
+            trial = first_passing(trial, dearer) or trial
         if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
         best, kept_in = trial.best, trial.kept_in
@@ -195,7 +195,7 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     while trial.is_passed:
         below = below_like_price(problem, trial.best)
         fleets = fleets_of_other_roles(problem, paper, trial.best, below)
-        passing = _first_passing(trial, _kept_fleets(problem, fleets))
+        passing = first_passing(trial, _kept_fleets(problem, fleets))
         if passing is None:
             break
         trial = passing
@@ -213,7 +213,7 @@ def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     fleets = every_mix(paper.level0.options, problem.limits, below, most=MOST_MIXES) or []
     # Mixes below the price on paper fail on the traffic as written: the search on paper has simulated them.
     dearer = (counts for counts in sorted(fleets, key=objective_of) if objective_of(counts) >= paper.value)
-    return _first_passing(trial, _kept_fleets(problem, dearer)) or trial
+    return first_passing(trial, _kept_fleets(problem, dearer)) or trial
 
 
 def _kept_fleets(problem: Problem, fleets: Iterable[Counts]) -> Iterable[Counts]:
@@ -240,13 +240,13 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
         cheaper_trial = replace(trial.retest(cheaper_best), cheaper=cheaper)
         if not cheaper_trial.is_passed:
             return trial
-        nearer = _first_passing(cheaper_trial, _near_feasible(cheaper_trial, paper))
+        nearer = first_passing(cheaper_trial, _near_feasible(cheaper_trial, paper))
         if nearer is None:
             return cheaper_trial
         trial = nearer
 
 
-def _first_passing(trial: FleetTrial, fleets: Iterable[Counts]) -> FleetTrial | None:
+def first_passing(trial: FleetTrial, fleets: Iterable[Counts]) -> FleetTrial | None:
     """The trial of the first of these fleets that passes the test; None if none does."""
     trials = (trial.retest(counts) for counts in fleets)
     return next((each for each in trials if each.is_passed), None)

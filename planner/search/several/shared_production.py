@@ -29,7 +29,7 @@ from planner.search.level0.designs import FleetDesign
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective_of
+from planner.search.oracle.fleet_counts import Counts, add_workers, has_several_types, names_of, objective_of
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, in_time, is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -48,6 +48,9 @@ from planner.search.several import joint_limits
 from planner.search.several.shared_kept import CommonShare, find_common_share
 from planner.search.several.shared_paper import slice_of
 from planner.solvers.master import FleetLimits
+
+# After the last failed test a fleet is tested with at most this many workers more in a pool. Set by hand.
+MOST_GROWN = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,7 +271,7 @@ def _plan_within_shared_limits(
         best = _test_fleets(llms, chosen, limits, is_exact=shared.is_exact)
         failed = [llm for llm in llms if not llm.is_passed]
         if not failed or attempt == production_fleet.MOST_TESTS or out_of_time():
-            return best, shared, attempt
+            return _grow_failed(llms, best, limits), shared, attempt
         for llm in failed:
             llm.add_test_scenarios()
             llm.problem = replace(llm.problem, deadline=deadline)
@@ -425,6 +428,28 @@ def _test_fleets(
             trial = production_fleet.pick_fleet_and_test(problem, llm.on_paper.alone, fleets[k], llm.test)
             fleets[k], llm.test, llm.kept_in = trial.best, trial.test, trial.kept_in
     return fleets
+
+
+def _grow_failed(llms: Sequence[_LlmProduction], fleets: list[Counts], limits: FleetLimits) -> list[Counts]:
+    """The fleets, in which each one that failed its last test has up to MOST_GROWN workers more in a pool or
+    in all pools, if such a fleet passes the test and fits beside the others. The cheapest is taken first.
+    """
+    grown = list(fleets)
+    for k, llm in enumerate(llms):
+        if llm.is_passed or llm.test is None or llm.kept_in is None:
+            continue
+        problem = joint_limits.problem_within(llm.problem, joint_limits.limits_beside(limits, grown, k))
+        pools = range(len(grown[k]))
+        larger = [
+            add_workers(grown[k], more, which)
+            for more in range(1, MOST_GROWN + 1)
+            for which in dict.fromkeys((*((pool,) for pool in pools), tuple(pools)))
+        ]
+        candidates = sorted(filter(problem.allows, larger), key=objective_of)
+        trial = FleetTrial(grown[k], llm.kept_in, problem, llm.test)
+        if (passing := production_fleet.first_passing(trial, candidates)) is not None:
+            grown[k], llm.test, llm.kept_in = passing.best, passing.test, passing.kept_in
+    return grown
 
 
 def _answer_each(
