@@ -112,11 +112,11 @@ SILICON_LLMS = (
     "zai-org/GLM-5",
     "zai-org/GLM-5-FP8",
 )
-# Some LLMs are not in the list above because measured engines are far from their kernels: those without
-# grouped heads, such as Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the
-# roofline's is right), and Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline). These
-# pairs are left out for the same reason (the tables are 1.4 times as long as vLLM 0.11 takes, the roofline
-# 1.2 times).
+# Some LLMs are not in the list above because measured engines are far from sums of their kernels, and near to
+# the roofline. LLMs without grouped heads, such as Llama-2-7B: by the tables the attention of decodes takes
+# 1.2 times the measured time, by the roofline 1.0 times. Llama-4: vLLM 0.11 takes 1.5 times the tables' time
+# on H100, and 1.0 times the roofline's. The two pairs below are left out for the same reason: the tables'
+# time is 1.4 times that of vLLM 0.11, the roofline's 1.2 times.
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
 # LLMs and GPUs whose fits with experts that multiply in mxfp8 lie under mxfp8/.
 MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-180g",)
@@ -124,11 +124,18 @@ MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-1
 # rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
+MEASURED_TP = 8  # The TP degree of the Splitwise fit from which `derived_file` derives those of other GPUs.
+# What `fitted_all_reduces` fits: payloads of 2^0 to 2^15 tokens, which are 8 KiB to 256 MiB. The search for a
+# latency and a bandwidth begins at the first two values; times that are more than about LOOSE_FRAC off the
+# fit weigh less.
+ALL_REDUCE_POWERS = 16
+FIRST_LATENCY_S, FIRST_BYTES_PER_S = 5e-6, 1e11
+LOOSE_FRAC = 0.2
 
 
 def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, ...]) -> dict[str, Any]:
-    """The file of fits to Splitwise's steps of `model`, its name of the LLM, at each TP degree. The host's
-    time is in these steps, and cannot be told apart.
+    """The file of fits to Splitwise's measured steps on this GPU, one fit for each TP degree. `model` is
+    Splitwise's name of the LLM. The host's time is part of the measured steps, and cannot be told apart.
     """
     hardware = HARDWARE[gpu.name]
     basis = f"measured: Splitwise, {model} on {hardware}, host overhead included"
@@ -143,18 +150,22 @@ def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, .
 def derived_file(
     path: Path, llm: Llm, measured: Gpu, target: Gpu, model: str, tps: tuple[int, ...]
 ) -> dict[str, Any]:
-    """A fit that is derived from the TP-8 fit of another GPU by the ratio of the two rooflines. Nothing was
-    measured on the target, so there is nothing to hold out.
+    """The file of fits on the GPU `target`, at each TP degree. They are derived from the fit of the GPU
+    `measured` at MEASURED_TP by the ratio of the two GPUs' rooflines. Nothing was measured on the target, so
+    the rows have no errors on steps that were held out.
     """
     hardware = HARDWARE[measured.name]
-    latency, _ = fit_kernels(splitwise_table(path, model, hardware, 8), basis="", kind="steps")
+    table = splitwise_table(path, model, hardware, MEASURED_TP)
+    # The basis of this fit is written nowhere: the derived fits below have one of their own.
+    latency, _ = fit_kernels(table, basis="", kind="steps")
     entries = []
     for tp in tps:
         basis = (
             f"derived: Splitwise's {model} on {hardware} tp8, carried over by the rooflines (no measurement)"
         )
-        moved = transfer_fit(latency, roofline(llm, measured, 8), roofline(llm, target, tp), basis=basis)
-        entries.append(fit_row(tp, moved, {}))
+        measured_roofline, target_roofline = roofline(llm, measured, MEASURED_TP), roofline(llm, target, tp)
+        derived = transfer_fit(latency, measured_roofline, target_roofline, basis=basis)
+        entries.append(fit_row(tp, derived, {}))
     source = "derived from github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT); docs/models.md"
     return _document(llm, target, source, "2023-11", entries)
 
@@ -165,8 +176,8 @@ def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, A
 
 
 def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
-    """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS; those of Splitwise
-    only with its table `splitwise`.
+    """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS. `splitwise` is the
+    path of Splitwise's table; without it the files that rest on this table are left out.
     """
     documents = {}
     for llm, gpu in product(map(catalog.llm, SILICON_LLMS), map(catalog.gpu, SYSTEMS)):
@@ -193,31 +204,34 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
 
 
 def fitted_all_reduces(catalog: Catalog) -> str:
-    """`all_reduce` of the rows of catalogs/gpus.yaml: the latency and bandwidth nearest to kernel times in
-    relative terms, from 8 KiB to 256 MiB, and how far off they are.
+    """The text of `all_reduce` for the rows of catalogs/gpus.yaml. For each GPU and TP degree it has the
+    latency and the bandwidth that are nearest to the kernel times in relative terms, and as a comment how far
+    off they are in the mean.
     """
     # The times depend on bytes alone, so any LLM will do: its hidden size makes bytes of tokens.
-    llm, lines = catalog.llm("meta-llama/Llama-3.1-8B"), ""
-    tokens = 2 ** np.arange(16)
+    llm, text = catalog.llm("meta-llama/Llama-3.1-8B"), ""
+    tokens = 2 ** np.arange(ALL_REDUCE_POWERS)
     payload_bytes = tokens * llm.hidden * ACTIVATION_BYTES
     for gpu in SYSTEMS:
-        lines += f"{gpu}:\n  all_reduce:\n"
-        for tp in TPS[1:]:
+        text += f"{gpu}:\n  all_reduce:\n"
+        for tp in TPS[1:]:  # One GPU alone reduces nothing.
             kernels = Kernels(llm, catalog.gpu(gpu), tp)
-            t_s = np.array([kernels.all_reduce_s(n) for n in tokens.tolist()])
+            measured_s = np.array([kernels.all_reduce_s(n) for n in tokens.tolist()])
 
-            def error(logs: Array, t_s: Array = t_s) -> Array:
+            def log_ratios(logs: Array, measured_s: Array = measured_s) -> Array:
+                """Of fitted to measured times, by the logarithms of latency [s] and bandwidth [bytes/s]."""
                 latency_s, bytes_per_s = np.exp(logs)
-                return np.asarray(np.log((latency_s + payload_bytes / bytes_per_s) / t_s))
+                return np.asarray(np.log((latency_s + payload_bytes / bytes_per_s) / measured_s))
 
-            # From 5 us and 100 GB/s; times that are more than about 20 % off the line weigh less.
-            best = least_squares(error, np.log([5e-6, 1e11]), loss="soft_l1", f_scale=0.2).x
+            first = np.log([FIRST_LATENCY_S, FIRST_BYTES_PER_S])
+            best = least_squares(log_ratios, first, loss="soft_l1", f_scale=LOOSE_FRAC).x
             latency_us, gb_per_s = np.exp(best) * (1e6, 1e-9)
-            off = 100 * np.abs(np.expm1(error(best))).mean()
-            lines += (
-                f"    {tp}: {{latency: {latency_us:.2g} us, bandwidth: {gb_per_s:.3g} GB/s}}  # {off:.0f} %\n"
+            off_percent = 100 * np.abs(np.expm1(log_ratios(best))).mean()
+            text += (
+                f"    {tp}: {{latency: {latency_us:.2g} us, bandwidth: {gb_per_s:.3g} GB/s}}"
+                f"  # {off_percent:.0f} %\n"
             )
-    return lines
+    return text
 
 
 def main() -> int:

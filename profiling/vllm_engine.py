@@ -45,6 +45,8 @@ from profiling.modules import ATTENTION, REST, ModuleTimes
 from profiling.power_sampling import GpuPower
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
+# Set before vLLM is imported, where the user has not set it: no worker processes, no usage reports, no
+# downloads, and no network but loopback.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine core runs in this process.
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -59,19 +61,28 @@ ENVIRONMENT = {
 CPU_KV_GIB = "2"  # The KV cache on a CPU, unless the user sets VLLM_CPU_KVCACHE_SPACE.
 OPERATOR_REPEATS = 3  # Runs of a step with a clock around each module.
 NAMING_TOKENS = 8  # The prompt of the step that shows which modules a step calls.
-# Prompts consist of the token ids 3 to 999, which every vocabulary has. The first one also seeds them.
-SEED_TOKEN, TOKENS = 3, 997
+# Prompts consist of the token ids 3 to 999, which every vocabulary has. FIRST_ID is also part of their seeds.
+FIRST_ID, IDS = 3, 997
+# Two steps come before those that are timed: one admits the requests, one warms the engine.
+UNTIMED_STEPS = 2
+# Decodes may give this many times the tokens of the most repeats, and SPARE_OUTPUTS more, so that none of
+# them ends while steps are run that are discarded.
+OUTPUTS_PER_REPEAT, SPARE_OUTPUTS = 4, 8
 
 
 @dataclass(slots=True)
 class OperatorRuns:
-    """Runs of a step with a clock around each of the modules `operators`: seconds by module, per run."""
+    """Runs of a step with a clock around each of the modules `operators`. `runs` has the seconds of each run
+    by module.
+    """
 
     operators: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
 
     def add(self, run: TimedRun, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
-        """Keep the run if it was of the `wanted` requests; the time outside of all modules is REST."""
+        """Keep the run if it was of the `wanted` requests (new tokens, tokens before them), else discard it.
+        The time outside of all modules is REST.
+        """
         if list(run.requests) == sorted(wanted):
             # The modules' clocks are not that of the step, so their sum may exceed it by a little.
             self.runs.append({**seconds, REST: max(run.t_s - sum(seconds.values()), 0.0)})
@@ -86,7 +97,11 @@ class OperatorRuns:
 
 
 class VllmEngine:
-    """Times single steps of the LLM that `config` describes, one rank's share of it if tp > 1."""
+    """Times single steps of the LLM that `config` describes, one rank's share of it if tp > 1.
+
+    `gpu` measures the power that the GPU draws. Raises InputError where vLLM is missing or cannot start. The
+    attribute `host_s_meaning` says how the host's time in a step is measured, for the table's header.
+    """
 
     def __init__(
         self,
@@ -111,21 +126,21 @@ class VllmEngine:
             )
         # vLLM reads an LLM from a folder: here a config.json with one rank's share.
         self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
-        whole = read_config(config)
-        (self._folder / "config.json").write_text(json.dumps(shard_config(whole, tp)))
+        whole_config = read_config(config)
+        (self._folder / "config.json").write_text(json.dumps(shard_config(whole_config, tp)))
         _prepare_environment()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM warns about torch, which users cannot change.
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
-        longest = int(text_of(whole).get("max_position_embeddings", max_model_len))
+        longest_context = int(text_of(whole_config).get("max_position_embeddings", max_model_len))
         engine_args: dict[str, Any] = dict(
             model=str(self._folder),
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype=dtype,
-            max_model_len=min(max_model_len, longest),
+            max_model_len=min(max_model_len, longest_context),
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -144,21 +159,21 @@ class VllmEngine:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise InputError(f"{config}: vLLM cannot start on it: {_last_line(error)}") from error
         self._engine, self._gpu = engine, gpu
-        self._core: Any = engine.engine_core.engine_core
+        self._core: Any = engine.engine_core.engine_core  # Within the client of a core in this process.
         self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
         self._marks: dict[str, float] = {}  # When its forward pass began and its tokens were there [s].
         self.host_s_meaning = self._hook_step()
         self._requests = 0  # Requests added so far, which number their ids.
         scheduler = self._core.scheduler
         cache = self._core.vllm_config.cache_config
-        blocks, block = int(cache.num_gpu_blocks), int(scheduler.block_size)
+        blocks, block_tokens = int(cache.num_gpu_blocks), int(scheduler.block_size)
         self.limits = StepLimits(
             step_tokens=int(scheduler.max_num_scheduled_tokens),
             sequences=int(scheduler.max_num_running_reqs),
             context_tokens=int(self._core.vllm_config.model_config.max_model_len),
             # The scheduler keeps a few blocks for itself: 2 % of them, at least 2, stay free.
-            kv_tokens=(blocks - max(blocks // 50, 2)) * block,
-            block_tokens=block,
+            kv_tokens=(blocks - max(blocks // 50, 2)) * block_tokens,
+            block_tokens=block_tokens,
         )
         self._fill_cache()
         self._times = self._module_times() if enforce_eager else None
@@ -214,12 +229,12 @@ class VllmEngine:
         table has the mean context of the runs that were kept.
         """
         operator_repeats = operator_repeats if self.operators else 0
-        # The context begins so low that it is about `step.context` in the middle of the repeats. Before them
-        # come two steps, to admit the requests and to warm the engine, and those of the operators.
-        first = max(step.context - repeats.most // 2 - 2 - operator_repeats, 1)
+        # The context begins so low that it is about `step.context` in the middle of the repeats.
+        steps_before = UNTIMED_STEPS + operator_repeats
+        first_context = max(step.context - repeats.most // 2 - steps_before, 1)
+        outputs = OUTPUTS_PER_REPEAT * repeats.most + SPARE_OUTPUTS
         for _ in range(step.decodes):
-            # More outputs than there are steps, discarded steps included, so that no request ends in between.
-            self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
+            self._add(self._prompt(first_context), computed=first_context - 1, outputs=outputs)
         self._step()  # Admits the decodes.
 
         def prepare(context: int) -> list[tuple[int, int]]:
@@ -228,7 +243,7 @@ class VllmEngine:
             return [(1, context - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
 
         operator_runs = OperatorRuns(self.operators)
-        context = first + 1
+        context = first_context + 1
         prepare(context)
         self._step()  # Warms the engine.
         for _ in range(operator_repeats):
@@ -280,11 +295,12 @@ class VllmEngine:
         cached = output.scheduled_cached_reqs
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         requests = sorted((n, computed[name]) for name, n in output.num_scheduled_tokens.items())
+        # Where a mark was not set, the step's own start or end stands for it.
         model_s = self._marks.get("end", start_s + t_s) - self._marks.get("start", start_s)
         return TimedRun(tuple(requests), t_s, model_s)
 
     def _add(self, prompt: list[int], *, computed: int, outputs: int = 1) -> None:
-        """Add a request that counts as computed up to its token `computed` and gives `outputs` tokens."""
+        """Add a request whose first `computed` tokens count as computed, and which gives `outputs` tokens."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -308,9 +324,11 @@ class VllmEngine:
         request.num_computed_tokens = computed
 
     def _prompt(self, tokens: int) -> list[int]:
-        """A random prompt. No two begin alike, so that no prefix is found in the cache by accident."""
-        rng = np.random.default_rng((SEED_TOKEN, self._requests, tokens))
-        return (rng.integers(TOKENS, size=tokens) + SEED_TOKEN).tolist()  # type: ignore[no-any-return]
+        """A random prompt of so many tokens. Each request has a seed of its own, so that no prefix is found
+        in the cache by accident.
+        """
+        rng = np.random.default_rng((FIRST_ID, self._requests, tokens))
+        return (rng.integers(IDS, size=tokens) + FIRST_ID).tolist()  # type: ignore[no-any-return]
 
     def _clear(self) -> None:
         """End every request, and run steps until the engine's workers have forgotten them too."""
@@ -321,8 +339,9 @@ class VllmEngine:
             self._core.step_fn()
 
     def _hook_step(self) -> str:
-        """Note what each step schedules, when its forward pass starts and when its tokens are on the host.
-        Returns how `host_s` is measured, for the table's header.
+        """Wrap methods of the scheduler and the executor, so that every step notes what it schedules, when
+        its forward pass starts and when its tokens are on the host. Returns how `host_s` is measured, for
+        the table's header.
         """
         scheduler, executor = self._core.scheduler, self._core.model_executor
         runner = executor.driver_worker.worker.model_runner

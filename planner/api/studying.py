@@ -42,8 +42,9 @@ PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensit
 class WhatIfResult(Result):
     """The best fleet before and after a change, and whether the fleet from before still holds.
 
-    `before` is None if no fleet keeps the SLO before the change. `bounds` are the bounds on the cost before
-    and after the change, each if there is a fleet.
+    `moved` is the answer to the changed question. `before` is None if no fleet keeps the SLO before the
+    change. `bounds` are the lower bounds on the cost, before the change first and after it last; a question
+    without a fleet has none in it.
     """
 
     before: StudyAnswer | None
@@ -52,8 +53,8 @@ class WhatIfResult(Result):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the fleet from before keeps the changed question; None where there is none that may be used
-        there.
+        """Whether the fleet from before keeps the SLO of the changed question; None if there was no fleet, or
+        if the changed question does not offer its worker types.
         """
         return self.moved.kept
 
@@ -81,22 +82,24 @@ class WhatIfResult(Result):
             for key, value in what_if_study.moved_document(moved, before).items()
             if key != "answer"
         }
-        return {
-            "before": before and what_if_study.study_document(before) | {"bound": self.bounds[0]},
-            "after": moved.answer and what_if_study.study_document(moved.answer) | {"bound": self.bounds[-1]},
-            **changed,
-        }
+        before_document = after_document = None
+        if before is not None:
+            before_document = what_if_study.study_document(before) | {"bound": self.bounds[0]}
+        if moved.answer is not None:
+            after_document = what_if_study.study_document(moved.answer) | {"bound": self.bounds[-1]}
+        return {"before": before_document, "after": after_document, **changed}
 
     def to_frame(self) -> pd.DataFrame:
-        """Two rows, before and after: fleet, cost, GPUs, what is simulated."""
+        """Two rows, before and after: fleet, cost, GPUs, and the simulated value of each limit [s]."""
         return _answers_frame({"before": self.before, "after": self.moved.answer})
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times, traffic or prices are off by a share, and what limits cost.
+    """Whether a plan holds if step times, traffic or prices are off by a share, and what each limit of the
+    question costs.
 
-    A move is the answer to one changed question.
+    `before` is the plan, `moves` are the answers to the changed questions.
     """
 
     before: StudyAnswer
@@ -153,8 +156,12 @@ class ParetoResult(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One row per fleet: the limit that it holds to, its cost, the fleet."""
-        rows = [{key: v for key, v in row.items() if key != "answers"} for row in self.to_dict()["steps"]]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            [
+                {key: value for key, value in row.items() if key != "answers"}
+                for row in self.to_dict()["steps"]
+            ]
+        )
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
         """Write pareto.html, pareto.csv, pareto.json and the picture."""
@@ -166,7 +173,11 @@ class ParetoResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReplanResult(Result):
-    """The cheapest way from a running fleet to one that keeps the SLO on today's traffic."""
+    """The cheapest way from a running fleet to one that keeps the SLO on today's traffic.
+
+    `drift` says how the traffic differs from that on which the running fleet was planned; None if that is not
+    known.
+    """
 
     answer: replanning.Replan
     drift: tuple[replanning.TrafficDrift, ...] | None
@@ -182,8 +193,7 @@ class ReplanResult(Result):
         return self.answer.best.fleet
 
     def headline(self) -> str:
-        document = self.to_dict()
-        return "keep what runs" if self.keeps else f"change to {document['fleet']}"
+        return "keep what runs" if self.keeps else f"change to {self.to_dict()['fleet']}"
 
     def sentences(self) -> list[str]:
         if self.drift is None:
@@ -236,7 +246,7 @@ def what_if(
 
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
-    """What `what_if` gives, on the trace of a study, which was read before."""
+    """As `what_if`, on the traffic of a study. `label` names the change in messages and answers."""
     study.progress(f"planning without {label}")
     before: StudyAnswer | InfeasibleError
     try:
@@ -260,7 +270,11 @@ def sensitivity(
     progress: MaybeProgress = None,
     **keys: Unpack[TaskKeys],
 ) -> SensitivityResult:
-    """Whether the plan holds if step times, traffic or prices are off by a share, and what limits cost."""
+    """Whether the plan holds if step times, traffic or prices are off by a share, and what each limit of the
+    question costs.
+
+    `by` is the share, such as "10 %" or 0.1. Raises InputError unless it lies between 0 and 1, both excluded.
+    """
     question = read_task(slo, catalog, **keys)
     by_frac = share_of(by, "by")
     study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
@@ -276,7 +290,7 @@ def share_of(by: str | float, where: str) -> float:
 
 
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
-    """What `sensitivity` gives, on the trace of a study, which was read before."""
+    """As `sensitivity`, on the traffic of a study."""
     before = study.answer(question.task())
     changed = tuple(what_if_study.sensitivity(study, before, by_frac=by_frac))
     return SensitivityResult(before, changed, what_if_study.headroom(study, before))
@@ -300,7 +314,8 @@ def pareto(
     stand only in `slo`, not among `keys`. `points` is how many steps the answer has at most. Each plan may
     take two minutes.
     """
-    given: object = limits  # A mapping is a mistake: the section `limits` of slo.yaml.
+    # Who passes a mapping means the section `limits` of slo.yaml, which stands in `slo`.
+    given: object = limits
     if isinstance(given, Mapping):
         expected = "expected the loosest and the tightest, ('2 s', '0.5 s'); those of slo.yaml go into slo"
         raise refused_value("limits", expected, given)
@@ -348,9 +363,10 @@ def replan_in(
     planned_on: Path | None,
     terms: replanning.ReplanTerms,
 ) -> ReplanResult:
-    """What `replan` gives, on the trace of a study, which was read before.
+    """As `replan`, on the traffic of a study.
 
-    `planned_on` is the file with the requests that the running fleet was planned on, if there is one.
+    `planned_on` is the file with the requests that the running fleet was planned on. Without this file the
+    drift is not known.
     """
     task = question.task()
     answer = replanning.replan(study, task, running, terms)
@@ -369,7 +385,9 @@ def study_of(
     time_limit_s: float,
     progress: MaybeProgress,
 ) -> Study:
-    """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
+    """A study on the traffic of a question. It plans several questions on that traffic, and keeps what it has
+    simulated. Raises InputError where the traffic cannot be read.
+    """
     log_options = log_options_of(question.document, question.path)
     requests = inputs.requests_of(trace, question.task().described, seed=seed, log_options=log_options)
     return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))
@@ -394,5 +412,5 @@ def _answers_frame(answers: Mapping[str, StudyAnswer | None]) -> pd.DataFrame:
     for name, answer in answers.items():
         lines = [] if answer is None else answer.verdict.lines
         simulated = {f"{line.limit.name.replace(' ', '_')}_s": line.value_s for line in lines}
-        rows.append({"": name, **_fleet_columns(answer), **simulated})
+        rows.append({"": name, **_fleet_columns(answer), **simulated})  # The first column has no head.
     return pd.DataFrame(rows)

@@ -28,7 +28,9 @@ from planner.units import show_percent
 
 
 class CatalogCommands(TyperGroup):
-    """`plan catalog gpus` is `plan catalog show gpus`."""
+    """The commands of `plan catalog`. Where none is named, "show" is put in front: `plan catalog gpus` is
+    `plan catalog show gpus`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in (*self.commands, *ctx.help_option_names):
@@ -62,23 +64,26 @@ def fit_kernels(
     catalog_rows = read_catalog(catalog)
     check_output_directory(out)
     llm_read, gpus = catalog_rows.llm(llm), _gpus_to_fit(catalog_rows, gpu)
-    folder = None  # AIConfigurator reads the folder of a config.json.
-    if is_path(llm) and not catalog_rows.has_llm(llm):  # A name of the catalog wins over a file of that name.
+    # An LLM that the catalog does not have is read by AIConfigurator from the folder of its config.json. A
+    # name of the catalog wins over a file of that name.
+    folder = None
+    if is_path(llm) and not catalog_rows.has_llm(llm):
         folder = Path(llm).parent if Path(llm).is_file() else Path(llm)
     # The files that are written name this command as their origin.
     command = f"plan catalog fit {llm_read.name if folder is None else llm}"
     documents: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
     with Progress() as progress:
-        for each in gpus:
-            progress(f"{llm_read.name} on {each.name}")
+        for fitted_gpu in gpus:
+            progress(f"{llm_read.name} on {fitted_gpu.name}")
             date = datetime.date.today().isoformat()
-            fitted = silicon_fits(llm_read, each, tp or TPS, date=date, command=command, folder=folder)
+            fitted = silicon_fits(llm_read, fitted_gpu, tp or TPS, date=date, command=command, folder=folder)
             left_out += fitted.left_out
             if fitted.document is not None:
-                documents[f"latency/{file_name(llm_read, each)}"] = fitted.document
+                documents[f"latency/{file_name(llm_read, fitted_gpu)}"] = fitted.document
     if not documents:
-        # Some small GPU lacks the memory in any case: another reason, if there is one, says more.
+        # On small GPUs there is often no memory for an LLM. Where another GPU has another reason, that one
+        # says more.
         reasons = [why for why in left_out if not why.endswith(NO_MEMORY)] or left_out
         raise InputError(
             reasons[0] if reasons else f"{llm_read.name}: no GPU of the catalog has kernel tables"
@@ -138,13 +143,13 @@ def show_support(
     catalog_rows = read_catalog(catalog)
     llm_read = catalog_rows.llm(llm)
     # The row of a GPU without a power cap stands for its rows with caps.
-    uncapped = [each for each in catalog_rows.gpus.values() if each.name == each.base]
+    uncapped = [gpu_row for gpu_row in catalog_rows.gpus.values() if gpu_row.name == gpu_row.base]
     gpus = [catalog_rows.gpu(name) for name in gpu] if gpu else uncapped
-    rows = [row for each in gpus for row in support.support_rows(catalog_rows, llm_read, each)]
+    rows = [row for gpu_row in gpus for row in support.support_rows(catalog_rows, llm_read, gpu_row)]
     if not rows:
         weights_text = f"{llm_read.weight_bytes / 1e9:.0f} GB of weights"
         raise InputError(
-            f"{llm_read.name}: {weights_text} fit on no node of {', '.join(each.name for each in gpus)}"
+            f"{llm_read.name}: {weights_text} fit on no node of {', '.join(row.name for row in gpus)}"
         )
     if json_output:
         properties = {
@@ -158,7 +163,8 @@ def show_support(
         print_json({"llm": llm_read.name, **properties, "on": rows})
         return
     print_mapping(_llm_in_words(llm_read), llm_read.name)
-    has_beside = any(row["blocks_beside"] for row in rows)  # Memory beside KV tokens: windows and states.
+    # Whether a sequence takes memory in addition to its KV tokens, for its windows and states.
+    has_beside = any(row["blocks_beside"] for row in rows)
     has_ranks = any(row["dp"] > 1 for row in rows)
     print_rows(
         [_support_columns(row, has_beside, has_ranks) for row in rows],
@@ -166,8 +172,9 @@ def show_support(
     )
     verdict, _colour, reason = support.support_badge(rows)
     print_lines(f"{verdict}: {reason[0].lower()}{reason[1:]}")
-    fitting = {row["gpu"] for row in rows}
-    print_lines(*_legend_lines(rows, [each.name for each in gpus if each.name not in fitting]))
+    shown_gpus = {row["gpu"] for row in rows}
+    too_small = [gpu_row.name for gpu_row in gpus if gpu_row.name not in shown_gpus]
+    print_lines(*_legend_lines(rows, too_small))
 
 
 def _llm_in_words(llm: Llm) -> dict[str, str]:
@@ -308,12 +315,12 @@ def import_prices(
     from planner.importers.skypilot import read_prices
 
     day = date or datetime.date.today().isoformat()
-    if first_day(day) is None:
+    if first_day(day) is None:  # It is no date.
         raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
     if out is not None:
         check_output_directory(out)
     catalog_rows = read_catalog(catalog)
-    if is_assets_answer(file):
+    if is_assets_answer(file):  # OpenCost's.
         billed = read_asset_prices(file, catalog_rows, provider=provider, date=day, region=region)
         offers, notes = billed.offers, list(billed.left_out)
     elif is_billing_export(file):

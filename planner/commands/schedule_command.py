@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from planner.reports.schedule_page import ScheduleAnswer
 
 
+LEAST_WINDOW_S = 1.0  # A shorter window is taken for a typing error; set by hand.
+GAP_LEFT_OPEN = 4  # The exit code where the time limit came before the cost was within --gap of the bound.
+
 MarketArgument = Annotated[
     Path,
     typer.Argument(
@@ -86,7 +89,7 @@ def schedule(
     from planner.reports.schedule_page import NAMES
 
     window_s = parse_quantity(window, "s", where="--window")
-    if window_s < 1:
+    if window_s < LEAST_WINDOW_S:
         raise InputError(f"--window: expected at least 1 s, found {window!r}")
     if (demand is None) == (not trace):
         raise InputError(
@@ -103,7 +106,7 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market)) else []
-        if caveats:  # The market is a plan's, so the doubts about the plan's fleet are printed too.
+        if caveats:  # Only a plan.yaml has a caveat. The doubts about its fleet are printed too.
             print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
@@ -126,7 +129,7 @@ def schedule(
         written = [] if out is None else [f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}")]
         print_lines(*(f"Mind: {line}" for line in caveats), *written)
     if not answer.is_optimal:
-        raise typer.Exit(4)
+        raise typer.Exit(GAP_LEFT_OPEN)
 
 
 def _files_by_llm(traces: list[str]) -> dict[str, Path]:
@@ -141,16 +144,17 @@ def _files_by_llm(traces: list[str]) -> dict[str, Path]:
 
 
 def _print_answer(answer: ScheduleAnswer) -> None:
-    from planner.reports import schedule_page as report
+    """Print the GPUs, the workers, the cost with its bound, and what other ways to schedule would cost."""
+    from planner.reports import schedule_page
 
-    for title, (head, rows) in (
-        ("GPUs", report.gpu_rows(answer)),
-        (f"workers over {answer.demand.rate_rps.shape[1]} windows", report.worker_rows(answer)),
-    ):
-        print_table(head, rows, title)
+    windows = answer.demand.rate_rps.shape[1]
+    gpu_head, gpu_rows = schedule_page.gpu_rows(answer)
+    print_table(gpu_head, gpu_rows, "GPUs")
+    worker_head, worker_rows = schedule_page.worker_rows(answer)
+    print_table(worker_head, worker_rows, f"workers over {windows} windows")
     cheapest = answer.schedule
     print_lines(
         f"{cheapest.cost_usd_per_h:.2f} USD/h on average, bound {cheapest.bound_usd_per_h:.2f} "
         f"(gap {100 * cheapest.gap_frac:.2f} %)"
     )
-    print_lines(*report.compared_lines(answer), *report.simulated_lines(answer))
+    print_lines(*schedule_page.compared_lines(answer), *schedule_page.simulated_lines(answer))

@@ -181,15 +181,18 @@ def validate(
         "max_requests": max_requests,
         "prometheus": prometheus or (),
     }
-    if url is not None:
+    if url is not None:  # Both have defaults; without an endpoint they would be refused.
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
-    with Progress(quiet=quiet) as keys["progress"]:
-        rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
+    with Progress(quiet=quiet) as progress:
+        keys["progress"] = progress
+        catalog_rows, file = read_catalog(catalog), plan_file(plan)
+        traffic = traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        print_warnings(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
-        read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
-        result = validate(file, out, read, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
-    _print_result(result, out, read.warnings, json_output=json_output)
+        fleet = read_fleet(file, catalog_rows, slo=slo)
+        print_warnings(fleet_file_doubts(file, fleet, slo=slo, catalog=catalog_rows))
+        requests = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
+        result = validate(file, out, requests, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **keys)
+    _print_result(result, out, requests.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not result.agrees:
@@ -210,7 +213,7 @@ def _parse_prices(text: str | None) -> tuple[float, float] | None:
 
 
 def _print_result(result: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
-    """Print what was measured beside what was predicted."""
+    """Print what was measured beside what was predicted; as one JSON object with `json_output`."""
     from planner.runtime.validation_document import STATUSES, error_rows
 
     document = result.to_dict()
@@ -269,7 +272,7 @@ def serve(
     from planner.runtime.remote_workers import serve as serve_remotes
     from planner.runtime.router import RouterSettings
     from planner.runtime.service import log_to_stderr
-    from planner.runtime.validate import serve as run
+    from planner.runtime.validate import serve as serve_engines
     from planner.runtime.validate import until_signalled
 
     def say(text: str) -> None:
@@ -278,11 +281,11 @@ def serve(
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
     print_warnings(fleet_file_doubts(file, fleet))
-    warm_prompts, keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
-    planned_tokens = max_model_len_of(read_yaml(file), file)
+    warm_prompts, client_keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
+    longest_planned_tokens = max_model_len_of(read_yaml(file), file)
     settings = RouterSettings(
-        keys=keys,
-        longest_tokens=max_model_len or planned_tokens or fleet.llm.context_tokens,
+        keys=client_keys,
+        longest_tokens=max_model_len or longest_planned_tokens or fleet.llm.context_tokens,
         first_byte_s=first_byte,
         whole_s=whole_answer,
         answer_bytes=answer_bytes,
@@ -292,7 +295,8 @@ def serve(
         raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
     log_to_stderr()
     with ExitStack() as stack:
-        sockets = [stack.enter_context(each) for each in bind_sockets(host, port, has_keys=bool(keys))]
+        bound = bind_sockets(host, port, has_keys=bool(client_keys))
+        sockets = [stack.enter_context(socket) for socket in bound]
         if workers:
             urls = parse_workers(workers)
             work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
@@ -300,15 +304,17 @@ def serve(
             check_output_directory(logs)
             options: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
             engines = _engines_to_start(options, fleet, settings.longest_tokens, seed)
-            work = run(engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
-        with suppress(asyncio.CancelledError):
+            work = serve_engines(
+                engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts
+            )
+        with suppress(asyncio.CancelledError):  # Signals such as Ctrl-C cancel the work.
             asyncio.run(until_signalled(work))
     say("stopped")
 
 
 def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:
-    """The prompts of warm-up.json, which workers compute at the start and keep; empty without the file.
-    Raises InputError without it for a fleet whose workers keep pinned prefixes.
+    """The prompts of warm-up.json, which workers compute at the start and keep; none without the file. Raises
+    InputError if the fleet's workers keep pinned prefixes and the file is missing.
     """
     from planner.documents.warm_up import read_warm_up
 
@@ -357,6 +363,7 @@ def _read_keys(file: Path | None) -> tuple[str, ...]:
     for number, key in enumerate(keys, start=1):
         if not all("!" <= letter <= "~" for letter in key):
             raise InputError(f"{where}: key {number} holds a space or another letter than ASCII's")
+    # Lengths are checked after the letters of all keys.
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_KEY_CHARACTERS:
             raise InputError(

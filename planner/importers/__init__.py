@@ -46,9 +46,9 @@ __all__ = [
     "summarise_import",
 ]
 
-# Limits of the list of keys or columns in the error for a file of unknown format.
-MOST_NAMED, MOST_NAMED_CHARS = 8, 200
-HEAD_LINES = 200  # Prometheus's text is recognised within this many lines.
+# The error for a file of unknown format lists at most so many of its keys or columns, in so many characters.
+MOST_LISTED_NAMES, MOST_LISTED_CHARS = 8, 200
+HEAD_LINES = 200  # Prometheus's text is recognised by these first lines of a file; set by hand.
 
 Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
 
@@ -57,71 +57,69 @@ Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredR
 class ForeignFormat:
     """How a format is read, and how a file of it is recognised.
 
-    A file is of the format if it has all keys or columns of one of the sets in `marks`. Without `needs_file`
-    the format can be read from no file: AIConfigurator brings its kernel tables itself. `inside` are patterns
-    of the files in a folder of results; the first pattern that matches any file is used.
+    A file is of the format if it has all keys or columns of one of the sets in `marks`. If `needs_file` is
+    False, `read` also takes an empty list of files: AIConfigurator brings its kernel tables itself. `inside`
+    are patterns of the files in a folder of results; the first pattern that matches any file is used.
     """
 
     read: Reader
-    kind: str  # "json", "jsonl", "csv" or "text".
     marks: tuple[frozenset[str], ...]
     needs_file: bool = True
     inside: tuple[str, ...] = ()
 
 
+# `detect_format` takes the first row whose marks a file has.
 FORMATS: Mapping[str, ForeignFormat] = {
-    "splitwise": ForeignFormat(splitwise_tables.read, "csv", (frozenset(splitwise_tables.COLUMNS),)),
-    "vidur": ForeignFormat(
-        vidur_tables.read, "csv", tuple(frozenset(columns) for columns in vidur_tables.MARKS)
-    ),
+    "splitwise": ForeignFormat(splitwise_tables.read, (frozenset(splitwise_tables.COLUMNS),)),
+    "vidur": ForeignFormat(vidur_tables.read, tuple(frozenset(columns) for columns in vidur_tables.MARKS)),
     "llmservingsim": ForeignFormat(
-        llmservingsim.read, "csv", tuple(frozenset(columns) for columns in llmservingsim.MARKS)
+        llmservingsim.read, tuple(frozenset(columns) for columns in llmservingsim.MARKS)
     ),
     "vllm-bench-serve": ForeignFormat(
-        vllm_serve.read, "json", (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
+        vllm_serve.read, (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
     ),
-    "vllm-bench-latency": ForeignFormat(vllm_latency.read, "json", (frozenset(vllm_latency.MARKS),)),
+    "vllm-bench-latency": ForeignFormat(vllm_latency.read, (frozenset(vllm_latency.MARKS),)),
     "guidellm": ForeignFormat(
-        guidellm.read, "json", (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", "**/*.json")
+        guidellm.read, (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", "**/*.json")
     ),
     "aiperf": ForeignFormat(
         aiperf.read,
-        "json",
         tuple(frozenset(marks) for marks in aiperf.MARKS),
         inside=("**/profile_export_aiperf.json", "**/profile_export.jsonl"),
     ),
     "inference-perf": ForeignFormat(
-        inference_perf.read,
-        "json",
-        (frozenset(inference_perf.MARKS),),
-        inside=("**/stage_*_lifecycle_metrics.json",),
+        inference_perf.read, (frozenset(inference_perf.MARKS),), inside=("**/stage_*_lifecycle_metrics.json",)
     ),
     "aiconfigurator": ForeignFormat(
-        aiconfigurator.read, "csv", (frozenset(aiconfigurator.COLUMNS),), needs_file=False
+        aiconfigurator.read, (frozenset(aiconfigurator.COLUMNS),), needs_file=False
     ),
+    # The marks are those of Prometheus' answers in JSON; its text is recognised by `_keys_or_columns`.
     "prometheus": ForeignFormat(
-        prometheus_scrape.read, "text", (frozenset({"status", "data"}), frozenset({"metric", "values"}))
+        prometheus_scrape.read, (frozenset({"status", "data"}), frozenset({"metric", "values"}))
     ),
-    "csv": ForeignFormat(generic.read, "csv", (frozenset(generic.COLUMNS),)),
+    "csv": ForeignFormat(generic.read, (frozenset(generic.COLUMNS),)),
 }
 
 
 def read(name: str, paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
     """Read files of the format `name`; for "auto" it is detected from the first file.
 
-    A folder stands for the results in it, for instance those of a sweep.
+    A folder stands for the results in it, for instance those of a sweep. Raises InputError for an unknown
+    format, a missing file, and files that are not of the format.
     """
     if name != "auto" and name not in FORMATS:
         raise InputError(f"import: format {name!r} is not one of auto, {', '.join(FORMATS)}")
     if not paths and (name == "auto" or FORMATS[name].needs_file):
         raise InputError(f"import: format {name} needs a file")
     name = detect_format(paths[0]) if name == "auto" else name
-    files = [file for path in paths for file in (_result_files(path, name) if path.is_dir() else [path])]
+    files: list[Path] = []
+    for path in paths:
+        files += _result_files(path, name) if path.is_dir() else [path]
     return FORMATS[name].read(files, stated, catalog)
 
 
 def _result_files(folder: Path, name: str) -> list[Path]:
-    """The files of the format `name` that a folder holds."""
+    """The files of the format `name` that a folder holds. Raises InputError if there are none."""
     for pattern in FORMATS[name].inside:
         if files := sorted(folder.glob(pattern)):
             return files
@@ -151,43 +149,44 @@ def detect_format(path: Path) -> str:
     Raises InputError where it is none of FORMATS.
     """
     if path.is_dir():
-        own = [row.inside[0] for row in FORMATS.values() if row.inside]
-        for pattern in (*own, "**/*.json"):
+        # Each format's first pattern is a name that its tool gives; "**/*.json" fits the files of any tool.
+        first_patterns = [row.inside[0] for row in FORMATS.values() if row.inside]
+        for pattern in (*first_patterns, "**/*.json"):
             if files := sorted(path.glob(pattern)):
                 return detect_format(files[0])
         raise InputError(f"{path}: is a folder without results of a format we know; name the files")
-    kind, names = _describe_file(read_text(path), path)
-    if kind == "text":
+    names = _keys_or_columns(read_text(path), path)
+    if names is None:
         return "prometheus"
     for name, row in FORMATS.items():
         if any(marks <= names for marks in row.marks):
             return name
-    listed_names = ", ".join(sorted(names)[:MOST_NAMED])
+    listed_names = ", ".join(sorted(names)[:MOST_LISTED_NAMES])
     raise InputError(
-        f"{path}: is no format we know (found {listed_names[:MOST_NAMED_CHARS] or 'nothing'}); name one of "
+        f"{path}: is no format we know (found {listed_names[:MOST_LISTED_CHARS] or 'nothing'}); name one of "
         f"{', '.join(FORMATS)}"
     )
 
 
-def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
-    """The kind of a file, "json", "csv" or "text", and its keys or columns."""
+def _keys_or_columns(text: str, path: Path) -> set[str] | None:
+    """The keys of a file in JSON, or the columns of a CSV; None for Prometheus' text, which has neither."""
     start = text.lstrip()
-    if start.startswith("{__name__="):
-        return "text", set()
+    if start.startswith("{__name__="):  # A line of promtool tsdb dump, which also begins like JSON.
+        return None
     if start.startswith(("{", "[")):
         try:
             document = foreign_fields.parse_json(text, path)
         except InputError:  # JSON lines: the first one shows the keys.
             document = foreign_fields.parse_json(start.split("\n", 1)[0], path)
-        return "json", _top_level_keys(document)
+        return _top_level_keys(document)
     if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:HEAD_LINES]):
-        return "text", set()
+        return None
     lines = (line for line in start.split("\n") if line.strip() and not line.startswith("#"))
-    return "csv", {cell.strip().strip('"') for cell in next(lines, "").split(",")}
+    return {cell.strip().strip('"') for cell in next(lines, "").split(",")}
 
 
 def _top_level_keys(document: Any) -> set[str]:
-    """The keys of a JSON object, or of the first object of a list."""
+    """The keys of a JSON object, or of the first object of a list; empty for any other value."""
     if isinstance(document, list):
         document = document[0] if document else {}
     return {str(key) for key in document} if isinstance(document, dict) else set()

@@ -42,8 +42,8 @@ from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
-# The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
-# it. Set by hand: a wrong guess costs a few more rates.
+# The bisection begins at this share of `most_rps`, the rate that work alone allows; queues and the SLO allow
+# less. Set by hand: with a wrong guess the bisection tries a few more rates.
 FIRST_RATE_FRAC = 0.1
 
 
@@ -123,7 +123,8 @@ def configurations(
     """
     fleets = []
     for gpu in gpus:
-        for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
+        largest_power = int(math.log2(gpu.gpus_per_node))
+        for tp in (2**power for power in range(largest_power + 1)):  # Within one node.
             for pp in space.pipelines:
                 if tp * pp > total_gpus or llm.heads % tp or pp > min(MAX_PP, llm.layers):
                     continue  # There is no room for one replica, or the LLM cannot be split so.
@@ -136,8 +137,8 @@ def configurations(
                         # A step must hold a token of every sequence.
                         if kv_tokens < max(least_kv_tokens, 1) or budget < seats:
                             continue
-                        type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, seats, pp).with_llm(llm)
-                        pool = Pool("mixed", "mixed", type_, total_gpus // type_.gpus)
+                        worker = WorkerType(gpu, tp, latency, kv_tokens, budget, seats, pp).with_llm(llm)
+                        pool = Pool("mixed", "mixed", worker, total_gpus // worker.gpus)
                         fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in space.batchings]
     if not fleets:
         raise InputError(
@@ -154,12 +155,13 @@ def most_rps(fleet: Fleet, lengths: Trace) -> float:
     kv_tokens = mean_inputs + mean_outputs / 2  # A sequence has this many halfway through its output.
     rate_rps = 0.0
     for pool in fleet.pools:
-        type_ = pool.type
-        batch = max(1.0, min(type_.max_num_seqs, type_.kv_tokens / kv_tokens))
-        prefill_s = float(type_.latency.prefill_s(mean_inputs, type_.max_num_batched_tokens))
-        step_s = float(type_.latency.step_s(batch, decodes=batch, kv_tokens=batch * kv_tokens))
-        # Each of the pp stages works on a batch of its own; a decode step serves `batch` requests at once.
-        rate_rps += pool.count * type_.pp / (prefill_s + (mean_outputs - 1) * step_s / batch)
+        worker = pool.type
+        batch = max(1.0, min(worker.max_num_seqs, worker.kv_tokens / kv_tokens))
+        prefill_s = float(worker.latency.prefill_s(mean_inputs, worker.max_num_batched_tokens))
+        step_s = float(worker.latency.step_s(batch, decodes=batch, kv_tokens=batch * kv_tokens))
+        # Prefill gives the first token. Each further one takes a step, which serves `batch` requests at once.
+        # Each of the pp stages works on a batch of its own.
+        rate_rps += pool.count * worker.pp / (prefill_s + (mean_outputs - 1) * step_s / batch)
     return rate_rps
 
 
@@ -173,19 +175,19 @@ def search_configurations(
 ) -> tuple[SearchedConfiguration, ...]:
     """The capacity of every configuration by `rule`, most requests per dollar first.
 
-    `lengths` only give the rate at which the bisection begins. `latencies` are the (metric, percentile) pairs
-    that are reported at the capacity.
+    `lengths` only give the rate at which the bisection begins; it ends within `tolerance_frac` of the
+    capacity. `latencies` are the (metric, percentile) pairs that are reported at the capacity.
     """
     rows = []
     for fleet in fleets:
-        best = find_goodput(
+        capacity = find_goodput(
             rule, fleet, guess_rps=FIRST_RATE_FRAC * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
         )
         values_s: tuple[float, ...] = tuple(math.nan for _ in latencies)
-        if best.rate_rps:
-            run = rule.run(fleet, best.rate_rps)
+        if capacity.rate_rps:
+            run = rule.run(fleet, capacity.rate_rps)
             values_s = tuple(value_s(run, metric, percentile) for metric, percentile in latencies)
-        rows.append(SearchedConfiguration(fleet, best.rate_rps, values_s))
+        rows.append(SearchedConfiguration(fleet, capacity.rate_rps, values_s))
     return tuple(sorted(rows, key=lambda row: (-row.requests_per_usd, row.name)))
 
 
@@ -200,6 +202,7 @@ def pareto_configurations(
         return row.values_s[latency_index]
 
     frontier: list[SearchedConfiguration] = []
+    # All rows before one have as many requests per dollar or more, so it must have a lower latency than each.
     for row in sorted(rows, key=lambda row: (-row.requests_per_usd, latency_s(row))):
         if row.rate_rps and (not frontier or latency_s(row) < latency_s(frontier[-1])):
             frontier.append(row)
@@ -220,6 +223,7 @@ def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineC
 def pareto_makespans(rows: Iterable[OfflineConfiguration]) -> tuple[OfflineConfiguration, ...]:
     """The rows that no other beats in both makespan and bill, the shortest first."""
     frontier: list[OfflineConfiguration] = []
+    # All rows before one are as fast or faster, so it must have a lower bill than each.
     for row in sorted(rows, key=lambda row: (row.makespan_s, row.usd)):
         if math.isfinite(row.makespan_s) and (not frontier or row.usd < frontier[-1].usd):
             frontier.append(row)

@@ -32,12 +32,13 @@ from planner.policies import (
     Batching,
 )
 
-# Codes of routings that look at sums over a whole worker, and so need not know of its data-parallel ranks.
+# Codes of the routings that judge a worker by sums over all of it. They need not know of its data-parallel
+# ranks, so they are simulated with them.
 RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
 def check_policies(fleet: Fleet) -> None:
-    """Raise InputError for policies that are not known, or do not go together or with the fleet."""
+    """Raise InputError for policies that are unknown, do not go together, or do not go with the fleet."""
     policies = fleet.policies
     for name, known in BY_FIELD.items():  # `known` are the rows that this field of Policies may name.
         if (chosen := getattr(policies, name)) not in known:
@@ -55,13 +56,14 @@ def check_policies(fleet: Fleet) -> None:
     if most_stages > MAX_PP:
         raise InputError(f"pp is {most_stages}, must be at most {MAX_PP}")
     for name in (policies.routing, policies.decode_routing):
+        # `form` is set where the step times follow another formula than the planner's own.
         if ROUTING[name].by_formula and any(pool.type.form for pool in fleet.pools):
             raise InputError(
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
     _check_engine_has(policies, batching)
-    _check_pools(policies)
-    _check_places(fleet, batching)
+    _check_repurpose_after(policies)
+    _check_topology(fleet, batching)
     if fleet.engine is not None and batching.code != VLLM_V1:
         raise InputError(
             f"engine: vllm forms its steps as vllm-v1 does, policies.batching is {batching.name!r}; drop one "
@@ -99,17 +101,17 @@ def _require_default(where: str, policies: Policies, *names: str) -> None:
             raise InputError(f"{where}: needs {name} {default}, found {value!r}")
 
 
-def _require_one_rank(where: str, worker: WorkerType) -> None:
+def _require_one_rank(where: str, worker_type: WorkerType) -> None:
     """Raise InputError for a worker with pipeline stages or data-parallel ranks."""
-    if worker.pp > 1:
-        raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
-    if worker.dp > 1:
+    if worker_type.pp > 1:
+        raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker_type.pp}")
+    if worker_type.dp > 1:
         raise InputError(
-            f"{where}: is not simulated with data-parallel ranks, must be dp 1, found {worker.dp}"
+            f"{where}: is not simulated with data-parallel ranks, must be dp 1, found {worker_type.dp}"
         )
 
 
-def _check_places(fleet: Fleet, batching: Batching) -> None:
+def _check_topology(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for policies that are not simulated with a `network.topology`."""
     topology, policies = fleet.network.topology, fleet.policies
     if topology is None:
@@ -138,23 +140,24 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
             "workers need the same drafter"
         )
     for pool in fleet.running_pools:
-        worker = pool.type
-        if worker.speculation is None:
+        worker_type = pool.type
+        if worker_type.speculation is None:
             continue
         where = f"{pool.name}: speculative"
         _require_vllm(where, batching)
         _require_default(where, fleet.policies, "admission")
-        if worker.pp > 1:  # Ranks draft each for itself.
-            raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
-        if worker.form is not None:
+        # Data-parallel ranks are not refused: each of them drafts for itself.
+        if worker_type.pp > 1:
+            raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker_type.pp}")
+        if worker_type.form is not None:
             raise InputError(
                 f"{where}: is simulated on the five numbers of a fit, and this worker's step times have "
                 "another form"
             )
-        if worker.max_num_batched_tokens < worker.max_num_seqs * worker.step_tokens:
+        if worker_type.max_num_batched_tokens < worker_type.max_num_seqs * worker_type.step_tokens:
             raise InputError(
-                f"{where}: {worker.max_num_seqs} sequences of {worker.step_tokens} tokens each need as many "
-                f"max_num_batched_tokens, found {worker.max_num_batched_tokens}"
+                f"{where}: {worker_type.max_num_seqs} sequences of {worker_type.step_tokens} tokens each "
+                f"need as many max_num_batched_tokens, found {worker_type.max_num_batched_tokens}"
             )
 
 
@@ -179,7 +182,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
     adapter_sets = {
         None if pool.type.lora is None else pool.type.lora.lora.adapters for pool in fleet.running_pools
     }
-    if adapter_sets == {None}:
+    if adapter_sets == {None}:  # No worker serves adapters.
         return
     if len(adapter_sets) > 1:
         raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
@@ -215,12 +218,12 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
             f"{degrees[0]} are no use to those with tp {degrees[-1]}; give all one tp"
         )
     for pool in fleet.running_pools:
-        kind = pool.type
-        _require_one_rank(f"{pool.name}: {where}", kind)
-        for name, setting in (("lora", kind.lora), ("speculative", kind.speculation)):
+        worker_type = pool.type
+        _require_one_rank(f"{pool.name}: {where}", worker_type)
+        for name, setting in (("lora", worker_type.lora), ("speculative", worker_type.speculation)):
             if setting is not None:
                 raise InputError(f"{pool.name}: {where}: is not simulated with {name}; drop one of the two")
-        if kind.kv_beside.is_any:
+        if worker_type.kv_beside.is_any:
             raise InputError(
                 f"{pool.name}: {where}: {fleet.llm.name} has layers with windows or states, which is not "
                 "simulated; leave kv_offload out"
@@ -228,14 +231,17 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
 
 
 def _check_engine_has(policies: Policies, batching: Batching) -> None:
-    """Raise InputError for policies that the engine of the batching does not have."""
+    """Raise InputError for policies that the batching's engine does not have, and for settings of the
+    predicted output length or of the heartbeat that it cannot use.
+    """
     for name, known in BY_FIELD.items():
         row = known[getattr(policies, name)]
         if batching.simulator in row.simulators:
             continue
         # A policy that no engine of single steps (vLLM's kind) has belongs to the engine of one batching.
         if STEPWISE not in row.simulators:
-            needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.simulator in row.simulators)
+            batchings = [other.name for other in BATCHING.values() if other.simulator in row.simulators]
+            needed = " or ".join(map(repr, batchings))
             raise InputError(f"policies.{name} is {row.name!r}, which needs batching {needed}")
         possible = ", ".join(other.name for other in known.values() if batching.simulator in other.simulators)
         raise InputError(
@@ -245,7 +251,7 @@ def _check_engine_has(policies: Policies, batching: Batching) -> None:
         raise InputError(
             "policies: prediction_accuracy and prediction_buckets are two predictors; drop one of the two"
         )
-    if not policies.heartbeat_s > 0:
+    if not policies.heartbeat_s > 0:  # `not >`, because `<=` would let NaN pass.
         raise InputError(f"policies.heartbeat_s is {policies.heartbeat_s:g}, must be > 0")
     if policies.prediction_buckets < 0:
         raise InputError(f"policies.prediction_buckets is {policies.prediction_buckets}, must be >= 0")
@@ -261,9 +267,9 @@ def _check_engine_has(policies: Policies, batching: Batching) -> None:
         )
 
 
-def _check_pools(policies: Policies) -> None:
-    """Raise InputError where `repurpose_after` is given for pools that do not use it, or missing for pools
-    that need it.
+def _check_repurpose_after(policies: Policies) -> None:
+    """Raise InputError where `repurpose_after` is given although the policy of pools does not use it, is
+    missing although it needs it, or is negative.
     """
     pools, is_given = POOLS[policies.pools], policies.repurpose_after_s < math.inf
     if pools.code not in (MIXED_POOL, REPURPOSE) and is_given:
@@ -278,8 +284,9 @@ def _check_pools(policies: Policies) -> None:
 
 
 def _check_caches(policies: Policies) -> None:
-    """Raise InputError for policies that need prefix caches where there are none, or do not go with caches or
-    with policies that count tenants.
+    """Raise InputError for policies that need prefix caches although the fleet has none, that are not
+    simulated beside such caches, or that are not simulated beside a policy that counts tenants; and for
+    weights of tenants and groups of priorities that are no possible numbers.
     """
     decode_row = ROUTING[policies.decode_routing]
     if decode_row.reads_cache_state:
@@ -305,9 +312,10 @@ def _check_caches(policies: Policies) -> None:
         for name, row in rows.items():
             if row.needs_caches:
                 raise InputError(f"policies.{name} is {row.name!r}, which needs prefix_cache: true")
-    counting = next((f"{name} {row.name}" for name, row in rows.items() if row.counts_tenants), None)
-    if not policies.prefix_cache and counting is None:
+    counts_tenants = next((f"{name} {row.name}" for name, row in rows.items() if row.counts_tenants), None)
+    if not policies.prefix_cache and counts_tenants is None:
         return
+    # What may stand beside caches may also stand beside the counts of tenants, and nothing else may.
     possible: dict[str, Sequence[object]] = {
         name: [row.name for row in known.values() if row.with_caches] for name, known in BY_FIELD.items()
     }
@@ -316,7 +324,7 @@ def _check_caches(policies: Policies) -> None:
         if (value := getattr(policies, name)) not in values:
             raise InputError(
                 f"policies.{name} is {value!r}, must be {' or '.join(map(str, values))} with "
-                f"{'prefix_cache' if policies.prefix_cache else counting}"
+                f"{'prefix_cache' if policies.prefix_cache else counts_tenants}"
             )
     if policies.priority_groups < 1:
         raise InputError(f"policies.priority_groups is {policies.priority_groups}, must be at least 1")

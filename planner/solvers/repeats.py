@@ -7,8 +7,10 @@ of runs that keep the SLO. It decides between  p <= p0 = 90 %  and  p >= p1 = 99
 
 p <= p0 is rejected at L >= 1 / 0.05, p >= p1 at L <= 0.05. Each is rejected wrongly in at most 5 % of cases,
 even if L is examined after every run (Ville's inequality). 32 kept runs in a row decide that the SLO holds;
-with one missed run it takes 57. Two misses among the first 32 decide that it fails. The interval of a figure
-is Student's, of 95 % confidence, for its mean over the runs.
+with one missed run it takes 57. Two misses among the first 32 decide that it fails.
+
+Each simulated value, a percentile for instance, is given as its mean over the runs, with Student's interval
+of 95 % confidence for that mean.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ if TYPE_CHECKING:  # A document of runs is read without the simulator, which tak
     from planner.simulator.slo_verdict import Verdict
 
 CONFIDENCE_FRAC = 0.95  # The confidence of the intervals and of the test.
-FEW_FRAC = 0.90  # p0 of the test.
-MOST_FRAC = 0.99  # p1 of the test.
+FEW_FRAC = 0.90  # p0 of the test: a fleet that keeps the SLO in no more runs than this share fails.
+MOST_FRAC = 0.99  # p1 of the test: a fleet that keeps it in this share of runs or more holds.
 
 Decision = Literal["holds", "fails", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure over runs: its mean with its confidence interval, and its extremes.
+    """A simulated value over runs, in its own unit: the mean with its confidence interval, and the extremes.
 
-    The mean and its interval are NaN or infinite unless the figure is finite in every run.
+    The mean and its interval are NaN or infinite unless the value is finite in every run.
     """
 
     mean: float
@@ -47,35 +49,35 @@ def confidence_interval(values: Sequence[float | None]) -> Interval:
     """The interval mean +- t s / sqrt(n) of n values, with s the sample's standard deviation and t Student's
     quantile for n - 1 degrees of freedom. A missing value (None) counts as NaN.
     """
-    figures = np.array([math.nan if value is None else value for value in values], dtype=float)
-    n = len(figures)
+    sample = np.array([math.nan if value is None else value for value in values], dtype=float)
+    n = len(sample)
     from scipy.special import stdtrit  # Importing it takes 0.2 s, which most commands need not spend.
 
     t = float(stdtrit(n - 1, 0.5 + CONFIDENCE_FRAC / 2)) if n > 1 else math.nan
     with np.errstate(invalid="ignore"):  # A percentile that no request reaches is infinite: inf - inf is NaN.
-        deviation = float(figures.std(ddof=1)) if n > 1 else math.nan
+        deviation = float(sample.std(ddof=1)) if n > 1 else math.nan
     half = t * deviation / math.sqrt(n)
-    return Interval(float(figures.mean()), half, float(figures.min()), float(figures.max()))
+    return Interval(float(sample.mean()), half, float(sample.min()), float(sample.max()))
 
 
 def decide_sequentially(
-    kept: int, runs: int, few_frac: float = FEW_FRAC, most_frac: float = MOST_FRAC
+    kept: int, runs: int, p0_frac: float = FEW_FRAC, p1_frac: float = MOST_FRAC
 ) -> Decision:
-    """What the test decides after `kept` of `runs` kept the SLO, with p0 = `few_frac` and p1 = `most_frac`:
-    "holds" rejects p <= p0, "fails" rejects p >= p1, "open" neither.
+    """What the test decides after `kept` of `runs` kept the SLO: "holds" rejects p <= p0, "fails" rejects
+    p >= p1, "open" neither.
     """
-    log_likelihood = kept * math.log(most_frac / few_frac)
-    log_likelihood += (runs - kept) * math.log((1 - most_frac) / (1 - few_frac))
-    threshold = math.log(1 / (1 - CONFIDENCE_FRAC))
-    if abs(log_likelihood) < threshold:
+    log_ratio = kept * math.log(p1_frac / p0_frac)  # The logarithm of L.
+    log_ratio += (runs - kept) * math.log((1 - p1_frac) / (1 - p0_frac))
+    threshold = math.log(1 / (1 - CONFIDENCE_FRAC))  # That of 1 / 0.05; the limit 0.05 has the negative.
+    if abs(log_ratio) < threshold:
         return "open"
-    return "holds" if log_likelihood > 0 else "fails"
+    return "holds" if log_ratio > 0 else "fails"
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """The result of runs of one fleet with random traffic or interruptions, which went on until the test
-    decided or their number reached a limit.
+    """The result of several runs of one fleet with random traffic or interruptions; `run_until_decided` says
+    when they end.
 
     `limits` are the SLO's percentiles [s] over the runs, by the limit's name. With `after_losses` a run
     counts as kept if the SLO holds with all workers and also after the losses to survive; the percentiles are
@@ -103,21 +105,21 @@ def run_until_decided(
     `run` returns whether the SLO is kept, and the verdict from which the figures are taken. `what` names what
     differs between the runs.
     """
-    is_kept: list[bool] = []
+    kept = 0
     verdicts: list[Verdict] = []
     while (
-        len(is_kept) < most_runs
-        and decide_sequentially(sum(is_kept), len(is_kept)) == "open"
-        and (not is_kept or goes_on())
+        len(verdicts) < most_runs
+        and decide_sequentially(kept, len(verdicts)) == "open"
+        and (not verdicts or goes_on())
     ):
-        holds, verdict = run(len(is_kept))
-        is_kept.append(holds)
+        is_kept, verdict = run(len(verdicts))
+        kept += is_kept
         verdicts.append(verdict)
     return Repeats(
         what,
-        len(is_kept),
-        sum(is_kept),
-        decide_sequentially(sum(is_kept), len(is_kept)),
+        len(verdicts),
+        kept,
+        decide_sequentially(kept, len(verdicts)),
         {
             line.limit.name: confidence_interval([verdict.lines[i].value_s for verdict in verdicts])
             for i, line in enumerate(verdicts[0].lines)

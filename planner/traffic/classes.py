@@ -21,15 +21,17 @@ MOST_LISTED = 5  # An error names at most this many tenants, adapters or models.
 
 def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
     """(n,): the requests of a trace that are of this class."""
+    # The names that each column may hold, and (n,) the index of each request's name among them.
     columns = {
         "tenant": (trace.tenants, trace.tenant),
         "adapter": (trace.adapters, trace.adapter),
         "llm": (trace.llms, trace.llm),
     }
 
-    def is_one_of(column: str, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-        names, numbers = columns[column]
-        return np.isin(numbers, [number for number, name in enumerate(names) if name in wanted])
+    def is_one_of(column: str, class_names: Collection[str]) -> npt.NDArray[np.bool_]:
+        names, name_of_request = columns[column]
+        of_class = [index for index, name in enumerate(names) if name in class_names]
+        return np.isin(name_of_request, of_class)
 
     return _matches(selector, trace.input_tokens, is_one_of)
 
@@ -39,7 +41,7 @@ def takes_request(
 ) -> bool:
     """Whether one request is of this class. An empty name stands for a request that names none."""
     names = {"tenant": tenant, "adapter": adapter, "llm": llm}
-    return bool(_matches(selector, input_tokens, lambda column, wanted: names[column] in wanted))
+    return bool(_matches(selector, input_tokens, lambda column, class_names: names[column] in class_names))
 
 
 def _matches(
@@ -47,10 +49,12 @@ def _matches(
     input_tokens: npt.ArrayLike,
     is_one_of: Callable[[str, Collection[str]], npt.ArrayLike],
 ) -> npt.NDArray[np.bool_]:
-    """Which requests with these prompts are of a class: those for which every key of its `match` holds.
+    """Which requests with prompts of these lengths are of a class: those for which every key of its `match`
+    in slo.yaml holds.
 
-    `is_one_of(column, names)` says which requests have one of the names in this column. Planning and the
-    router of a running fleet both use this function, so they agree on every request's class.
+    `is_one_of(column, names)` says which requests have one of the names in this column. One request has a
+    single length and a single answer, a trace of n requests arrays (n,). Planning and the router of a running
+    fleet both use this function, so they agree on every request's class.
     """
     matches = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
@@ -60,7 +64,7 @@ def _matches(
         ("adapter", selector.adapters),
         ("llm", selector.llms),
     ):
-        if class_names:  # A class that names no tenants, for example, takes those of all.
+        if class_names:  # A class that names no tenants, for example, takes requests of all tenants.
             matches = matches & is_one_of(column, class_names)
     return np.asarray(matches)
 
@@ -90,22 +94,22 @@ def check_classes(slo: Slo, trace: Trace) -> None:
         if not mask.any():
             raise InputError(
                 f"{key}: matches none of the {len(trace):,} requests of {trace.name}"
-                f"{_what_is_there(selector, trace)}"
+                f"{_nearest_miss_text(selector, trace)}"
             )
         if (in_two := mask & (class_of >= 0)).any():
-            other = selectors[int(class_of[in_two][0])].name
+            earlier_class = selectors[int(class_of[in_two][0])].name
             raise InputError(
-                f"{key}: {int(in_two.sum()):,} requests of {trace.name} are of class {other} too; a "
+                f"{key}: {int(in_two.sum()):,} requests of {trace.name} are of class {earlier_class} too; a "
                 "request is of one class, so narrow one of the two matches (both ends of from and to count: "
                 "{to: 2000} and {from: 2001})"
             )
         class_of[mask] = number
     # A line without a class applies to all requests; only without such a line can a request have none.
-    if all(limit.selector is not None for limit in slo.limits) and (missed := class_of < 0).any():
+    if all(limit.selector is not None for limit in slo.limits) and (unclassed := class_of < 0).any():
         raise InputError(
-            f"slo: classes: {int(missed.sum()):,} of the {len(trace):,} requests of {trace.name} are of no "
-            f"class{_first_missed(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a "
-            "line for all requests such as ttft: {p90: 10 s}"
+            f"slo: classes: {int(unclassed.sum()):,} of the {len(trace):,} requests of {trace.name} are of "
+            f"no class{_first_text(trace, int(np.argmax(unclassed)))}; add a class for them, or beside "
+            "classes a line for all requests such as ttft: {p90: 10 s}"
         )
 
 
@@ -120,9 +124,8 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
         if not trace.after.size and not (mask & (trace.arrival_s >= judged_from_s)).any():
             raise InputError(
                 f"slo: classes: {selector.name}: its {count_text(int(mask.sum()), 'request')} of "
-                f"{trace.name} "
-                f"arrive in the first {warm_up}, the warm-up, which is not judged; give a longer trace or "
-                "drop the class"
+                f"{trace.name} arrive in the first {warm_up}, the warm-up, which is not judged; give a "
+                "longer trace or drop the class"
             )
 
 
@@ -133,33 +136,35 @@ def _check_tenants(slo: Slo, trace: Trace) -> None:
             f"slo: tenants: {trace.name} names {'no tenants' if not trace.tenants else 'one tenant alone'}, "
             "which share nothing; give it a column tenant, or drop tenants"
         )
-    for each in slo.guarantees:
-        if each.tenant is not None and each.tenant not in trace.tenants:
+    for guarantee in slo.guarantees:
+        # A guarantee without a tenant is to all tenants that no other guarantee names.
+        if guarantee.tenant is not None and guarantee.tenant not in trace.tenants:
             raise InputError(
-                f"slo: tenants: {show_value(each.tenant)} has no request in {trace.name}, whose tenants are "
-                f"{list_first(list(map(show_value, trace.tenants)), MOST_LISTED)}; write one of them, or each"
+                f"slo: tenants: {show_value(guarantee.tenant)} has no request in {trace.name}, whose tenants "
+                f"are {list_first(list(map(show_value, trace.tenants)), MOST_LISTED)}; write one of them, or "
+                "each"
             )
 
 
-def _what_is_there(selector: Selector, trace: Trace) -> str:
+def _nearest_miss_text(selector: Selector, trace: Trace) -> str:
     """The trace's own names or prompt lengths, for the error on a class without requests.
 
     Names are listed of the first kind (tenants, adapters, models) of which the class has only unknown ones;
     if there is no such kind, its prompt lengths must be wrong.
     """
-    for wanted, names, kind in (
+    for class_names, names, kind in (
         (selector.tenants, trace.tenants, "tenants"),
         (selector.adapters, trace.adapters, "adapters"),
         (selector.llms, trace.llms, "models"),
     ):
-        if wanted and not set(wanted) & set(names):
+        if class_names and not set(class_names) & set(names):
             listed = list_first(list(map(show_value, names)), MOST_LISTED)
             return f", whose {kind} are {listed}" if names else f", which names no {kind}"
     tokens = trace.input_tokens
     return f", whose prompts have {int(tokens.min()):,} to {int(tokens.max()):,} tokens; widen its match"
 
 
-def _first_missed(trace: Trace, index: int) -> str:
-    """The request at `index`, for an error on several requests of which it is the first."""
+def _first_text(trace: Trace, index: int) -> str:
+    """The prompt length and tenant of the request at `index`, the first of those that an error is about."""
     tenant = f", of tenant {show_value(trace.tenants[int(trace.tenant[index])])}" if trace.tenants else ""
     return f" (the first: {int(trace.input_tokens[index]):,} tokens{tenant})"

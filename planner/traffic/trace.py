@@ -25,12 +25,14 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_TOKENS = 100_000_000  # Most tokens of one request; a larger number means a broken column.
 MAX_REQUESTS = 50_000_000  # Most requests of one trace: they must fit into memory.
-# The time of a simulation grows with the ids of blocks. Blocks are made larger until the mean prompt has at
-# most this many, so that a block is less than a hundredth of it.
+# The time of a simulation grows with the ids of blocks. Where the mean prompt has more than this many,
+# prefixes.py and agents.py make blocks larger. A block is still less than a hundredth of the mean prompt.
 MOST_MEAN_IDS = 256
 MAX_IDS = 200_000_000  # Most KV blocks of all prompts of a trace: their ids take 1.6 GB.
 
 WINDOW_REQUESTS = 100  # The fewest requests of a window of an SLO: with fewer, p99 allows none to be late.
+
+MOST_NAMED_LLMS = 5  # A trace's note on its LLMs gives the shares of at most this many.
 
 # The warm-up is one part in WARM_UP_PARTS of a trace, but no longer than MOST_WARM_UP_S.
 WARM_UP_PARTS = 20
@@ -48,7 +50,7 @@ def no_edges() -> IntArray:
 
 
 def sort_waits(after: IntArray) -> IntArray:
-    """Rows (request, what it waits for) in the order of `Trace.after`: by the second, then by the first."""
+    """Rows (request, parent) in the order of `Trace.after`: by parent, then by request."""
     return after[np.lexsort((after[:, 0], after[:, 1]))]
 
 
@@ -59,7 +61,8 @@ def constant_array(value: float, n: int) -> npt.NDArray[Any]:
 
 def chosen_of(column: npt.NDArray[Any], index: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """column[index]; the result has the memory of one value if the column is a `constant_array`."""
-    return np.broadcast_to(column[0], len(index)) if column.strides == (0,) and len(column) else column[index]
+    is_constant = column.strides == (0,) and len(column) > 0  # All entries lie at one place in memory.
+    return np.broadcast_to(column[0], len(index)) if is_constant else column[index]
 
 
 def _never_falls(values: npt.NDArray[Any]) -> bool:
@@ -68,9 +71,11 @@ def _never_falls(values: npt.NDArray[Any]) -> bool:
 
 
 def index_ranges(first: IntArray, count: IntArray) -> IntArray:
-    """For every row the `count` whole numbers from `first` on, one row after the other."""
-    ends = np.cumsum(count)
-    numbers: IntArray = np.arange(count.sum()) + np.repeat(first - (ends - count), count)
+    """The ranges [first, first + count) of all rows as one array: first = (5, 9), count = (3, 2) make
+    (5, 6, 7, 9, 10).
+    """
+    starts = np.cumsum(count) - count  # Where each row begins in the result.
+    numbers: IntArray = np.arange(count.sum()) + np.repeat(first - starts, count)
     return numbers
 
 
@@ -93,7 +98,8 @@ class Trace:
     `adapter` indexes `adapters`, the LoRA adapters that the trace names, -1 for the LLM alone;
     requests of several adapters have no id in common.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
-    `task` numbers the task of each request, empty where each session is one task (planner/traffic/tasks.py).
+    `task` is the number of each request's task; it is empty where each session is one task
+    (planner/traffic/tasks.py).
     `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
     time (planner/traffic/sessions.py). Parents stand before those who wait for them.
@@ -254,19 +260,19 @@ Value = TypeVar("Value")
 
 
 def kept_with_trace(find: Callable[[Trace], Value]) -> Callable[[Trace], Value]:
-    """`find`, run once for each trace: its value is kept as long as the trace is in memory. Threads that
-    need it at once may each run `find`. Nobody may write into the value.
+    """A function that runs `find` once for each trace, and keeps its value as long as the trace is in memory.
+    Threads that need the value of a trace at the same time may each run `find`. Nobody may change the value.
     """
     values: WeakKeyDictionary[Trace, Value] = WeakKeyDictionary()
-    keeping = threading.Lock()
+    lock = threading.Lock()
 
     @functools.wraps(find)
     def find_once(trace: Trace) -> Value:
-        with keeping:
+        with lock:
             if trace in values:
                 return values[trace]
         value = find(trace)
-        with keeping:
+        with lock:
             values[trace] = value
         return value
 
@@ -289,7 +295,9 @@ def warm_up_s(span_s: float) -> float:
 
 
 def judged_span_s(trace: Trace) -> float:
-    """The length [s] of the measured window; waits for requests count as if answers took no time."""
+    """The length [s] of the measured window, up to the last arrival. If requests wait for others, that is
+    the last one as if answers took no time.
+    """
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 
@@ -308,16 +316,17 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
     """
     start_s, end_s = window_s
     # Adding 0.5 rounds the count, so that a remainder of half a window counts as one.
-    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
+    last_window = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
     judged_s = arrival_s[(arrival_s >= start_s) & (arrival_s <= end_s)]
-    window_of = np.minimum(np.floor((judged_s - start_s) / every_s), last)
+    window_of = np.minimum(np.floor((judged_s - start_s) / every_s), last_window)
     edges_s, requests = [start_s], 0
     for window, arrivals in zip(*np.unique(window_of, return_counts=True), strict=True):
         requests += int(arrivals)
         if requests >= WINDOW_REQUESTS:
             edges_s.append(start_s + every_s * (window + 1))
             requests = 0
-    # Windows at the end with too few requests join the last one: its end becomes the end of the trace.
+    # The last edge is replaced by the end of the trace, so that windows at the end with too few requests are
+    # part of the window before. The edge at the start stays.
     return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
@@ -327,7 +336,9 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
-    """Spread the stamps of a coarse clock uniformly over its step; any other trace stays as it is."""
+    """The trace with the stamps of a coarse clock spread uniformly over the clock's step, and the first
+    arrival at 0; any other trace as it is.
+    """
     coarse_s = trace.coarse_s
     if not coarse_s:
         return trace
@@ -342,7 +353,8 @@ def spread_stamps(trace: Trace, *, seed: int) -> Trace:
 
 
 def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
-    """The note on a trace of several LLMs; `of_llm` removes it."""
-    counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
-    shares = (f"{show_value(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
+    """The note on a trace of several LLMs, with the shares of the largest; `of_llm` removes it."""
+    requests_of_llm = np.bincount(llm, minlength=len(llms)).tolist()
+    largest = Counter(dict(zip(llms, requests_of_llm, strict=True))).most_common(MOST_NAMED_LLMS)
+    shares = (f"{show_value(name)} {requests / len(llm):.1%}" for name, requests in largest)
     return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"

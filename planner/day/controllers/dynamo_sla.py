@@ -67,14 +67,16 @@ class ForecastLoad:
 def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
     """Requests/s of a worker that computes `tokens_per_s` prompt tokens/s.
 
-    `correction` is p (module docstring). Below 1, prompts took less work than assumed, and the worker carries
-    more.
+    `correction` is p of the module's docstring. Below 1, prompts took less work than assumed, and the worker
+    carries more. Above 1 it counts as 1, as in Dynamo.
     """
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
 
 def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
-    """Requests/s of a worker that generates `tokens_per_s` tokens/s within the target."""
+    """Requests/s of a worker that generates `tokens_per_s` tokens/s within the target. A request counts as at
+    least one token.
+    """
     return tokens_per_s / max(load.output_tokens, 1.0)
 
 
@@ -90,13 +92,16 @@ def prefill_tokens_per_s(engine: EngineProfile, input_tokens: float) -> float:
 
 def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: float) -> float:
     """Tokens/s of the largest batch that keeps the ITL; of one request where no batch does."""
+    # A step takes `engine.decode_s` and this much more for each sequence.
     per_sequence_s = engine.itl_s(1, context_tokens) - engine.decode_s
     batch = _largest_batch(engine, context_tokens, itl_s, per_sequence_s)
     return batch / engine.itl_s(batch, context_tokens)
 
 
 def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, per_sequence_s: float) -> int:
-    """The largest batch whose step takes at most `itl_s`, from 1 to what the worker holds."""
+    """The largest batch whose step takes at most `itl_s`, from 1 to what the worker holds. Each of its
+    sequences adds `per_sequence_s` to the step.
+    """
     most = engine.most_sequences(context_tokens)
     if per_sequence_s <= 0:  # A batch of any size takes as long.
         return most
@@ -107,14 +112,16 @@ def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, p
 def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
     """Requests/s of a mixed worker with the largest batch n whose steps keep the ITL.
 
-    A request takes `out` steps, so each step computes n / out prompts in the mean.
+    A request takes a step for each output token, so each step computes n / (output tokens) prompts in the
+    mean.
     """
-    out = max(load.output_tokens, 1.0)
+    steps_of_request = max(load.output_tokens, 1.0)
     # The seconds that prompts add to a step, per sequence of the batch.
-    prompts_s = engine.ttft_s(load.input_tokens) / out
+    prompts_s = engine.ttft_s(load.input_tokens) / steps_of_request
     per_sequence_s = engine.itl_s(1, load.context_tokens) - engine.decode_s + prompts_s
     batch = _largest_batch(engine, load.context_tokens, itl_s, per_sequence_s)
-    return batch / (out * (engine.decode_s + per_sequence_s * batch))
+    step_s = engine.decode_s + per_sequence_s * batch
+    return batch / (steps_of_request * step_s)
 
 
 class DynamoSla:
@@ -140,9 +147,9 @@ class DynamoSla:
         seen = ForecastLoad(rate_rps, *mean_lengths(reading))
         ttft_s = mean_of(reading.ttft_s, range(len(self.current)))
         itl_s = mean_of(reading.tpot_s, self.decoding_pools)
-        # No request finished in the interval.
+        # A mean is NaN if no request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
-            if reading.limbo:  # Requests wait because a pool is empty.
+            if reading.limbo:  # Requests wait because a pool is empty, so each pool gets a worker.
                 self.current = self.knowledge.bounded_sizes([max(size, 1) for size in self.current])
             return list(self.current)
         load = seen
@@ -154,11 +161,12 @@ class DynamoSla:
     def _wanted_sizes(
         self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> list[int]:
-        """Sizes (P,) of all pools. Dynamo has one pool per role. Of several pools of a role, the first is
-        sized for what the others do not carry with their present sizes.
+        """Sizes (P,) of all pools, for the load expected and the TTFT and ITL seen. Dynamo has one pool per
+        role. Of several pools of a role, the first is sized for what the others do not carry with their
+        present sizes.
         """
         knowledge = self.knowledge
-        assert knowledge.tpot_s is not None
+        assert knowledge.tpot_s is not None  # `__init__` requires it.
         sizes = list(self.current)
         for role in dict.fromkeys(knowledge.roles):
             pools = knowledge.pools_of_role(role)
@@ -175,7 +183,8 @@ class DynamoSla:
                     worker_rps.append(decode_rps(load, tokens_per_s))
                 else:
                     worker_rps.append(mixed_rps(engine, load, knowledge.tpot_s))
-            others_rps = sum(rate * sizes[i] for rate, i in zip(worker_rps[1:], pools[1:], strict=True))
+            other_workers = zip(worker_rps[1:], pools[1:], strict=True)
+            others_rps = sum(rate_rps * sizes[i] for rate_rps, i in other_workers)
             sizes[pools[0]] = count_replicas(max(load.rate_rps - others_rps, 0.0), worker_rps[0])
         return sizes
 
@@ -186,11 +195,12 @@ class DynamoSla:
     def _decode_correction(
         self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
-        """The factor d of the module's docstring. Little's law: batch of a worker = rate x duration."""
+        """The factor d of the module's docstring; 1 if corrections are switched off."""
         if not self.settings.corrected:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)
         duration_s = ttft_s + itl_s * max(load.output_tokens - 1, 0.0)
+        # Little's law: the requests at work are rate x duration, shared by all workers of the pool.
         batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
         factor = itl_s / self.knowledge.engines[pool].itl_s(batch, load.context_tokens)
         return factor if factor > 0 else 1.0  # An ITL of 0 (answers of one token) says nothing.

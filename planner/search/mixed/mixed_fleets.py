@@ -34,8 +34,8 @@ from planner.traffic.workload import coarser_lengths
 # Numbers for which no measurement is named are set by hand: they bound the time of a search.
 
 # If a fleet that holds is known, the master proposes cheaper ones. At most CHEAPER_PROPOSALS of them are
-# simulated, with CHEAPER_REQUESTS requests together. The search ends at a proposal that is expected to serve
-# less than CHEAPER_SHARE of the traffic.
+# simulated, and no more than CHEAPER_REQUESTS requests in all of them together. The search ends at a proposal
+# that is expected to serve less than CHEAPER_SHARE of the traffic.
 CHEAPER_REQUESTS = 4_000_000
 CHEAPER_PROPOSALS = 8
 CHEAPER_SHARE = 0.9
@@ -47,8 +47,8 @@ FIRST_FLEET_SHARE = 0.6
 LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
 BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
-# An option is estimated to need at least this many workers for all traffic. The share of the traffic that one
-# worker serves, the inverse, is then finite even if the option has no work.
+# The share of the traffic that one worker serves is estimated as 1 over the workers that all traffic needs.
+# At least this many are taken to be needed, so that the share is finite even where an option has no work.
 LEAST_COUNT = 0.05
 # Every cheaper fleet of any mix is simulated if that takes no more than this effort [requests].
 MIX_EFFORT = 1_000_000
@@ -58,18 +58,20 @@ REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
 USUAL_RATIO = 1.5
+# A count that failed in a simulation is too small. So many more workers are taken to be needed at least.
+LEAST_MORE_BY_WORK, LEAST_MORE_ALONE = 0.1, 0.5
 # Before the search of REFINE_EFFORT, fleets are searched that have one engine setting per role and hardware,
 # with this effort [requests]. By work alone the largest steps look best. So in this first search a worker
 # whose full step breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work
-# says. Azure's code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated
-# fleets, and 47.84 without this search.
+# says. With it the search for Azure's code trace with Llama-3.1-70B on A100 and H100 finds 39.04 USD/h after
+# 10 simulated fleets, and 47.84 without it.
 ONE_SETTING_EFFORT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class MixedFleets:
-    """The result of the search for mixed fleets: the best fleet with its value, None if none was found; the
-    number of `cuts`; and how the search ended.
+    """The result of the search for mixed fleets: the `best` fleet, None if none was found; its `value` in the
+    objective's unit, infinite without a fleet; the number of `cuts`; and how the search ended.
 
     `is_exact`: every cheaper fleet within the limits was simulated. `is_exhausted`: the master has no more
     proposals of the options that it was given. `is_hopeless`: its best proposal is expected to serve far less
@@ -87,8 +89,8 @@ class MixedFleets:
 def search_mixed_fleets(
     problem: Problem, level0: Level0, candidates: Sequence[Counts] = (), *, refines: bool = True
 ) -> MixedFleets:
-    """Search for mixed fleets that are cheaper than the best fleet of level 0 and than those of `candidates`
-    that hold; or for any fleet if none of these holds.
+    """Search for a mixed fleet that is cheaper than the cheapest known one: that of level 0, or one of the
+    `candidates` that holds. If none is known, any fleet that holds is searched.
 
     First each GPU and TP degree takes part with its best engine settings. Among the fleets that cost less
     than the incumbent the master proposes the one that is expected to serve most. A fleet that fails is cut.
@@ -108,15 +110,15 @@ def search_mixed_fleets(
     shown = ""
     is_exhausted = is_hopeless = False
     request_count = len(problem.trace)
-    most_for_cheaper = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
-    most_for_first = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
+    cheaper_proposals = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
+    first_proposals = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
     proposals = 0
     while not problem.out_of_time():
-        if proposals == (most_for_first if best is None else most_for_cheaper):
+        if proposals == (first_proposals if best is None else cheaper_proposals):
             break
         proposals += 1
         message = Message("fleets of several worker types", problem.best_in_words(value))
-        if message != shown:
+        if message != shown:  # It changes with the best fleet; the same text is not shown again.
             problem.progress(message)
             shown = message
         below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
@@ -140,7 +142,7 @@ def search_mixed_fleets(
         problem.watch(
             SearchProgress(
                 problem.without_tie_break(value) if best is not None else None,
-                problem.lower or None,
+                problem.lower or None,  # 0 is the bound before one is computed.
                 oracle.simulations,
             )
         )
@@ -181,19 +183,23 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     shares = _shares_by_work(problem, level0, beyond_stock, options)
     best_so_far = problem.best_in_words(objective_of(best))
     problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))
-    with_handicap = {}
+    cautious_shares = {}  # See ONE_SETTING_EFFORT.
     for option in options:
         breaks_limit, _ = _rank_by_gaps(problem, option)
-        with_handicap[option.name] = shares[option.name] / (GAPS_HANDICAP if breaks_limit else 1)
-    may_go_on = _within_effort(problem, ONE_SETTING_EFFORT)
-    best = improve_mixture(best, options, with_handicap, problem.limits, oracle, may_go_on, one_setting=True)
-    may_go_on = _within_effort(problem, REFINE_EFFORT)
+        cautious_shares[option.name] = shares[option.name] / (GAPS_HANDICAP if breaks_limit else 1)
+    may_go_on = _until_spent(problem, ONE_SETTING_EFFORT)
+    best = improve_mixture(
+        best, options, cautious_shares, problem.limits, oracle, may_go_on, one_setting=True
+    )
+    may_go_on = _until_spent(problem, REFINE_EFFORT)
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
-    return improve_nearby(best, problem.limits, oracle, _within_effort(problem, REFINE_EFFORT))
+    return improve_nearby(best, problem.limits, oracle, _until_spent(problem, REFINE_EFFORT))
 
 
-def _within_effort(problem: Problem, effort: float) -> Callable[[], bool]:
-    """A function that says whether time is left, and less than `effort` [requests] was spent since now."""
+def _until_spent(problem: Problem, effort: float) -> Callable[[], bool]:
+    """A function that says whether time is left, and less than `effort` [requests] was spent since this call
+    of `_until_spent`.
+    """
     before = effort_spent()
     return lambda: not problem.out_of_time() and effort_spent() - before < effort
 
@@ -208,21 +214,22 @@ def _shares_by_work(
     count that holds, between n - 1 and n workers are needed, and we take n - 1/2. The ratio is the median
     over options of the same role, or over all options if none of that role is known.
     """
-    guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
+    # The work is guessed as if no request waited for another one.
+    slo_work = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
     needed = {**beyond_stock, **level0.search.least_holding}
-    busy = {option.name: busy_workers(option, lengths, guess) for option in options}
-    ratios: dict[str, list[float]] = {}
+    busy = {option.name: busy_workers(option, lengths, slo_work) for option in options}
+    ratios_of_role: dict[str, list[float]] = {}
     for option in options:
         if option.name in needed and busy[option.name] > 0:
-            ratios.setdefault(option.role, []).append((needed[option.name] - 0.5) / busy[option.name])
-    ratios_of_all = [ratio for each in ratios.values() for ratio in each]
+            ratio = (needed[option.name] - 0.5) / busy[option.name]
+            ratios_of_role.setdefault(option.role, []).append(ratio)
+    all_ratios = [ratio for ratios in ratios_of_role.values() for ratio in ratios]
     shares = {}
     for option in options:
-        ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
+        ratio = float(np.median(ratios_of_role.get(option.role, all_ratios) or [USUAL_RATIO]))
         failed = level0.search.most_failed.get(option.name, 0)
-        # A count that failed is too small, so a little more (0.1, set by hand) is needed at least.
-        count = max(ratio * busy[option.name], failed + 0.1, LEAST_COUNT)
+        count = max(ratio * busy[option.name], failed + LEAST_MORE_BY_WORK, LEAST_COUNT)
         shares[option.name] = 1 / min(count, needed.get(option.name, math.inf))
     return shares
 
@@ -232,16 +239,16 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
     all cheaper ones were simulated.
     """
     oracle = problem.oracle
-    budget = WALK_EFFORT if best is None else MIX_EFFORT  # More where no fleet is known: any is an answer.
+    most_effort = WALK_EFFORT if best is None else MIX_EFFORT  # More if no fleet is known: any is an answer.
     value = math.inf if best is None else objective_of(best)
-    most_fleets = budget // LEAST_EFFORT  # Each simulation costs LEAST_EFFORT at least.
+    most_fleets = most_effort // LEAST_EFFORT  # Each simulation costs LEAST_EFFORT at least.
     fleets = every_mix(level0.options, problem.limits, value, most=most_fleets)
     if fleets is None or problem.out_of_time():
         return best, False
     problem.progress(f"all {len(fleets)} cheaper fleets of several worker types, one by one")
     before = effort_spent()
     for counts in sorted(fleets, key=objective_of):  # The first that holds is the cheapest.
-        if problem.out_of_time() or effort_spent() - before > budget:
+        if problem.out_of_time() or effort_spent() - before > most_effort:
             return best, False
         if oracle.holds(counts):
             return counts, True
@@ -249,26 +256,27 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
 
 
 def _exchange_workers(
-    problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
+    problem: Problem, best: Counts, options: Sequence[Option], all_options: Sequence[Option], most: int
 ) -> Counts:
     """The best fleet after exchanges of one worker for a cheaper one of its role, those that save most first.
-    At most `tries` fleets are simulated. New workers are of `options`; `pools` are all options in the order
-    of a fleet's pools.
+    At most `most` fleets are simulated. New workers are of `options`; the order of `all_options` is that of a
+    fleet's pools.
     """
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
-    while tries > 0 and not problem.out_of_time():
+    left = most
+    while left > 0 and not problem.out_of_time():
         for counts in _cheaper_exchanges(best, options):
-            fleet = in_order(counts, pools)
+            fleet = in_order(counts, all_options)
             key = frozenset((option.name, count) for option, count in fleet)
             if key in failed or not problem.allows(fleet):
                 continue
-            tries -= 1
+            left -= 1
             if oracle.holds(fleet):
                 best = without_spare_workers(fleet, oracle)
-                break
+                break  # From this fleet other exchanges are possible.
             failed.add(key)
-            if tries <= 0 or problem.out_of_time():
+            if left <= 0 or problem.out_of_time():
                 return best
         else:  # No exchange holds.
             return best
@@ -290,13 +298,13 @@ def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
             fleet = tuple(counts.items())
             if objective_of(fleet) < objective_of(best) * (1 - ROUNDING):
                 exchanges.append((objective_of(fleet) - objective_of(best), old.name, new.name, fleet))
-    exchanges.sort(key=lambda exchange: exchange[:3])
+    exchanges.sort(key=lambda exchange: exchange[:3])  # Names decide between equal savings.
     return [fleet for *_, fleet in exchanges]
 
 
 def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
     """The least counts with which mixed options would serve all traffic alone, by the option's name. Only
-    options whose stock is too small for that are listed.
+    options whose stock is too small for that are listed. Empty without a limit on the fleet.
 
     They are simulated as if the stock were larger. The counts say what share of the traffic one worker serves
     in a fleet of several types, and which engine settings suit it.
@@ -318,6 +326,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
             unlimited = replace(level0.bounded[option.name], most=math.inf)
             # Counts below the bound `least` need no simulation to fail.
             failed = max(unlimited.least - 1, search.most_failed.get(option.name, 0))
+            # Only a smaller count than that of the settings before is of interest.
             n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, unlimited)
             if n is not None:
                 least_counts[option.name], least = n, n
@@ -325,7 +334,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
-    """A function that says whether a number of workers of the option alone hold."""
+    """A function that says whether a fleet of so many workers of the option, and of no other, holds."""
     return lambda count: oracle.holds(((option, count),))
 
 
@@ -343,11 +352,11 @@ def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, i
 
 
 def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]:
-    """The mixed options, and the prefill and decode options with the same drafts, as KV cannot move between
-    workers with different drafts.
+    """The mixed options, and those prefill and decode options whose workers speculate with the same drafter,
+    because KV cannot move between workers with different ones.
 
-    The drafts are those of the decode pool of level 0's best fleet; if it has none, those of the first decode
-    option.
+    The drafter is that of the decode pool of level 0's best fleet; if this fleet has none, that of the first
+    decode option. Prefill options come with decode options, so there is one wherever it is asked for.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]
@@ -373,9 +382,9 @@ def expected_share(option: Option, level0: Level0, beyond_stock: Mapping[str, in
     search, bounded = level0.search, level0.bounded
     if (workers := search.least_holding.get(option.name, beyond_stock.get(option.name))) is not None:
         return 1.0 / workers
-    # The guess is corrected by how many times the likely count other options have needed.
+    # `likely` is the count that the option's work alone suggests. It is corrected by how many times as many
+    # workers other options have needed.
     ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
-    typical = float(np.median(ratios)) if ratios else USUAL_RATIO
-    guess = typical * bounded[option.name].likely
-    # The largest count that failed is too small; half a worker more (set by hand) is taken to be the least.
-    return 1.0 / max(guess, search.most_failed.get(option.name, 0) + 0.5)
+    typical_ratio = float(np.median(ratios)) if ratios else USUAL_RATIO
+    guess = typical_ratio * bounded[option.name].likely
+    return 1.0 / max(guess, search.most_failed.get(option.name, 0) + LEAST_MORE_ALONE)

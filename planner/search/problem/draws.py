@@ -1,9 +1,9 @@
-"""Simulates the found fleet on other draws of its traffic, and with random interruptions of its spot workers.
+"""Simulates the plan's fleet on other draws of its traffic, and with random interruptions of spot workers.
 
 Traffic depends on the seed if copies of a trace are superposed, if a trace is thinned, or if the time stamps
 of a coarse clock are spread. The search saw one draw (or as many as `traffic: {draws: 8}` says); its fleet is
-simulated on further ones, with the seeds that follow. In these runs no worker is lost; a second simulation
-tells whether the fleet also holds after losses.
+simulated on further ones, with the seeds that follow. In these runs no worker is lost; if the plan must
+survive losses, a second simulation tells whether the fleet also holds after them.
 
 Spot workers: between interruptions a worker is up for a time drawn from an exponential distribution, then
 down for as long as a restart takes. A history of interruptions begins in the steady state of this renewal
@@ -33,13 +33,13 @@ from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
-# The runs of one kind simulate about RUN_REQUESTS in all, but are between LEAST_RUNS and MOST_RUNS. Requests
-# are counted, not seconds, so that a plan does not depend on the machine. Set by hand.
+# All runs of one kind together simulate about RUN_REQUESTS requests, but there are LEAST_RUNS to MOST_RUNS of
+# them. Requests are counted, not seconds, so that a plan does not depend on the machine. Set by hand.
 RUN_REQUESTS = 1_500_000
 LEAST_RUNS = 3
 MOST_RUNS = 100
 
-# The names of these simulations, by which `goes_on` and the report tell them apart (facts.LeftOut).
+# The names of these simulations: a plan that has no time for one names it as left out (facts.LeftOut).
 OTHER_DRAWS: Literal["other-draws"] = "other-draws"
 MORE_DRAWS: Literal["more-draws"] = "more-draws"
 HISTORIES: Literal["histories"] = "histories"
@@ -51,22 +51,24 @@ def simulate_other_draws(
     """The results of the fleet on draws of the traffic that the search has not seen; None if every draw is
     the same.
 
-    `trace` is the whole trace, as it was read. `goes_on` says whether there is time for one more run.
+    `trace` is the whole trace, as it was read, from which the question's traffic is drawn. `seed` is that of
+    the search. `goes_on` says whether there is time for one more run.
     """
     first_seed = seed + problem.task.draws  # The search has seen the draws of the seeds before this one.
-    drawn = requested_traffic(trace, problem.task, seed=first_seed)[0]
+    first_draw, _ = requested_traffic(trace, problem.task, seed=first_seed)
     routing = problem.oracle.fleet(best).policies.routing
-    if same_requests(drawn, problem.trace) and not ROUTING[routing].draws:
+    if same_requests(first_draw, problem.trace) and not ROUTING[routing].draws:
         return None  # Neither the traffic nor the router depends on the seed.
 
     def run(number: int) -> tuple[bool, Verdict]:
         run_seed = first_seed + number
-        # The first draw is already made.
-        requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
-        with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
+        requests = first_draw
+        if number > 0:
+            requests, _ = requested_traffic(trace, problem.task, seed=run_seed)
+        seeded_problem = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
         # The fleet is judged on these requests alone, not on the search's draws too. No other simulation has
         # this traffic, so a cache of its own keeps the common one small.
-        oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
+        oracle = replace(seeded_problem.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
         is_kept = verdict.holds and (not oracle.has_losses or oracle.holds(best))
         return is_kept, verdict
@@ -78,7 +80,9 @@ def simulate_other_draws(
 def simulate_histories(
     problem: Problem, best: Counts, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
-    """The results of the fleet with random interruptions of its spot workers; None if it has none."""
+    """The results of the fleet with random interruptions of its spot workers; None if it has no spot worker.
+    `goes_on` says whether there is time for one more run.
+    """
     oracle, fleet = problem.oracle, problem.oracle.fleet(best)
     if not any(option.type.gpu.name in oracle.spot for option, _ in best):
         return None
@@ -96,7 +100,9 @@ def simulate_histories(
 def interruptions(
     fleet: Fleet, spot: Mapping[str, Spot], end_s: float, rng: np.random.Generator
 ) -> tuple[Disturbance, ...]:
-    """One history from 0 to `end_s`: when each spot worker is interrupted, and when it is back."""
+    """One history from 0 to `end_s`: when each spot worker is interrupted, and when it is back. `spot` has
+    the terms of a spot GPU by its name. Workers are numbered over all pools, in their order.
+    """
     events: list[Disturbance] = []
     workers = (pool.type.gpu.name for pool in fleet.pools for _ in range(pool.count))
     for worker, gpu in enumerate(workers):
@@ -115,14 +121,14 @@ def interruptions(
 
 
 def _most_runs(problem: Problem) -> int:
-    """How many runs of the question's requests may be made, by RUN_REQUESTS."""
+    """How many runs, each of as many requests as the problem's trace has, may be made by RUN_REQUESTS."""
     return int(np.clip(RUN_REQUESTS // len(problem.trace), LEAST_RUNS, MOST_RUNS))
 
 
 def missed_warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """A warning for each kind of runs in which the SLO was missed at least once, unless the runs together
-    decide that it is kept often enough.
+    """A warning for each kind of runs in which the SLO was missed at least once, unless the test of
+    repeats.py decided on these runs that the fleet holds.
     """
     return tuple(
-        MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
+        MissedOnDraws(runs) for runs in repeats if runs.decision != "holds" and runs.kept < runs.runs
     )

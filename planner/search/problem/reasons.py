@@ -15,7 +15,9 @@ from planner.units import count_text
 
 @singledispatch
 def reason_text(because: object) -> str:
-    """A reason in words; each kind of reason has a function below."""
+    """The words of one reason, a record of planner/documents/facts.py. Each kind of record has a function
+    below; TypeError for any other.
+    """
     raise TypeError(f"no words for {because!r}")
 
 
@@ -36,7 +38,7 @@ def _(because: facts.LayersNotCut) -> str:
 
 @reason_text.register
 def _(because: facts.RanksNotOnNodes) -> str:
-    return because.why
+    return because.why  # The check that refused the ranks already says why, in words.
 
 
 @reason_text.register
@@ -119,8 +121,8 @@ def _(because: facts.SmallerHolds) -> str:
 
 
 def left_out_text(gpus: Sequence[str]) -> str:
-    """Which GPUs were left out because nobody named them and their speed or price was not measured or
-    checked, and how they are allowed.
+    """A clause on GPUs that were not searched, and on how to allow them. They are those that the question
+    does not name, and whose kernels were not measured or whose price was not looked up.
     """
     return (
         "not considered, as no kernels of such GPUs were measured, or as their step times are estimated and "
@@ -134,6 +136,9 @@ def also_left_out(gpus: Sequence[str]) -> str:
     return f". {left_out_text(gpus)}" if gpus else ""
 
 
-def _workers_do(workers: int, verb: str, of_one: str = "", *, kind: str = "worker") -> str:
-    """For instance "1 worker fails" and "2 workers fail"; `of_one` where the verb takes more than an s."""
-    return f"{count_text(workers, kind)} {(of_one or f'{verb}s') if workers == 1 else verb}"
+def _workers_do(workers: int, verb: str, singular: str = "", *, kind: str = "worker") -> str:
+    """For instance "1 worker fails" and "2 workers fail". `singular` is the form of the verb for one worker,
+    where that is not the verb with an s.
+    """
+    verb_of_one = singular or f"{verb}s"
+    return f"{count_text(workers, kind)} {verb_of_one if workers == 1 else verb}"
