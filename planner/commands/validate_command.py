@@ -185,13 +185,11 @@ def validate(
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress(quiet=quiet) as progress:
         keys["progress"] = progress
-        catalog_rows, file = read_catalog(catalog), plan_file(plan)
-        traffic = traffic_option(rate, scale, window)
+        rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        fleet = read_fleet(file, catalog_rows, slo=slo)
-        print_warnings(fleet_file_doubts(file, fleet, slo=slo, catalog=catalog_rows))
+        print_warnings(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
         requests = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
-        result = validate(file, out, requests, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **keys)
+        result = validate(file, out, requests, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
     _print_result(result, out, requests.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
@@ -272,7 +270,7 @@ def serve(
     from planner.runtime.remote_workers import serve as serve_remotes
     from planner.runtime.router import RouterSettings
     from planner.runtime.service import log_to_stderr
-    from planner.runtime.validate import serve as serve_engines
+    from planner.runtime.validate import serve as serve_here
     from planner.runtime.validate import until_signalled
 
     def say(text: str) -> None:
@@ -295,8 +293,8 @@ def serve(
         raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
     log_to_stderr()
     with ExitStack() as stack:
-        bound = bind_sockets(host, port, has_keys=bool(client_keys))
-        sockets = [stack.enter_context(socket) for socket in bound]
+        bound_sockets = bind_sockets(host, port, has_keys=bool(client_keys))
+        sockets = [stack.enter_context(socket) for socket in bound_sockets]
         if workers:
             urls = parse_workers(workers)
             work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
@@ -304,9 +302,7 @@ def serve(
             check_output_directory(logs)
             options: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
             engines = _engines_to_start(options, fleet, settings.longest_tokens, seed)
-            work = serve_engines(
-                engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts
-            )
+            work = serve_here(engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
         with suppress(asyncio.CancelledError):  # Signals such as Ctrl-C cancel the work.
             asyncio.run(until_signalled(work))
     say("stopped")
