@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-ROUNDING_FRAC = 1e-10  # Less than the slack of limits, `domain.ROUNDING`.
+# A limit that is smaller than asked by this share suffices: limits have a larger slack, `domain.ROUNDING`.
+ROUNDING_FRAC = 1e-10
 
 
 class PlannerError(Exception):
@@ -29,7 +30,7 @@ class PlannerError(Exception):
 
     @property
     def line(self) -> str:
-        """The message in one line, whatever names of the user's it quotes."""
+        """The message in one line, even if a name that it quotes has several."""
         return " ".join(str(self).split())
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,10 +146,10 @@ class InfeasibleError(PlannerError):
             "most_kept": None if self.most_kept is None else asdict(self.most_kept),
         }
 
-    def of_llm(self, who: str) -> InfeasibleError:
-        """The same error with the name of the LLM concerned, one of several."""
+    def of_llm(self, llm: str) -> InfeasibleError:
+        """The same error, whose message begins with the name of the LLM that it is about."""
         return InfeasibleError(
-            f"{who}: {self}",
+            f"{llm}: {self}",
             kind=self.kind,
             constraint=self.constraints,
             relaxation=self.relaxation,
@@ -159,7 +160,7 @@ class InfeasibleError(PlannerError):
 
 
 def _rounded_up(value: float) -> str:
-    """With six digits and never less, so that a limit of this text suffices."""
+    """The value as text with six digits, rounded up, so that a limit of this text suffices."""
     text = f"{value:g}"
     if float(text) >= value * (1 - ROUNDING_FRAC):
         return text
@@ -168,7 +169,7 @@ def _rounded_up(value: float) -> str:
 
 
 def ways_text(ways: Iterable[Iterable[Change]]) -> str:
-    """For instance 'stock of h100-80g from 4 to 8, or power from 2000 to 5600 W'."""
+    """All ways in one line, each once: 'stock of h100-80g from 4 to 8, or power from 2000 to 5600 W'."""
     return ", or ".join(dict.fromkeys(" and ".join(map(str, way)) for way in ways))
 
 

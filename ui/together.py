@@ -1,8 +1,9 @@
-"""From the inputs of several LLMs to slo.yaml with `llms:`, its command, and back.
+"""The page Several LLMs: from its inputs to slo.yaml with `llms:`, to the command, and back.
 
-A form has two parts, both made of the inputs of `question`. "llms" has the inputs of each LLM, its `name`,
-and in `rows` the value of the trace's column `model` that marks its requests. "shared" has the inputs of all
-LLMs: those that SHARED names, and the keys that slo.yaml has beside `llms`.
+A form is what the page stores of its inputs. It has two parts, both made of the inputs of a question on one
+LLM (ui/question.py). "llms" has the inputs of each LLM, its `name`, and in `rows` the value of the trace's
+column `model` that marks its requests. "shared" has the inputs of all LLMs: those that SHARED names, and
+under `more` the keys that slo.yaml has beside `llms`.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ FILE = Path("slo.yaml")  # Errors and the command line name the question like th
 
 
 def example_form(catalog: Catalog, traces: Sequence[str]) -> Form:
-    """The inputs of the page Several LLMs as in examples/slo-two-llms.yaml."""
+    """The form of examples/slo-two-llms.yaml. `traces` are references of the store."""
     written = read_yaml(repository_dir("examples") / "slo-two-llms.yaml")
     return form_of_document(written, {"shared": question.sample_form(catalog)}, catalog, traces)
 
 
 def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
-    """Bring stored inputs to the form of this version; see `question.restore_form`."""
+    """A form that an earlier version may have stored, with the inputs of this version; see
+    `question.restore_form`.
+    """
     return {
         "llms": [
             question.restore_form(llm_form, catalog) | {"name": llm_form["name"], "rows": llm_form["rows"]}
@@ -55,7 +58,8 @@ def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
 
 
 def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """The slo.yaml of a form, with traces by their file names; `parse_entries` checks what it says.
+    """The slo.yaml of a form, with traces by their file names. Its values are not checked here;
+    `parse_entries` does that.
 
     Raises InputError where two LLMs have one name, or two traces one file name, and whatever
     `question.document` raises.
@@ -115,7 +119,7 @@ def form_of_document(
         llm_forms.append(
             llm_form if entry.trace is None else llm_form | {"trace": trace_by_file[entry.trace.name]}
         )
-    # All LLMs have the same values of the inputs in SHARED, so the first one's form gives them.
+    # All LLMs have the same values of the inputs in SHARED, so the form of the first LLM gives them.
     kept_inputs = {key: form["shared"][key] for key in ("seed", "time_limit")}
     shared = llm_forms[0] | kept_inputs | {"more": _keys_of(llm_forms[0]["more"], is_shared=True)}
     return {
@@ -135,8 +139,8 @@ def add_llm(form: Mapping[str, Any]) -> Form:
 
 
 def remove_llm(form: Mapping[str, Any], k: int) -> Form:
-    """The inputs without the k-th LLM."""
-    return {**form, "llms": [llm_form for number, llm_form in enumerate(form["llms"]) if number != k]}
+    """The form without the k-th LLM, counted from 0."""
+    return {**form, "llms": [llm_form for i, llm_form in enumerate(form["llms"]) if i != k]}
 
 
 def plan_command(form: Mapping[str, Any], catalog_folder: Path | None) -> str:

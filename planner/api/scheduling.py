@@ -1,4 +1,6 @@
-"""The function `schedule`: workers per window of a day or a week: reserved, on demand and on spot."""
+"""The function `schedule` of `import fleetplan`: how many workers each window of a day or a week gets, on
+reserved, on-demand and spot GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,12 @@ MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
 # Time limit of the search for the fleet for the peak, with which a schedule is compared. Set by hand.
 PEAK_LIMIT_S = 20.0
+LEAST_WINDOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ScheduleResult(Result):
-    """A schedule beside a fleet for the peak and Aladdin's linear rule."""
+    """A schedule, compared with a fleet for the peak and with Aladdin's linear rule."""
 
     answer: schedule_page.ScheduleAnswer
 
@@ -44,7 +47,7 @@ class ScheduleResult(Result):
 
     @property
     def bound_usd_per_h(self) -> float:
-        """A cost [USD/h] below which no schedule is."""
+        """A lower bound on the mean cost of any schedule [USD/h]."""
         return self.answer.schedule.bound_usd_per_h
 
     @property
@@ -69,7 +72,7 @@ class ScheduleResult(Result):
         return schedule_page.to_json(self.answer)
 
     def to_frame(self) -> pd.DataFrame:
-        """Workers, one row per window and kind of worker."""
+        """The workers, one row per window and kind of worker: `firm` are reserved or on demand."""
         rows = [
             {"window": window, "llm": row["llm"], "worker": row["worker"], "firm": firm, "spot": spot}
             for row in self.to_dict()["workers"]
@@ -116,16 +119,17 @@ def schedule(
     its simulation may take as long again.
     """
     window_s = parse_quantity(window, "s", where="window")
-    if window_s < 1:
+    if window_s < LEAST_WINDOW_S:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
     market_read = read_market(market, catalog=catalog)
     traces: dict[str, Trace] = {}
     if isinstance(demand, Mapping):
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     demand_by_window = read_demand(traces or demand, window_s, seed)
-    names = _served_names(market_read, demand_by_window, catalog)
-    demand_by_window = replace(demand_by_window, llms=tuple(names[llm] for llm in demand_by_window.llms))
-    traces = {names[llm]: trace for llm, trace in traces.items()}
+    served_names = _served_names(market_read, demand_by_window, catalog)
+    llms = tuple(served_names[llm] for llm in demand_by_window.llms)
+    demand_by_window = replace(demand_by_window, llms=llms)
+    traces = {served_names[llm]: trace for llm, trace in traces.items()}
     progress(
         f"scheduling {len(demand_by_window.llms)} LLMs over {demand_by_window.rate_rps.shape[1]} windows"
     )
@@ -150,12 +154,13 @@ def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[
     if served.issuperset(demand.llms):
         return {llm: llm for llm in demand.llms}
     catalog_rows = read_catalog(catalog)
-    (llm, *other_llms), (asked, *others_asked) = served, demand.llms
-    is_one = not other_llms and not others_asked
-    if is_one and catalog_rows.has_llm(llm) and not catalog_rows.has_llm(asked):
-        return {asked: llm}
+    (served_llm, *other_served), (demanded_llm, *other_demanded) = served, demand.llms
+    is_one = not other_served and not other_demanded
+    if is_one and catalog_rows.has_llm(served_llm) and not catalog_rows.has_llm(demanded_llm):
+        return {demanded_llm: served_llm}
     rows = {llm: catalog_rows.served_llm(llm).name for llm in demand.llms if catalog_rows.has_llm(llm)}
     names = {llm: rows[llm] if llm not in served and rows.get(llm) in served else llm for llm in demand.llms}
+    # Two LLMs of the demand must not become one.
     return names if len(set(names.values())) == len(names) else {llm: llm for llm in demand.llms}
 
 
@@ -164,9 +169,9 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
     market = answer.market
     if not traces:
         return "the demand is rates, not requests; give a trace per LLM"
-    for c in schedule_page.types_in_use(answer):
-        if market.worker_types[c].fleet is None:
-            return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
+    for type_number in schedule_page.types_in_use(answer):
+        if market.worker_types[type_number].fleet is None:
+            return f"capacity[{type_number}] names no fleet: the plan.yaml whose pools one such worker is"
     without_slo = [llm for llm in answer.demand.llms if llm not in market.slos]
     return f"slo: says nothing of {', '.join(without_slo)}" if without_slo else ""
 
@@ -177,30 +182,34 @@ def _llm_to_simulate(
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}  # The fleet that one worker of a type is, by the number of the type.
-    for c in schedule_page.types_in_use(answer):
-        worker_type = market.worker_types[c]
+    for type_number in schedule_page.types_in_use(answer):
+        worker_type = market.worker_types[type_number]
         if worker_type.llm == llm and worker_type.fleet is not None:
-            units[c] = read_fleet(worker_type.fleet, catalog_rows)
-    end_s = demand.rate_rps.shape[1] * demand.window_s
-    return ScheduledLlm(llm, trace.select(np.flatnonzero(trace.arrival_s < end_s)), market.slos[llm], units)
+            units[type_number] = read_fleet(worker_type.fleet, catalog_rows)
+    windows = demand.rate_rps.shape[1]
+    in_windows = np.flatnonzero(trace.arrival_s < windows * demand.window_s)
+    return ScheduledLlm(llm, trace.select(in_windows), market.slos[llm], units)
 
 
 def solve_schedule(
     market: Market, demand: Demand, gap_frac: float, time_limit_s: float
 ) -> schedule_page.ScheduleAnswer:
-    """The schedule, beside the fleet for the peak and the linear rule."""
-    answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
+    """The schedule, with the fleet for the peak and the linear rule to compare with. Nothing is simulated.
+    Raises InfeasibleError where a limit is too tight.
+    """
+    cheapest = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
         "peak": solver.schedule_at_peak(market, demand, time_limit_s=min(PEAK_LIMIT_S, time_limit_s)),
         "linear rule": solver.schedule_by_rule(market, demand),
     }
-    return schedule_page.ScheduleAnswer(market, demand, answer, others, gap_frac)
+    return schedule_page.ScheduleAnswer(market, demand, cheapest, others, gap_frac)
 
 
 def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: CatalogLike = None) -> Market:
     """The market of a schedule.yaml, or of a plan.yaml.
 
-    A plan's market is its fleet at its prices, within the stock and limits of the file `slo`.
+    A plan's market is its fleet at its prices, within the stock and limits of the file `slo`. Raises
+    InputError where `slo` is given and the market is no plan's.
     """
     if isinstance(market, Market):
         return market

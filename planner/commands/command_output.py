@@ -1,5 +1,5 @@
-"""Shared by all commands: requests in, progress and warnings on stderr, and no input is overwritten. Imports
-within functions keep other commands fast.
+"""What commands share: they read requests, show progress and warnings on stderr, stop in time, and refuse to
+overwrite their input. Imports within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 began_s: float | None = None  # When this process began, on time.monotonic's clock; __main__.py sets it.
+# The next three are set by hand.
 MOST_WALL_PER_CPU = 3.0  # A higher ratio comes from waiting, as for a cluster, and not from other work.
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 SILENT_S = 10.0  # After this long without a new stage, a line says that the work goes on.
@@ -56,24 +57,24 @@ class _NoticesTo(logging.Handler):
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self.progress = progress
-        self.shown = set[str]()
+        self.shown_texts = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one record."""
         text = record.getMessage()
         if record.levelno >= logging.WARNING:
             typer.echo(text, err=True)
-        elif text not in self.shown:
-            self.shown.add(text)
+        elif text not in self.shown_texts:
+            self.shown_texts.add(text)
             self.progress.print_notice(text)
 
 
 class Progress:
-    """Shows the stage of the work on stderr once it takes longer than QUIET_S, unless `quiet`.
+    """Shows the stage of the work on stderr once the work takes longer than QUIET_S, unless `quiet`.
 
-    The time left is shown as at most `limit_s`, when a search ends. Where stderr is no terminal, a stage
-    that lasts is printed again after SILENT_S, with the share that a search has used of the work that it may
-    take.
+    A search ends after `limit_s`, so no more than the rest of it is shown as the time left. Where stderr is
+    no terminal, a stage that lasts is printed again after SILENT_S, with the share that a search has used of
+    the work that it may take.
     """
 
     def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
@@ -83,9 +84,9 @@ class Progress:
         self.done_frac = 0.0
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
         self.stage = "at work"  # The last message.
-        self.printed_s = self.start_s  # When it came.
-        # Time spent waiting for code to be compiled. Code is compiled once, so this time says nothing of how
-        # long the rest takes.
+        self.printed_s = self.start_s  # When the last message came.
+        # Time spent waiting for code to be compiled, and since when the command waits now. Code is compiled
+        # once, so this time says nothing of how long the rest takes.
         self.waited_s = 0.0
         self.waiting_since_s: float | None = None
         # The context in which the last message came, as the work of a search is counted by context.
@@ -94,6 +95,7 @@ class Progress:
         self.notices = _NoticesTo(self)
 
     def __call__(self, message: str) -> None:
+        """Show the stage that begins now. An `Urgent` message is printed at once."""
         now_s = time.monotonic()
         elapsed_s = now_s - self.start_s
         if self.waiting_since_s is not None:
@@ -115,7 +117,9 @@ class Progress:
         self._print_stamped(text)
 
     def print_estimate(self, text: str) -> None:
-        """Print an answer that comes before the final one, unless that follows at once."""
+        """Print an answer that comes before the final one. Within QUIET_S of the start it is left out, as the
+        final one follows at once.
+        """
         if time.monotonic() - self.start_s > QUIET_S:
             self._print_stamped(text)
 
@@ -130,7 +134,8 @@ class Progress:
 
     def wall_per_cpu(self) -> float:
         """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores. Where
-        another program calls the command, its CPU time would count too, so 1 is returned.
+        another program runs the command in its own process, that program's CPU time would count too, so 1 is
+        returned.
         """
         if began_s is None:
             return 1.0
@@ -160,7 +165,7 @@ class Progress:
                 self._print_stamped(f"still: {self.stage}{self._work_text()}")
 
     def _work_text(self) -> str:
-        """How much a search has used of the work that it may take; empty where that has no limit."""
+        """How much a search has used of the work that it may take, as text; empty without a time limit."""
         from planner.search.oracle.work_clock import now_s, work_limit_s
 
         if math.isinf(self.limit_s):
@@ -191,11 +196,12 @@ def read_requests(
     drop_invalid: bool = False,
     is_rate_given: bool = False,
 ) -> Trace:
-    """Read the trace, or draw the traffic that `slo` describes; prints warnings. Requests with the same stamp
-    of a coarse clock keep it (trace.spread_stamps).
+    """Read the trace at `path`, or draw the traffic that `slo` describes; prints warnings. Requests with the
+    same stamp of a coarse clock keep it (trace.spread_stamps).
 
     With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_rate_given`), which
-    replace its traffic section. The columns of a log are read as `slo` says.
+    replace the traffic section of `slo`. The columns of a log are read as `slo` says. Raises InputError for
+    what cannot be read, typer.BadParameter where neither a trace nor a description is given.
     """
     from planner.api.inputs import requests_of
     from planner.api.questions import read_task
@@ -224,13 +230,16 @@ def print_warnings(warnings: Iterable[str]) -> None:
 
 
 def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:
-    """Refuse outputs that would overwrite an input, or whose name a folder has."""
+    """Raise InputError for outputs that would overwrite an input, or whose name a folder has. An input of
+    None was not given.
+    """
     for path in outputs:
         if is_path(str(path)) and path.is_dir():
             raise InputError(
                 f"{path}: is a directory, and a file of that name is written; name another place with -o"
             )
         for read in inputs:
+            # `samefile` needs both files to exist.
             if read is not None and is_path(str(path)) and is_path(str(read)) and path.samefile(read):
                 raise InputError(f"{read}: would be written over; name another place with -o")
 
@@ -239,8 +248,9 @@ def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:
 def stopped_after(seconds: float, so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """A context that ends after `seconds` with an OutOfTimeError, whose message includes `so_far()`.
 
-    For searches without a time limit of their own. Like Ctrl-C it acts between two steps of Python, so that a
-    compiled simulation ends first, and only in the main thread; in others there is no limit.
+    For searches without a time limit of their own. As with Ctrl-C, the error comes between two steps of
+    Python, so a compiled simulation ends first. It comes in the main thread alone; in others there is no
+    limit.
     """
 
     def raise_out_of_time(*_: object) -> None:
@@ -263,5 +273,5 @@ def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRe
     """The traffic that --rate and --window choose; None without either, where the SLO file decides."""
     from planner.traffic.scaling import RateRequest, checked_scale
 
-    way = checked_scale(scale, "--scale")  # Raises for an unknown one, even if it is not used.
-    return None if rate is None and window is None else RateRequest(rate, way, window or "whole")
+    known_scale = checked_scale(scale, "--scale")  # Raises for an unknown one, even if it is not used.
+    return None if rate is None and window is None else RateRequest(rate, known_scale, window or "whole")

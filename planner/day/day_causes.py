@@ -8,13 +8,14 @@ A bill is the sum of
     rounding   started units (hours) that are paid to their end
     ready      workers that take requests
 
-What ready workers cost more than the optimum's ready workers is split, at each moment and for each pool, into
+What a day's ready workers cost more than the optimum's is split, at each moment and for each pool, into
 
-    kept       surplus over the optimum's present workers, up to the most that it had within the last hour
-    unneeded   surplus over the most workers that the optimum had within the last hour
+    kept       workers that the optimum has not now, and had at some time within the last hour
+    unneeded   workers beyond the most that the optimum had within the last hour
     without    workers that the optimum has and this day has not (negative USD)
 
-So the causes add up to the difference of both bills. A missed window has one of three causes:
+So all causes, those of the other parts of the bill included, add up to the difference of both bills. A missed
+window has one of three causes:
 
     too few    the controller ordered fewer workers than the optimum has
     too late   it ordered as many, but they were not ready yet
@@ -35,7 +36,8 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
-SAME_WORKERS = 0.01  # Mean numbers of workers in a window that differ by less count as equal.
+# Mean numbers of workers in a window that differ by less count as equal; set by hand.
+SAME_WORKERS = 0.01
 RECENT_S = 3600.0  # The last hour of the docstring above.
 
 
@@ -62,16 +64,18 @@ class DayCauses:
 
 
 def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
-    """The causes of one day above the optimum; None where no optimum is known."""
+    """Why the day of one controller, `row`, costs more than the optimum and misses windows; None where no
+    optimum is known.
+    """
     if answer.optimum is None:
         return None
     # The days are of the judged part of the trace alone, without the training part.
     terms = terms_of(replace(answer.question, trace=answer.judged))
-    best = answer.optimum.day
-    own_usd, best_usd = _bill_parts(terms, row.run), _bill_parts(terms, best.run)
-    starting_usd, draining_usd, idle_usd, rounding_usd = (own_usd - best_usd).tolist()
-    kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, best.run).tolist()
-    too_few, too_late, as_many = _missed_by_cause(row, best)
+    optimum = answer.optimum.day
+    own_usd, optimum_usd = _bill_parts(terms, row.run), _bill_parts(terms, optimum.run)
+    starting_usd, draining_usd, idle_usd, rounding_usd = (own_usd - optimum_usd).tolist()
+    kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, optimum.run).tolist()
+    too_few, too_late, as_many = _missed_by_cause(row, optimum)
     return DayCauses(
         starting_usd=starting_usd,
         draining_usd=draining_usd,
@@ -103,7 +107,9 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
 
 
 def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """The times at which the number of a pool's ready workers changes, and the number from each time on."""
+    """The times [s] at which the number of a pool's ready workers changes, and the number from each time on.
+    The first time is minus infinity, with no worker.
+    """
     changes: dict[float, int] = {-np.inf: 0}
     for span in run.spans:
         until_s = min(span.given_up_s, span.gone_s)
@@ -114,55 +120,64 @@ def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.i
     return np.array(times_s), np.cumsum([changes[time_s] for time_s in times_s])
 
 
-def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats:
+def _compare_ready(terms: DayTerms, run: ElasticRun, optimum: ElasticRun) -> Floats:
     """The cost of ready workers that were kept, unneeded and done without (3,) [USD]."""
     total_usd = np.zeros(3)
     for pool, price_usd_per_h in enumerate(terms.prices().tolist()):
         own_s, own_ready = _ready_changes(run, pool)
-        best_s, best_ready = _ready_changes(best, pool)
-        times_s = np.unique(np.concatenate((own_s, best_s, best_s + RECENT_S)))
+        optimum_s, optimum_ready = _ready_changes(optimum, pool)
+        # Between two of these times nothing changes, the most workers of the last hour included.
+        times_s = np.unique(np.concatenate((own_s, optimum_s, optimum_s + RECENT_S)))
         times_s = times_s[np.isfinite(times_s)]
-        if len(times_s) < 2:
+        if len(times_s) < 2:  # Neither day had a ready worker in this pool.
             continue
         begins_s = times_s[:-1]
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
-        end = np.searchsorted(best_s, begins_s, "right")
-        first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
+        end = np.searchsorted(optimum_s, begins_s, "right")
+        first = np.searchsorted(optimum_s, begins_s - RECENT_S, "right")
         # The changes of the last hour are those from `first` to before `end`. The change before them set the
         # number with which the hour began, so it counts too.
-        most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
-        needed = best_ready[end - 1]
-        more = np.maximum(ready - needed, 0)
-        # Workers beyond those of the best run that the best run needed within RECENT_S: they were kept.
-        recently_needed = np.minimum(more, most_recent - needed)
+        most_recent = np.array(
+            [optimum_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)]
+        )
+        needed = optimum_ready[end - 1]
+        surplus = np.maximum(ready - needed, 0)
+        # Those workers of the surplus that the optimum had within RECENT_S.
+        recently_needed = np.minimum(surplus, most_recent - needed)
         worker_usd = price_usd_per_h * np.diff(times_s) / HOUR_S
         total_usd += [
             worker_usd @ recently_needed,
-            worker_usd @ (more - recently_needed),
+            worker_usd @ (surplus - recently_needed),
             worker_usd @ np.minimum(ready - needed, 0),
         ]
     return total_usd
 
 
 def _missed_by_cause(
-    row: ControllerDay, best: ControllerDay
+    row: ControllerDay, optimum: ControllerDay
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The numbers of the missed windows by cause, in the order of the module's docstring."""
     pools = row.run.requested_sizes.shape[1]
+    # Mean numbers of ready workers, by pool and window.
     own = workers_over_time(row.run, pools, row.edges_s)[1]
-    needed = workers_over_time(best.run, pools, row.edges_s)[1]
+    needed = workers_over_time(optimum.run, pools, row.edges_s)[1]
     too_few, too_late, as_many = list[int](), list[int](), list[int]()
     for v, window in enumerate(row.windows):
         if window.holds:
             continue
         is_short = own[:, v] < needed[:, v] - SAME_WORKERS
+        # The orders within the window, and the one before it, which is still in force when it begins.
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
         # `needed` is a mean over the window. An order of `needed` rounded down does not count as too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
-        cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
-        cause.append(v)
+        if is_too_few.any():
+            too_few.append(v)
+        elif is_short.any():
+            too_late.append(v)
+        else:
+            as_many.append(v)
     return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
@@ -184,13 +199,15 @@ CAUSE_COLUMNS = (
 
 
 def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[str, ...]]:
-    """A row for each controller: USD above the optimum by cause, then missed windows by cause."""
+    """A row for each controller, with the cells of CAUSE_COLUMNS: USD above the optimum by cause, then the
+    numbers of missed windows by cause. Empty where no optimum is known.
+    """
     table_rows = []
     for row in rows:
         if (causes := find_causes(answer, row)) is None:
             return []  # No optimum is known.
-        by_cause = [getattr(causes, each.name) for each in fields(causes)]
-        cells = [str(len(each)) if isinstance(each, tuple) else f"{each:+,.2f}" for each in by_cause]
+        by_cause = [getattr(causes, cause.name) for cause in fields(causes)]
+        cells = [str(len(value)) if isinstance(value, tuple) else f"{value:+,.2f}" for value in by_cause]
         table_rows.append((row.name, f"{causes.usd:+,.2f}", *cells))
     return table_rows
 
@@ -207,8 +224,11 @@ def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
     shown = dict.fromkeys((answer.winner.name, OWN_CONTROLLER, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]
     by_controller = cause_rows(answer, rows)
+    # The rows of the controllers, turned into rows of causes. The first of them has the controllers' names.
+    by_cause = list(zip(CAUSE_COLUMNS, *by_controller, strict=True))[1:]
+    head = ("cause", *(row.name for row in rows))
     return [
-        dict(zip(("cause", *(row.name for row in rows)), (cause, *cells), strict=True))
-        for cause, *cells in list(zip(CAUSE_COLUMNS, *by_controller, strict=True))[1:]
+        dict(zip(head, (cause, *cells), strict=True))
+        for cause, *cells in by_cause
         if any(cell not in ("0", "+0.00", "-0.00") for cell in cells)
     ]

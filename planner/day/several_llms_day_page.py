@@ -1,4 +1,6 @@
-"""Renders a day of several LLMs: day.html and day.json of all LLMs, and for each a folder of tables."""
+"""Renders a day of several LLMs: day.html and day.json of all LLMs, and for each LLM a folder of tables and
+manifests. Sentences and tables of one LLM are those of day_page.py.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,7 @@ from planner.day.day_manifests import controller_manifests
 from planner.day.several_llms_day import JointAnswer, JointDay
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
-from planner.reports.page import charts_html as drawn
-from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
 from planner.reports.words import Rows, describe_fleet, usd_text
 from planner.solvers.master import paid_usd_per_h
 from planner.units import count_text
@@ -24,10 +25,12 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
     answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     files = {"day.html": _html_page(answer), "day.json": answer_json}
     for name, llm_answer in answer.by_llm.items():
-        own = {key: text for key, text in day_page.render_day(llm_answer).items() if key.endswith(".csv")}
+        of_llm = {
+            path: text for path, text in day_page.render_day(llm_answer).items() if path.endswith(".csv")
+        }
         if not llm_answer.question.sleep_level:  # Manifests start pods; none let engines sleep.
-            own |= controller_manifests(llm_answer)
-        files |= {f"{name}/{path}": text for path, text in own.items()}
+            of_llm |= controller_manifests(llm_answer)
+        files |= {f"{name}/{path}": text for path, text in of_llm.items()}
     return files
 
 
@@ -55,24 +58,29 @@ def proof_lines(answer: JointAnswer) -> list[str]:
 
 
 def standing_line(answer: JointAnswer) -> str:
-    """The price per hour of all fleets that stand all day, as `plan` has it, and where they come from."""
-    questions = [one.question for one in answer.by_llm.values()]
-    pools = [pool for question in questions for pool in question.fleet.pools]
-    rate_usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
-    fleets = "; ".join(f"{name}: {describe_fleet(one.question.fleet)}" for name, one in answer.by_llm.items())
-    note = f"; {questions[0].fleet_note}" if questions[0].fleet_note else ""
-    return f"All workers all day (static): {fleets}; {usd_text(rate_usd_per_h)} per hour in all{note}."
+    """The fleets that stand all day, what they cost per hour together, as `plan` counts it, and where they
+    come from.
+    """
+    question_of = {name: llm_answer.question for name, llm_answer in answer.by_llm.items()}
+    pools = [pool for question in question_of.values() for pool in question.fleet.pools]
+    usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
+    fleets = "; ".join(f"{name}: {describe_fleet(question.fleet)}" for name, question in question_of.items())
+    fleet_note = next(iter(question_of.values())).fleet_note  # All LLMs have the same.
+    note = f"; {fleet_note}" if fleet_note else ""
+    return f"All workers all day (static): {fleets}; {usd_text(usd_per_h)} per hour in all{note}."
 
 
-# The page has this sentence where GPUs are billed by the day.
+# The page has this sentence where GPUs are paid all day.
 PAID_ALL_DAY = (
     "GPUs (or whole nodes) are paid all day: as many as are in use at once at most, waking ones too"
 )
 
 
 def shared_lines(answer: JointAnswer) -> list[str]:
-    """How GPUs are billed where they are paid all day, and what sleeping takes; else empty."""
-    question = next(iter(answer.by_llm.values())).question
+    """Sentences on what all LLMs share: how GPUs are billed where they are paid all day, how many windows the
+    controllers miss on the optimum's GPUs, and what sleeping takes. Each only where it applies.
+    """
+    question = next(iter(answer.by_llm.values())).question  # All LLMs have the same terms.
     lines = [PAID_ALL_DAY] if question.is_paid_all_day else []
     if answer.on_least_gpus and answer.optimum is not None:
         missed = ", ".join(f"{row.name} {row.missed_windows}" for row in answer.on_least_gpus)
@@ -112,7 +120,7 @@ def joint_table(answer: JointAnswer) -> Rows:
         above = "-"
         if regret is not None and answer.optimum is not None:
             above = f"{regret:+,.2f} USD ({day_page.signed_percent_text(regret, answer.optimum.day.usd)})"
-        each = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
+        by_llm = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
         table_rows.append(
             (
                 row.name,
@@ -120,7 +128,7 @@ def joint_table(answer: JointAnswer) -> Rows:
                 gpus_text(row.most_gpus),
                 f"{row.windows - row.missed_windows} of {row.windows}",
                 above,
-                *each,
+                *by_llm,
             )
         )
     return head, table_rows
@@ -162,7 +170,7 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
             "proved_usd": optimum.proved_usd,
         },
         "missed_on_least_gpus": {row.name: row.missed_windows for row in answer.on_least_gpus},
-        "llms": {name: day_page.to_json(one) for name, one in answer.by_llm.items()},
+        "llms": {name: day_page.to_json(llm_answer) for name, llm_answer in answer.by_llm.items()},
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
         "warnings": list(answer.warnings),
     }
@@ -196,22 +204,22 @@ def _html_page(answer: JointAnswer) -> str:
         list_html(answer.warnings) if answer.warnings else "",
         figures_html(cells),
         section_html("Controllers", table_html(head, table_rows, caption="Controllers", numeric=(1,))),
-        section_html("Costs", drawn(costs)),
+        section_html("Costs", charts_html(costs)),
     ]
-    for name, one in answer.by_llm.items():
+    for name, llm_answer in answer.by_llm.items():
         # All charts share one page, so the names of figures contain their LLM.
-        own = [
+        figures = [
             CaptionedChart(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")
-            for figure in day_page.draw_day(one)
+            for figure in day_page.draw_day(llm_answer)
         ]
         parts += [
-            section_html(f"{name} over the day", drawn(own)),
+            section_html(f"{name} over the day", charts_html(figures)),
             section_html(
                 f"Windows of {name} that {best.name} misses",
-                list_html(day_page.missed_lines(one.winner), "None."),
+                list_html(day_page.missed_lines(llm_answer.winner), "None."),
             ),
-            section_html(f"Settings of {name}", list_html(day_page.settings_lines(one))),
-            section_html(f"What {name} rests on", list_html(day_page.basis_lines(one))),
+            section_html(f"Settings of {name}", list_html(day_page.settings_lines(llm_answer))),
+            section_html(f"What {name} rests on", list_html(day_page.basis_lines(llm_answer))),
         ]
     shared = shared or ["no GPU is short: the stock has no limit"]
     shared += shared_lines(answer)

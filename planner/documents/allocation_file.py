@@ -1,5 +1,5 @@
-"""The input and the answer of `plan allocate`: buckets of requests, and the rates at which types of workers
-serve them (solvers/allocation.py has the formulation).
+"""The input and the answer of `plan allocate`: buckets of requests, types of workers, and the rates that one
+worker of a type sustains in each bucket (solvers/allocation.py has the formulation).
 
     {"buckets": [{"name": "short", "rate_rps": 12.0}, {"name": "long", "rate_rps": 0.5}],
      "types": [{"name": "a100", "cost_usd_per_h": 3.67, "stock": null, "rate_rps": [6.0, 0.4]}],
@@ -30,7 +30,7 @@ MELANGE_KEYS = (
     "bucket_index",
     "bucket_upper_bounds",
 )
-# A rate so small that its bucket would need more workers is refused: whoever writes such a rate means 0.
+# A rate so small that its bucket would need more workers than this is refused: whoever writes it means 0.
 MOST_WORKERS = 1e6
 SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum may be off by this.
 # Mélange divides by rates, so its files have this rate, or less, for a type that cannot serve a bucket.
@@ -38,12 +38,12 @@ MELANGE_NONE_RPS = 1e-3
 
 
 def read_instance(path: Path) -> Instance:
-    """The instance in a JSON file; raises InputError naming file and field."""
+    """The input in a JSON file, ours or Mélange's; raises InputError naming file and field."""
     return parse_instance(read_json(path), where=str(path))
 
 
 def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:
-    """The instance in a mapping, ours or Mélange's. `where` opens every error message."""
+    """The input in a mapping, ours or Mélange's. Raises InputError, whose message begins with `where`."""
     if "gpu_info" in document:
         document = _convert_melange(document, where)
     file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))
@@ -72,9 +72,13 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
 
 
 def allocation_document(instance: Instance, allocation: Allocation) -> dict[str, Any]:
-    """The answer as one object: counts of the types used, shares of the buckets with traffic."""
+    """The answer as one object for JSON: `counts` of the types in use, and for each bucket with traffic the
+    `shares` of it that go to each type.
+    """
     shares = {
-        bucket: {name: float(x) for name, x in zip(instance.types, type_shares, strict=True) if x > 0}
+        bucket: {
+            name: float(share) for name, share in zip(instance.types, type_shares, strict=True) if share > 0
+        }
         for bucket, type_shares in zip(instance.buckets, allocation.share, strict=True)
     }
     return {
@@ -84,12 +88,12 @@ def allocation_document(instance: Instance, allocation: Allocation) -> dict[str,
         "counts": {
             name: count for name, count in zip(instance.types, allocation.counts, strict=True) if count
         },
-        "shares": {bucket: share for bucket, share in shares.items() if share},
+        "shares": {bucket: type_shares for bucket, type_shares in shares.items() if type_shares},
     }
 
 
 def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Section]:
-    """The entries of a list of mappings with these keys."""
+    """The entries of a list of mappings, none of which has a key other than `known`. Raises InputError."""
     rows = file.get(key)
     if not isinstance(rows, list) or not rows:
         raise refused_value(file.path_of(key), "expected a list with at least one entry", rows)
@@ -113,7 +117,9 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
 
 
 def _parse_rates(row: Section, buckets: int) -> list[float]:
-    """The rates of one type of worker, one for each of the `buckets`, which is their number."""
+    """The rates of one type of worker, one for each bucket. `buckets` is their number; raises InputError for
+    another number of rates.
+    """
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:
         raise refused_value(
@@ -125,15 +131,17 @@ def _parse_rates(row: Section, buckets: int) -> list[float]:
 
 
 def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Mélange's configuration as ours. The cells of its grid become buckets, named "0, 3" by row, column."""
+    """Mélange's configuration as ours. The cells of its grid become buckets, named "0, 3" by row and column.
+    Raises InputError. Keys of MELANGE_KEYS that are not used here are allowed.
+    """
     config = Section.from_document(document, where, MELANGE_KEYS)
     total_rps = config.number("total_request_rate", least=0.0)
     shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))
-    total = sum(shares.values())
-    if abs(total - 1) > SHARE_ROUNDING:
+    share_sum = sum(shares.values())
+    if abs(share_sum - 1) > SHARE_ROUNDING:
         raise InputError(
             f"{config.path_of('workload_distribution')}: shares of total_request_rate must sum to 1, "
-            f"found a sum of {total:.6g}"
+            f"found a sum of {share_sum:.6g}"
         )
     gpus, stock = config.get("gpu_info"), config.get("availability", {})
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
@@ -163,7 +171,7 @@ def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _parse_grid(rows: object, where: str) -> dict[str, float]:
-    """The numbers of a list of lists, by "row, column"."""
+    """The numbers of a list of lists, by "row, column". Raises InputError for anything but numbers >= 0."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise refused_value(where, "expected a list of lists of numbers", rows)
     return {

@@ -1,8 +1,8 @@
 """What the same GPUs cost on demand and under a commitment of one or three years.
 
 `fleet: prices` of slo.yaml may hold `reserved_1y` and `reserved_3y` beside `on_demand`; otherwise the offers
-of a row in catalogs/gpus.yaml and of prices.yaml count. No plan is searched by these prices: a plan is shown
-with its bill by each of them.
+of a row in catalogs/gpus.yaml and of prices.yaml count. The search does not use these prices: its plan is
+shown with its bill by each of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from planner.documents.gpu_payment import values_by_gpu
 from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.files.document_values import Section
 
+# The commitments: their keys in slo.yaml, and the terms of offers.
 KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
 OWN = "slo.yaml"  # In place of a provider, for prices that the user gave.
 
@@ -21,18 +22,19 @@ OWN = "slo.yaml"  # In place of a provider, for prices that the user gave.
 def parse_commitments(
     fleet: Section, gpus: Iterable[str], catalog: Catalog
 ) -> dict[str, dict[Term, ProviderOffer]]:
-    """The offers for GPUs with a commitment: the offer of every term, on demand among them, by the name of
-    the GPU's row in the catalog.
+    """The offer of every term, on demand among them, by the name of the GPU's row in the catalog. GPUs for
+    which no commitment is offered are left out.
 
-    A GPU with prices in slo.yaml has its own terms alone. Other GPUs have the terms of the provider under
-    `price_of`; without a provider there, the cheapest offer of each commitment among those below the row's
-    price. Raises InputError.
+    `fleet` is that section of slo.yaml. A GPU with prices there has the terms of these prices alone. Other
+    GPUs have the terms of the provider under `price_of`; without a provider there, the cheapest offer of each
+    commitment among those below the row's price. Raises InputError for prices that cannot be read.
     """
     prices = fleet.subsection("prices")
     prices_in_slo = {name: (value, where) for name, value, where in values_by_gpu(prices, catalog)}
     provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:
+        # A GPU with a power cap that slo.yaml does not price is paid as the same GPU without the cap.
         row = name if name in prices_in_slo else catalog.gpus[name].base
         if row in prices_in_slo:
             terms = _own_terms(*prices_in_slo[row])
@@ -80,7 +82,7 @@ def _offered_terms(
         return {term: offer for term in terms if (offer := offer_of(all_offers, provider, term)) is not None}
     terms_below_list: dict[Term, ProviderOffer] = {}
     for term in KEYS.values():
-        below_list = [o for o in all_offers if o.term == term and o.usd_per_h < listed_usd_per_h]
-        if below_list:
+        of_term = [offer for offer in all_offers if offer.term == term]
+        if below_list := [offer for offer in of_term if offer.usd_per_h < listed_usd_per_h]:
             terms_below_list[term] = min(below_list, key=lambda offer: (offer.usd_per_h, offer.provider))
     return terms_below_list

@@ -8,11 +8,13 @@
     fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu},                        # slo.yaml
             electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}
 
-Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing. Owned GPUs cost
-nothing; more GPUs are rented at their price, as far as the stock goes. The stock of `fleet: gpus` counts
-owned and rented GPUs.
-Without `gpus` any number may be rented beside the owned ones; a GPU that `gpus` does not name is not rented
-at all. Electricity is added to the hourly price of a GPU, as if it always drew its power limit, or its cap
+Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing.
+
+Owned GPUs cost nothing but electricity; more GPUs are rented at their price, as far as the stock goes. The
+stock of `fleet: gpus` counts owned and rented GPUs. Without `gpus` any number may be rented beside the owned
+ones; with it a GPU that it does not name is not rented at all.
+
+Electricity is added to the hourly price of a GPU, as if the GPU always drew its power limit, or its cap
 (provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet
 stays a sum over its GPUs.
 """
@@ -38,7 +40,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """The values of a file by the name of the GPU: USD/h, whether whole nodes are sold, USD/kWh."""
+    """What a fleet.yaml says of paying GPUs, by the name of the GPU: the price of an hour, whether GPUs are
+    sold by whole nodes, and the price of a kWh that a GPU draws. GPUs of which it says nothing are left out.
+    """
 
     prices_usd_per_h: Mapping[str, float]
     sold_whole: Mapping[str, bool]
@@ -55,7 +59,7 @@ class Paid:
 
 
 def parse_paid(file: Section, catalog: Catalog) -> Paid:
-    """Parse the three keys; raises InputError naming the file and the key."""
+    """Parse the keys of KEYS in a fleet.yaml; raises InputError naming the file and the key."""
     prices, sold_as, electricity = map(file.subsection, KEYS)
     return Paid(
         _read_by_gpu(prices, catalog, lambda gpu: prices.at_least(gpu, "usd_per_h")),
@@ -99,12 +103,14 @@ class Electricity:
 
     @property
     def gpu_usd_per_kwh(self) -> float:
-        """The cost of a kWh that a GPU draws, with what the site draws for cooling and losses."""
+        """The cost of a kWh that a GPU draws, with what the site draws beside it for cooling and losses."""
         return self.usd_per_kwh * self.pue
 
 
 def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity | None:
-    """The section `electricity` of `fleet`; None where there is none. Raises InputError."""
+    """The section `electricity` of `fleet`; None where there is none. `owned` are the owned GPUs. Raises
+    InputError for values that make no sense, and for the price of owned GPUs where none are owned.
+    """
     if "electricity" not in fleet:
         return None
     section = fleet.subsection("electricity", ("price", "pue", "of"))
@@ -164,7 +170,8 @@ def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
 def with_owned(
     stock: Mapping[str, int | None], owned: Mapping[str, int], fleet: Section
 ) -> dict[str, int | None]:
-    """The stock with the owned GPUs. In `stock` None means any number, and an absent GPU is not rented.
+    """The stock with the owned GPUs: an owned GPU that is not in `stock` gets as many as are owned. In
+    `stock` None means any number, and an absent GPU is not rented.
 
     Raises InputError if more of a GPU is owned than its stock has.
     """
@@ -179,7 +186,7 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """The stock of the GPUs of which some can be rented, as the stock has more than are owned. Counts include
-    the owned ones.
+    """The entries of `stock` for GPUs of which more are there than are owned, so that some can be rented. The
+    counts still include the owned ones.
     """
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -84,13 +84,16 @@ _GATED = (
     "step3p7",
     "step3p5",
 )
-_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM that we know of gates with these.
+_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM that we know of with one of these has gates.
 # Checkpoints name the block's matrices "layers.3.PARENT.gate_proj".
 _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
+_NEMOTRON_MULTIPLE = 256  # Llama-Nemotron's widths are rounded up to a multiple of this.
 
 
 def expert_count(shape: Section) -> int:
-    """Routed experts of a layer; 1 without experts. Raises CatalogError for keys of experts there."""
+    """Routed experts of a layer; 1 for an LLM without experts. Raises CatalogError if such an LLM has keys
+    that only experts need.
+    """
     experts = first_count(shape, *_COUNT_KEYS, default=1)
     if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
         experts = 1
@@ -106,8 +109,8 @@ def expert_count(shape: Section) -> int:
 
 
 def is_gated(shape: Section) -> bool:
-    """Whether a block has a gate, and so three matrices in place of two. Raises CatalogError for a model_type
-    that is not known, if its activation does not tell either.
+    """Whether a block has a gate, and so three matrices in place of two. Raises CatalogError if neither the
+    model_type nor the activation tells.
     """
     family = str(shape.get("model_type", ""))
     if family == "nemotron_h":
@@ -124,7 +127,9 @@ def is_gated(shape: Section) -> bool:
 
 
 def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
-    """The block of a layer; None for a layer without one."""
+    """The feed-forward block of a layer; None for a layer without one. Raises CatalogError for a block that
+    is not modelled. `formats` are the number formats of the LLM's weights.
+    """
     family = str(shape.get("model_type", ""))
     hidden = hidden_size(shape)
     if "block_configs" in shape:
@@ -149,8 +154,9 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
 
 
 def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
-    """The feed-forward block of a layer of Llama-Nemotron. Its width is 2/3 of a multiple of the hidden width
-    that the layer names, rounded up to a multiple of 256.
+    """The feed-forward block of a layer of Llama-Nemotron. The layer names a factor `ffn_mult`; the width is
+    2/3 of so many times the hidden width, rounded up to a multiple of _NEMOTRON_MULTIPLE. Or the layer names
+    the width itself.
     """
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):
@@ -159,14 +165,18 @@ def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -
     if block.flag("no_op", False):
         return None
     if "ffn_mult" in block:
-        width = math.ceil(int(2 * block.number("ffn_mult", above=0) * hidden / 3) / 256) * 256
+        unrounded = int(2 * block.number("ffn_mult", above=0) * hidden / 3)
+        width = math.ceil(unrounded / _NEMOTRON_MULTIPLE) * _NEMOTRON_MULTIPLE
     else:
         width = first_count(block, "intermediate_size")
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
 
 def _has_experts(shape: Section, layer: int) -> bool:
-    """Whether a layer of an LLM with experts has them, by the first of the keys below that is there."""
+    """Whether a layer of an LLM with experts has them itself. A list of kinds of layers decides alone, if
+    there is one; otherwise the keys below each may say that the layer is dense. Raises CatalogError for
+    values that are not known.
+    """
     layers = layer_count(shape)
     for key in ("mlp_layer_types", "moe_layer_freq"):
         listed = shape.get(key)
@@ -196,7 +206,7 @@ def _has_experts(shape: Section, layer: int) -> bool:
 
 
 def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
-    """The block of a layer with experts, those that all tokens share among them."""
+    """The block of a layer with experts: the routed ones, and those that all tokens share."""
     shared_width = _shared_width(shape)
     latent_size = first_count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
     return FeedForward(
@@ -212,9 +222,10 @@ def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
 
 
 def _shared_width(shape: Section) -> int:
-    """The width of all shared experts together."""
+    """The width of all shared experts together; 0 without any."""
     family = str(shape.get("model_type", ""))
-    if family.startswith(("gemma4", "llama4")):  # One dense block stands beside the experts.
+    # In these one dense block stands beside the experts; it counts as a shared expert.
+    if family.startswith(("gemma4", "llama4")):
         return first_count(shape, *_WIDTH_KEYS)
     if shape.get("shared_expert_intermediate_size"):
         return shape.whole_number("shared_expert_intermediate_size")
@@ -232,8 +243,11 @@ def _shared_width(shape: Section) -> int:
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
-    """The format of a dense block's matrices, in `parts` of it. Raises CatalogError where they differ."""
+    """The format of a dense block's matrices. `parts` are the beginnings that their names may have within the
+    block. Raises CatalogError where the matrices differ.
+    """
     blocks = [f"layers.{layer}.{parent}.{part}" for parent in _PARENTS for part in parts]
+    # The names that checkpoints give to each of the three matrices; gate and up may be stored as one.
     matrices = (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
     formats_of_matrices = {
         formats.format_of([block + name for block in blocks for name in names]) for names in matrices
@@ -262,7 +276,8 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.
-    blocks = [f"layers.{layer}.{parent}.0." for parent in parents]
+    blocks = [f"layers.{layer}.{parent}.0." for parent in parents]  # All experts have the first one's format.
+    # The names that checkpoints give to each of the three matrices.
     matrices = (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2"))
     formats_of_matrices = {
         formats.format_of([block + name for block in blocks for name in names], is_expert=True)

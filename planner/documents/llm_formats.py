@@ -29,7 +29,7 @@ from planner.models.llm import WEIGHT_BYTES
 Config = Mapping[str, Any]
 # No more than this is read of a file. The largest known configs, which list every expert, have 3 MB.
 MAX_CONFIG_BYTES = 16 * 2**20
-# Keys under which a config.json declares its quantisation.
+# Keys under which a config.json declares the formats of its quantised weights.
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 INSTEAD = (
@@ -62,6 +62,8 @@ _ALGORITHMS = {
 }
 # Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
+# Weights that share a scale, in the formats "int4" and "int4-g32"; more values per scale take less memory.
+_LARGE_GROUP, _SMALL_GROUP = 128, 32
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
 
@@ -72,7 +74,7 @@ class Formats:
 
     Modules that no rule names have the format `default`, or `experts` if they are routed experts. A rule of
     `names` holds for the module of this name and for all modules inside it, one of `patterns` for modules
-    whose whole name it matches.
+    whose whole name it matches. `kv_dtype_bytes` are the bytes of one value in the KV cache.
     """
 
     default: str = "bf16"
@@ -82,7 +84,9 @@ class Formats:
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
-        """The format of a module. `aliases`: its names in checkpoints, from "layers." or "lm_head" on."""
+        """The format of a module. `aliases` are the names that checkpoints give to it, from "layers." or
+        "lm_head" on; the first one for which there is a rule decides.
+        """
         for alias in aliases:
             if format := self._format_by_rule(alias):
                 return format
@@ -90,9 +94,10 @@ class Formats:
 
     def format_if_named(self, module: str) -> str:
         """The format of a module that is quantised only where a rule names it, such as the output head."""
-        return self.names.get(module) or next(
-            (format for name, format in self.names.items() if name.endswith(f".{module}")), "bf16"
-        )
+        if format := self.names.get(module):
+            return format
+        ends_so = (format for name, format in self.names.items() if name.endswith(f".{module}"))
+        return next(ends_so, "bf16")
 
     def _format_by_rule(self, module: str) -> str | None:
         """The format by the rules of the checkpoint; None if no rule applies.
@@ -119,21 +124,22 @@ class Formats:
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
-        """The last part of each name in `names`, by which most look-ups are saved."""
+        """The last part of each name in `names`. A module whose last part is not among them needs no further
+        look-up, which saves most of them.
+        """
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property
     def weight_and_kv_bytes(self) -> tuple[float, float]:
-        """Bytes of a weight in the narrowest format, and bytes of a value in the KV cache."""
+        """Bytes of a weight in the narrowest format of any module, and bytes of a value in the KV cache."""
         formats = {self.default, self.experts, *self.names.values()}
         formats |= {format for _, format in self.patterns}
         return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
 
     def is_same(self, other: Formats) -> bool:
         """Whether both have the same rules, in whichever order."""
-        return replace(self, patterns=()) == replace(other, patterns=()) and set(self.patterns) == set(
-            other.patterns
-        )
+        without_patterns, others = replace(self, patterns=()), replace(other, patterns=())
+        return without_patterns == others and set(self.patterns) == set(other.patterns)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -204,7 +210,9 @@ def _check_same(first: tuple[str, Formats], second: tuple[str, Formats]) -> None
 
 
 def _parse_section(section: object, where: str, config: Config) -> Formats:
-    """The formats in one section, as Hugging Face or ModelOpt writes it."""
+    """The formats in one declaration, as Hugging Face or ModelOpt writes it. `where` begins every error;
+    `config` is the whole config.json. Raises CatalogError for formats that are not modelled.
+    """
     if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
         where, section = f"{where}: quantization", section["quantization"]
     if not isinstance(section, dict):
@@ -271,10 +279,10 @@ def _int4_format(section: Config, where: str) -> str:
     A `group_size` of -1 stands for a whole row; a missing one or None for 128, the default of AWQ and GPTQ.
     Sizes from 32 to 127 count as 32, larger ones as 128, so a weight is never counted as too small.
     """
-    size = section.get("group_size", 128)
-    if size is None or size == -1 or (isinstance(size, int) and size >= 128):
+    size = section.get("group_size", _LARGE_GROUP)
+    if size is None or size == -1 or (isinstance(size, int) and size >= _LARGE_GROUP):
         return "int4"
-    if isinstance(size, int) and size >= 32:
+    if isinstance(size, int) and size >= _SMALL_GROUP:
         return "int4-g32"
     raise CatalogError(f"{where}: group_size: expected 32 or more, found {show_value(size)}")
 
@@ -282,7 +290,9 @@ def _int4_format(section: Config, where: str) -> str:
 def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: dict[str, str]) -> Formats:
     """The formats in `config_groups` of compressed-tensors and ModelOpt.
 
-    Each group has targets, which are kinds of modules or names of modules.
+    Each group has a format and targets, which are kinds of modules or names of modules. `ignored` has the
+    modules that are not quantised; no group changes their format. Raises CatalogError for formats that are
+    not modelled, and for kinds of modules that two groups give different formats.
     """
     if not isinstance(groups, dict):
         raise CatalogError(f"{where}: expected groups of targets and weights, found {show_value(groups)}")
@@ -359,7 +369,9 @@ def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: fl
 
 
 def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
-    """The formats by rules: those without a wildcard are looked up by name, the others tried in turn."""
+    """The formats by the rules `named`, from names, names with wildcards, and regular expressions after
+    "re:", to formats. Rules without a wildcard are looked up by name, the others tried in turn.
+    """
     names: dict[str, str] = {}
     patterns = []
     for name, format in named.items():
@@ -396,11 +408,10 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
 
 
 def _kv_bytes(section: Config, where: str) -> float:
-    """Bytes of one value in the KV cache: 16 bits unless the checkpoint has one of two keys that vLLM
-    follows.
+    """Bytes of one value in the KV cache: 2, or 1 if the checkpoint has one of two keys that vLLM follows.
 
-    compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`, ModelOpt that or `kv_cache_quant_algo:
-    FP8`.
+    compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`, ModelOpt the same or
+    `kv_cache_quant_algo: FP8`. Raises CatalogError for other values of these keys.
     """
     scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if algorithm is not None and str(algorithm).upper() != "FP8":

@@ -3,11 +3,13 @@
     lora: {max_loras: 8, max_rank: 16, adapters: 100, targets: [qkv_proj, o_proj]}
     lora: {max_loras: 2, max_rank: 64, adapters: [sales, support, legal], max_cpu_loras: 3}
 
-`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings; the default of `max_cpu_loras` is the number
-of adapters. `adapters` are all that are served: how many, or their names. The column `adapter` of a trace
-names the adapter of each request; without the column all adapters are equally likely. `link` is the bandwidth
-from the host's memory into a slot, `disk` that from disk into the host's memory (planner/models/lora.py).
-`longer` is the share by which the times of LoRA are raised in a plan with `robust: step_times`.
+`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings: the adapters in a GPU's slots at once, the
+largest rank of one, and the adapters in the host's memory, by default all of them (at least `max_loras`).
+`adapters` are all that are served: how many, or their names. The column `adapter` of a trace names the
+adapter of each request; without the column all adapters are equally likely. `targets` are the matrices that
+adapters change, by default all. `link` is the bandwidth from the host's memory into a slot, `disk` that from
+disk into the host's memory (planner/models/lora.py). `longer` is the share by which the times of LoRA are
+raised in a plan with `robust: step_times`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from planner.files.document_values import Section, check_whole_number, refused_v
 from planner.models.lora import DISK_BYTES_PER_S, LINK_BYTES_PER_S, MODULES, Lora
 from planner.units import show_exactly
 
-NONE = "none"
+NONE = "none"  # `lora: none` says the same as no `lora`.
 KEYS = ("max_loras", "max_rank", "adapters", "max_cpu_loras", "targets", "link", "disk", "longer")
 # Values above these two are taken for typing errors.
 MOST_ADAPTERS = 100_000
@@ -42,6 +44,7 @@ def parse_lora(value: object, where: str) -> Lora | None:
         "targets": _parse_targets(section),
         "link_bytes_per_s": section.positive("link", "bytes_per_s", LINK_BYTES_PER_S),
         "disk_bytes_per_s": section.positive("disk", "bytes_per_s", DISK_BYTES_PER_S),
+        # A bare number is a share too, even above 1.
         "longer_frac": section.share("longer", 0.0, most=MOST_LONGER_FRAC, bare=MOST_LONGER_FRAC),
     }
     try:
@@ -51,7 +54,7 @@ def parse_lora(value: object, where: str) -> Lora | None:
 
 
 def lora_document(lora: Lora) -> dict[str, Any]:
-    """The mapping that `parse_lora` reads back as this value."""
+    """The section `lora` that `parse_lora` reads back as this value."""
     return {
         "max_loras": lora.max_loras,
         "max_rank": lora.max_rank,
@@ -65,7 +68,7 @@ def lora_document(lora: Lora) -> dict[str, Any]:
 
 
 def _parse_adapters(section: Section) -> int | tuple[str, ...]:
-    """The names of all adapters, or how many there are."""
+    """The names of all adapters, or how many there are. Raises InputError for anything else."""
     value, where = section.get_required("adapters"), section.path_of("adapters")
     if not isinstance(value, list):
         return check_whole_number(value, where, most=MOST_ADAPTERS)
@@ -78,7 +81,7 @@ def _parse_adapters(section: Section) -> int | tuple[str, ...]:
 
 
 def _parse_targets(section: Section) -> tuple[str, ...] | None:
-    """The matrices that adapters change, by vLLM's names; None for all."""
+    """The matrices that adapters change, by vLLM's names, each once; None for all. Raises InputError."""
     value = section.get("targets", "all")
     if value == "all":
         return None

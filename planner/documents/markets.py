@@ -14,8 +14,9 @@ for instance a plan's traffic divided by its workers. `interruptions` is how oft
 interrupted per hour. With `owned: 8`, at most 8 GPUs may be had at the price `reserved` (0 if it is left
 out). To be simulated, a schedule needs `slo`, `fleet: plan.yaml` in each row of `capacity`, and a trace per
 LLM.
-Demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window` for
-labels; or a trace per LLM, counted in windows.
+
+The demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window`
+for labels; or a trace per LLM, counted in windows.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from planner.units import count_text, show_s
 DEFAULT_START_S = 300.0  # How long a worker takes to start if its row does not say.
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
-LEAST_RATE_RPS = 1e-6  # A worker that carries nothing would be needed without end.
-# A trace may end within its last window; the part before its end may be short.
+LEAST_RATE_RPS = 1e-6  # Of a worker that carries nothing no number would be enough.
+# The next three are about the part of a trace after its last full window; set by hand.
 LEAST_PART_FRAC = 0.1  # A part shorter than this share of a window is left out: its rate is mostly chance.
-LEAST_PART_S = 1.0  # The least length of a part for its rate, as a trace of one request has length 0.
+LEAST_PART_S = 1.0  # A shorter part is taken to last this long: a trace of one request has length 0.
 FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 # Values above these three are taken for typing errors.
 MOST_INTERRUPTIONS_PER_H = 1e4
@@ -54,8 +55,8 @@ WORDING = document_values.Wording(least="expected at least {:g}")  # How `plan s
 def read_market(path: Path) -> Market:
     """The market of a schedule.yaml.
 
-    `path` may also be a plan's folder: its plan.yaml has the same keys. Raises InputError that names file and
-    field.
+    `path` may also be a folder with a plan.yaml, which is then read in its place. Raises InputError that
+    names file and field.
     """
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
@@ -72,7 +73,7 @@ def read_market(path: Path) -> Market:
 
 
 def read_demand(path: Path, *, window_s: float) -> Demand:
-    """The demand of a CSV; all columns except `window` are LLMs."""
+    """The demand of a CSV, whose rows are windows of `window_s`; all columns except `window` are LLMs."""
     return demand_of_table(read_csv(path), path, window_s=window_s)
 
 
@@ -129,9 +130,9 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
         schedule.get("limits"), "limits", ("power", "cost"), wording=WORDING
     )
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
-    offered_gpus = {offer.gpu for offer in offers}
+    priced_gpus = {offer.gpu for offer in offers}
     worker_types = tuple(
-        _parse_capacity(row, f"capacity[{i}]", offered_gpus, folder) for i, row in enumerate(capacity_rows)
+        _parse_capacity(row, f"capacity[{i}]", priced_gpus, folder) for i, row in enumerate(capacity_rows)
     )
     slos = document_values.check_mapping(schedule.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
     document_values.refuse_unknown(slos, [worker_type.llm for worker_type in worker_types], "slo")
@@ -169,7 +170,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
         on_demand_usd_per_h=price["on_demand"],
         reserved_usd_per_h=price["reserved"],
         spot_usd_per_h=price["spot"],
-        # `share` also reads "5 %" an hour, as providers write it.
+        # `share` also reads "5 %" an hour, as providers write it. A bare number is a frequency as it stands.
         interruptions_per_h=section.share(
             "interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H
         ),
@@ -178,17 +179,19 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     )
 
 
-def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> LlmWorkerType:
-    """A row of `capacity`: a kind of worker of an LLM, of `gpus` that have prices, and what it sustains."""
+def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path) -> LlmWorkerType:
+    """A row of `capacity`: a kind of worker of an LLM, and what it sustains. Raises InputError for a worker
+    on GPUs that have no price.
+    """
     section = document_values.Section.from_document(
         document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
     )
     llm, worker = (section.text(name) for name in ("llm", "worker"))
     gpus_of_worker = _gpus_of_worker(section)
     for gpu in gpus_of_worker:
-        if gpu not in gpus:
-            priced = ", ".join(sorted(gpus))
-            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {priced}")
+        if gpu not in priced_gpus:
+            known = ", ".join(sorted(priced_gpus))
+            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {known}")
     (gpu, count), *other_gpus = gpus_of_worker.items()
     return LlmWorkerType(
         llm=llm,
@@ -210,8 +213,8 @@ def _gpus_of_worker(section: document_values.Section) -> dict[str, int]:
         return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:
         raise InputError(f"{section.path_of('gpus')}: gpu says how many there are of each; leave gpus out")
-    each = document_values.Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
-    counts = {str(name): each.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
+    by_gpu = document_values.Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
+    counts = {str(name): by_gpu.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
     if not counts:
         raise InputError(f"{section.path_of('gpu')}: expected a GPU, or GPUs with their numbers")
     return counts

@@ -4,7 +4,7 @@
 
 - a key given twice, of which Python would keep the last;
 - NaN and Infinity, which JSON does not have;
-- half a character (\\ud800), which no file can hold;
+- half a character (the escape \\ud800 without its second half), which no file can hold;
 - a whole number with more digits than any count or hash;
 - objects nested too deep.
 """
@@ -17,10 +17,11 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 MOST_DIGITS = 100  # Whole numbers with more digits take long to read; hashes of 256 bits have 78.
+SHOWN_DIGITS, SHOWN_CHARS = 20, 60  # An error quotes so much of a number, and of a text.
 
 
 class TwiceError(ValueError):
-    """An object of a JSON text has the same key twice."""
+    """An object of a JSON text has the same key (`key`) twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key!r} is given twice")
@@ -28,9 +29,11 @@ class TwiceError(ValueError):
 
 
 def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool = True) -> Any:
-    """The value of a whole JSON text. With `has_nan`, NaN and Infinity are floats, which some programs write.
+    """The value of a whole JSON text. Raises ValueError as the module's docstring says. With `has_nan`, NaN
+    and Infinity, which some programs write, are read as floats.
 
-    `counts_digits=False` is for traces with millions of ids, whose reader checks the numbers itself.
+    `counts_digits=False` allows numbers of any length. It is for traces with millions of ids, whose reader
+    checks the numbers itself.
     """
     try:
         value = json.loads(
@@ -49,7 +52,9 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
 
 
 def json_decoder() -> json.JSONDecoder:
-    """A decoder for one value after the other in a longer text, with the checks of `parse_json`."""
+    """A decoder for one value after the other in a longer text. Of the checks of `parse_json` it makes one:
+    it refuses a key given twice.
+    """
     return json.JSONDecoder(object_pairs_hook=_parse_object)
 
 
@@ -62,7 +67,8 @@ def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The members of a JSON object; raises TwiceError for a key given twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise TwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        [(most_frequent_key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise TwiceError(most_frequent_key)
     return members
 
 
@@ -74,18 +80,18 @@ def _refuse_constant(name: str) -> NoReturn:
 def _parse_whole_number(digits: str) -> int:
     """A whole number of JSON. Raises ValueError for one of more than MOST_DIGITS digits."""
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"the number {digits[:20]}... has {len(digits)} digits")
+        raise ValueError(f"the number {digits[:SHOWN_DIGITS]}... has {len(digits)} digits")
     return int(digits)
 
 
 def _check_texts(values: Iterable[Any]) -> None:
-    """Refuse half a character anywhere in these values."""
+    """Raise ValueError for half a character anywhere in these values, keys of objects included."""
     unchecked = [values]
     while unchecked:
         for value in unchecked.pop():
             if isinstance(value, str):
                 if not is_text(value):
-                    raise ValueError(f"the text {ascii(value)[:60]} holds half a character")
+                    raise ValueError(f"the text {ascii(value)[:SHOWN_CHARS]} holds half a character")
             elif isinstance(value, dict):
                 unchecked += [value.keys(), value.values()]
             elif isinstance(value, list):

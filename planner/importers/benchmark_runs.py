@@ -29,6 +29,7 @@ from planner.files.document_values import check_mapping, check_rows, errors_as
 from planner.importers import foreign_fields
 
 METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
+# What a run may say of its engine: two settings of vLLM, and the tokens that its KV cache holds.
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
 MAX_REQUESTS = 10**6  # More requests, or longer ones (MAX_TOKENS), are refused as typing errors.
 MAX_TOKENS = 10**7
@@ -38,7 +39,9 @@ _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One benchmark of one engine; see the module's docstring for fields and units."""
+    """One benchmark of one engine; see the module's docstring for fields and units. `requests` counts those
+    that were answered, `failed` the others. Raises InputError for values that make no sense.
+    """
 
     name: str
     requests: int
@@ -98,7 +101,7 @@ class MeasuredRun:
         return "unknown load" if self.rate_rps is None else f"{self.rate_rps:g} req/s"
 
     def as_dict(self) -> dict[str, Any]:
-        """The run as plain values, without what is not known."""
+        """The run as plain values for JSON, without the keys of what is not known."""
         document: dict[str, Any] = {
             "name": self.name,
             "requests": self.requests,
@@ -108,8 +111,8 @@ class MeasuredRun:
             "length_spread_frac": self.length_spread_frac or None,
             **{key: getattr(self, key) for key in ENGINE_KEYS},
             "latency_s": {metric: dict(values) for metric, values in self.latency_s.items() if values},
-            "input_tokens": _plain(self.input_tokens),
-            "output_tokens": _plain(self.output_tokens),
+            "input_tokens": _plain_lengths(self.input_tokens),
+            "output_tokens": _plain_lengths(self.output_tokens),
             "arrival_s": list(self.arrival_s) or None,
             "notes": list(self.notes) or None,
         }
@@ -118,7 +121,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """Runs of one LLM on one kind of engine."""
+    """Runs of one LLM on one kind of engine. `source` names the program and the files that they are from."""
 
     llm: str
     gpu: str
@@ -155,7 +158,7 @@ class MeasuredRuns:
 
 
 def with_stated_load(run: MeasuredRun, stated: foreign_fields.StatedSetup) -> MeasuredRun:
-    """The run with the load and the spread of lengths of the command line, where it gives them."""
+    """The run with the load and the spread of lengths that the user states, which replace those of the file."""
     if stated.length_spread_frac is not None:
         run = replace(run, length_spread_frac=stated.length_spread_frac)
     if stated.concurrency is not None:
@@ -173,14 +176,14 @@ def runs_of_files(
     parse: Callable[[str, Path], tuple[Sequence[MeasuredRun], str | None]],
 ) -> MeasuredRuns:
     """The runs of a program's files, all of one engine. `parse` takes a file's label and path; it returns the
-    file's runs, and the name of their LLM where the file has one.
+    file's runs, and the name of their LLM, or None if the file does not say it. The first name counts.
     """
     runs: list[MeasuredRun] = []
     model_name = None
     labels = foreign_fields.file_labels(paths)
     for label, path in zip(labels, paths, strict=True):
-        of_file, model_of_file = parse(label, path)
-        runs += [with_stated_load(run, stated) for run in of_file]
+        runs_of_file, model_of_file = parse(label, path)
+        runs += [with_stated_load(run, stated) for run in runs_of_file]
         model_name = model_name or model_of_file
     names = foreign_fields.list_first(labels)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
@@ -204,13 +207,13 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
         where = f"{path}: runs[{i}]"
         row = check_mapping(row, where)
         with errors_as(InputError, where):
-            runs.append(_run(row, where))
+            runs.append(_parse_run(row, where))
     tp = foreign_fields.read_count(document.get("tp"), f"{path}: tp", most=foreign_fields.MAX_TP)
     source = foreign_fields.one_line(document.get("source", path))
     return MeasuredRuns(str(names["llm"]), str(names["gpu"]), tp, source, tuple(runs))
 
 
-def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
+def _parse_run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     """One entry of `runs`, with every number checked; what it leaves out is None or empty."""
     latency_s: dict[str, dict[str, float]] = {}
     for metric, values in check_mapping(row.get("latency_s"), f"{where}: latency_s").items():
@@ -223,7 +226,9 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         key: None if row.get(key) is None else foreign_fields.read_count(row[key], f"{where}: {key}")
         for key in ("concurrency", *ENGINE_KEYS)
     }
-    arrival = row.get("arrival_s")
+    arrival_s: tuple[float, ...] = ()
+    if row.get("arrival_s") is not None:
+        arrival_s = tuple(foreign_fields.read_numbers(row["arrival_s"], f"{where}: arrival_s"))
     return MeasuredRun(
         name=foreign_fields.one_line(row.get("name", where)),
         requests=foreign_fields.read_count(row.get("requests"), f"{where}: requests"),
@@ -232,9 +237,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         latency_s=latency_s,
         concurrency=whole_numbers["concurrency"],
         rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
-        arrival_s=()
-        if arrival is None
-        else tuple(foreign_fields.read_numbers(arrival, f"{where}: arrival_s")),
+        arrival_s=arrival_s,
         failed=foreign_fields.read_count(row.get("failed", 0), f"{where}: failed", least=0),
         max_num_seqs=whole_numbers["max_num_seqs"],
         max_num_batched_tokens=whole_numbers["max_num_batched_tokens"],
@@ -247,15 +250,13 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
 
 
 def _lengths(value: object, where: str) -> tuple[float, ...]:
-    """The lengths of requests: a list, or one mean."""
-    return tuple(
-        foreign_fields.read_numbers(value, where)
-        if isinstance(value, list)
-        else [foreign_fields.read_number(value, where)]
-    )
+    """The lengths of all requests from a list, or their mean from a number."""
+    if isinstance(value, list):
+        return tuple(foreign_fields.read_numbers(value, where))
+    return (foreign_fields.read_number(value, where),)
 
 
-def _plain(lengths: tuple[float, ...]) -> float | list[float]:
+def _plain_lengths(lengths: tuple[float, ...]) -> float | list[float]:
     """The lengths for JSON: whole ones as integers, a single one without a list."""
     numbers = [int(length) if float(length).is_integer() else length for length in lengths]
     return numbers if len(numbers) > 1 else numbers[0]

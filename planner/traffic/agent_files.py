@@ -13,9 +13,9 @@
 Where a file does not say which request waits for which, the times show it. A request waits for the last
 request of its own agent that had ended when it began, and for the last request of each sub-agent that was
 started since then. The first request of a sub-agent waits for the last request of the agent that started it.
-The pause of a request is the time from the end of all that it waits for to its begin. Requests of an agent
-that overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so as
-many agents are at work as there are conversations. A corpus may have a file for each of them.
+The pause of a request is the time from the end of all that it waits for to its beginning. Requests of an
+agent that overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so
+as many agents are at work as there are conversations. A corpus may have a file for each conversation.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
 _TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
 _TURN_CONTENT = {*_TEXTS, *_MEDIA}
 _REQUEST_KEYS = ("timestamp", "delay", "output_length", "extra")  # A turn with one of these is a request.
+_MOST_NUMBER = 1e12  # A larger number in a file is refused.
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
 
 
 def _object_of(line: bytes) -> Mapping[str, Any]:
-    """The JSON object of a line; an empty one if the line is no JSON object."""
+    """The JSON object of a line; an empty one if the line is no JSON object or is nested too deep."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -97,8 +98,8 @@ def _object_of(line: bytes) -> Mapping[str, Any]:
 
 
 def read_agent_files(kind: str, name: str, lines: Iterable[tuple[str, bytes]]) -> Trace:
-    """The trace, called `name`, of the lines of files of this kind; each line comes with its place, file and
-    number. Raises TraceError naming the place of what cannot be read.
+    """The trace, called `name`, of files of one kind (WEKA, MOONCAKE or TURNS). Each of the `lines` comes
+    with its place, which is file and line number. Raises TraceError naming the place of what cannot be read.
     """
     read_conversations = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
     conversations = read_conversations((where, line) for where, line in lines if line.strip())
@@ -132,17 +133,20 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
         scope = "all" if row.get("hash_id_scope") == "global" else where
         calls = list(_weka_calls(row["requests"], "", 0.0, where))
         main_calls = [call for call in calls if not call.thread]
-        if all(call.begins_task for call in main_calls):  # Results of tools are called texts, too.
+        # If every request seems to be a user's, the file does not tell results of tools from texts of users.
+        if all(call.begins_task for call in main_calls):
             for call in main_calls:
                 call.begins_task = False
         for call in calls:
-            call.ids = [id_of.setdefault((scope, each), len(id_of)) for each in call.ids]
+            call.ids = [id_of.setdefault((scope, hash_id), len(id_of)) for hash_id in call.ids]
         if calls:
             yield calls, int(min(sizes))
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
-    """The calls of an agent and its sub-agents; the agent's clock begins at `since_s` of the conversation."""
+    """The calls of the agent `thread` and of its sub-agents. Times in `requests` count from `since_s` of the
+    conversation on. Raises TraceError, which begins with `where`.
+    """
     for i, row in enumerate(requests):
         entry = f"{where}: requests[{i}]"
         if not isinstance(row, dict):
@@ -150,7 +154,7 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         start_s = _read_number(row, "t", entry, usual=0.0)
         if isinstance(row.get("requests"), list):
             sub_requests = row["requests"]
-            times_s = [each.get("t", 0.0) for each in sub_requests if isinstance(each, dict)]
+            times_s = [request.get("t", 0.0) for request in sub_requests if isinstance(request, dict)]
             # Raw captures count the times of a sub-agent from its own entry on, other files from the start of
             # the conversation. Only in raw captures may a time be smaller than that of the entry.
             is_relative = bool(times_s) and min(times_s) < start_s
@@ -201,11 +205,11 @@ def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call],
         tokens_before = before.input_tokens + before.output_tokens if before else 0
         tokens = added_tokens + tokens_before
         ids = list(before.ids) if before else []
-        # The blocks of the last answer get ids by their session and their place in the prompt.
+        # The blocks of the last answer get ids by their session (`id(calls)`) and their place in the prompt.
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
-        ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
+        ids += [id_of.setdefault(hash_id, len(id_of)) for hash_id in row.get("hash_ids") or []]
         delay_s = _read_number(row, "delay", where, usual=0.0) / 1000
         # The file does not say how long answers took. So a request counts as ending when it starts, and a
         # turn starts a delay after the one before.
@@ -257,8 +261,8 @@ def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], in
             calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))
             # The file has no answers. A hash of session and turn, repeated to the answer's length, stands for
             # each, so that no two answers share blocks.
-            answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
-            texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
+            stand_in = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
+            texts[session] += (stand_in * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
     for calls in sessions.values():
         if calls:
             yield calls, TURNS_BLOCK
@@ -273,7 +277,7 @@ def _turn_call(
     id_of: dict[tuple[object, bytes], int],
 ) -> _Call:
     """The request of a turn; `prompt` is the text of its whole prompt, `before` are earlier calls of its
-    session.
+    session. `id_of` gets the ids of new blocks.
 
     The prompt begins with the blocks of the last of these calls.
     """
@@ -283,13 +287,14 @@ def _turn_call(
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
-    at_s = _read_number(turn, "timestamp", where, usual=0.0) / 1000
+    stamp_s = _read_number(turn, "timestamp", where, usual=0.0) / 1000
     delay_s = _read_number(turn, "delay", where, usual=0.0) / 1000
     # The delay of a first turn counts from 0, since there is no answer before it.
-    start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)
+    start_s = max(stamp_s, before[-1].end_s + delay_s) if before else max(stamp_s, delay_s)
     tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
     think_s = delay_s if before else None
-    return _Call("", start_s, start_s, tokens, output_tokens, ids, think_s, not_before_s=at_s)
+    # The file does not say how long answers took, so the request counts as ending when it starts.
+    return _Call("", start_s, start_s, tokens, output_tokens, ids, think_s, not_before_s=stamp_s)
 
 
 def _turn_text(turn: object, where: str) -> bytes:
@@ -314,22 +319,23 @@ def _read_number(row: Mapping[str, Any], key: str, where: str, *, usual: float |
     value = row.get(key)
     if value is None:
         value = usual
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST_NUMBER:
         raise TraceError(f"{where}: {key}: expected a number >= 0, found {show_value(value)}")
     return float(value)
 
 
 def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
-    """Set for each call of a conversation which calls it waits for (indices into all calls of the file), its
-    pause, and the number of its task. `first` is the index of the conversation's first call, `tasks` the
-    number of its first task. Returns the number after its last task. Calls are sorted by their start.
+    """Sort the calls of a conversation by their start, and set for each which calls it waits for (indices
+    into all calls of the file), its pause, and the number of its task. `first` is the index of the
+    conversation's first call, `tasks` the number of its first task. Returns the number after its last task.
     """
     calls.sort(key=lambda call: call.start_s)
     has_main_call = False
     for i, call in enumerate(calls):
         ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
-        parents = [k for k in ended if calls[k].thread == call.thread][-1:]
+        parents = [k for k in ended if calls[k].thread == call.thread][-1:]  # The last one, if there is any.
         if parents:
+            # Of each sub-agent that was started since then, the last call (later entries replace earlier).
             since_s = calls[parents[0]].start_s
             last_by_sub_agent = {
                 calls[k].thread: k
@@ -356,7 +362,9 @@ def _starter_of(thread: str) -> str | None:
 
 
 def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, block_tokens: int) -> Trace:
-    """The calls as a trace. They arrive as if answers took no time."""
+    """The calls as a trace. They arrive as if answers took no time. Parents stand before their children in
+    `calls`.
+    """
     arrivals_s: list[float] = []
     for call in calls:
         parents_s = max((arrivals_s[k] for k in call.parents), default=0.0)
@@ -378,7 +386,7 @@ def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, bloc
         input_tokens=np.array([calls[i].input_tokens for i in order.tolist()]),
         output_tokens=np.array([calls[i].output_tokens for i in order.tolist()]),
         prefix_offsets=offsets,
-        prefix_ids=np.array([each for ids in prompts for each in ids], np.int64),
+        prefix_ids=np.array([block_id for ids in prompts for block_id in ids], np.int64),
         prefix_block_tokens=block_tokens if offsets[-1] else 0,
         after=sort_waits(edges),
         # A request that waits for no other has no pause.

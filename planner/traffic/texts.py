@@ -30,14 +30,16 @@ def cut_texts(
     """Offsets (n + 1,) and ids (m,) of blocks of KV_BLOCK_TOKENS tokens, as `Trace` has them. Two prompts
     share a block if all texts up to its end are the same.
 
-    Request i has the next `counts[i]` of the `texts`; `length` has the tokens of each text. Tokens of a
-    prompt beyond its texts count as part of the last text. Raises TraceError for a text without a length.
+    `inputs` (n,) are the tokens of the prompts. Request i has the next `counts[i]` of the `texts`, which are
+    numbers of texts; `length` has the tokens of each text. Tokens of a prompt beyond its texts count as part
+    of the last text. Raises TraceError, which names `path` and `column`, for a text without a length.
     """
     # A chain is a sequence of texts with which a prompt begins. Its key is the number of the chain that is
     # shorter by one text (-1 for the empty chain), and its last text.
     chains: dict[tuple[int, int], int] = {}
     ids, start = [], 0
     for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
+        # The chain up to each text of this prompt, and where each text ends [tokens].
         chain, ends, chain_of_text = -1, [0], []
         for text in texts[start : start + count].tolist():
             if text not in length:
@@ -49,20 +51,22 @@ def cut_texts(
             chain_of_text.append(chain)
             ends.append(ends[-1] + length[text])
         start += count
-        # A prompt without texts has no ids.
+        # A prompt without texts has no ids. The last block may be partly filled, so the count is rounded up.
         blocks = np.arange(-(-tokens // KV_BLOCK_TOKENS) if chain_of_text else 0)
         last_token = np.minimum((blocks + 1) * KV_BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
         text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
         # No prompt has MAX_TOKENS blocks, so each pair of a chain and a block's index has its own id.
         ids.append(np.array(chain_of_text, np.int64)[text_of_block] * MAX_TOKENS + blocks)
-    return np.concatenate(([0], np.cumsum([len(prompt_ids) for prompt_ids in ids]))), np.concatenate(ids)
+    offsets = np.concatenate(([0], np.cumsum([len(prompt_ids) for prompt_ids in ids])))
+    return offsets, np.concatenate(ids)
 
 
 def text_lengths(trace: Path) -> dict[int, int]:
     """The tokens of every text by its number, from the other .jsonl files in the trace's folder.
 
-    The lines of these files have the two numbers and nothing else.
+    Each line of such a file is an object of two whole numbers: the text's number, and its tokens. A file
+    whose first line is of another kind is left out. Raises TraceError for any other line of another kind.
     """
     length: dict[int, int] = {}
     for path in sorted({*trace.parent.glob("*.jsonl"), *trace.parent.glob("*.jsonl.gz")} - {trace}):
@@ -81,7 +85,9 @@ def text_lengths(trace: Path) -> dict[int, int]:
 
 
 def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
-    """The JSON object of one line. Raises TraceError for anything else."""
+    """The JSON object in `text`, which is line number `line` of the file. Raises TraceError for anything
+    else. NaN may stand in it, and whole numbers of any length, which the reader checks (jsontext.py).
+    """
     try:
         values = parse_json(text, has_nan=True, counts_digits=False)
     except TwiceError as twice:

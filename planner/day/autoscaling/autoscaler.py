@@ -1,4 +1,6 @@
-"""The autoscaler of a plan's pools: its controller, the controller's parameters, and the sizes of pools."""
+"""What manifests need to know of a plan's autoscaler: the controller, its parameters, and for each pool how
+its size may change.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from planner.manifests import engine_command
 Document = dict[str, Any]
 DAY_S, MINUTE_S = int(units.DAY_S), 60  # Whole seconds, as manifests write them.
 WEEK_DAYS = 7
+LABEL_CHARS = 100  # An error quotes so much of a pool's name.
+LEAST_QUANTITY = 0.001  # Kubernetes writes quantities in thousandths.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ class ScaledPool:
     drain_s: float = 90.0
 
     def __post_init__(self) -> None:
-        # The name comes from the user's file: an error message shows it in one line, however long it is.
-        label = f"pool {engine_command.one_line(self.name)[:100]}"
+        # The name comes from the user's file, where it may be long or have several lines.
+        label = f"pool {engine_command.one_line(self.name)[:LABEL_CHARS]}"
         if not 0 <= self.least <= self.most or self.most < 1:
             raise InputError(
                 f"{label}: least {self.least} and most {self.most}: must be 0 <= least <= most, and most >= 1"
@@ -51,8 +55,9 @@ class ScaledPool:
                 f"{label}: timetable: expected seconds of the day that rise, 0 to {DAY_S - 1}, "
                 f"found {times_s}"
             )
-        if wrong := [size for _, size in self.timetable if not self.least <= size <= self.most]:
-            raise InputError(f"{label}: timetable: {wrong[0]} workers, must be {self.least} to {self.most}")
+        for _, size in self.timetable:
+            if not self.least <= size <= self.most:
+                raise InputError(f"{label}: timetable: {size} workers, must be {self.least} to {self.most}")
         for name, value_s in (("start_s", self.start_s), ("drain_s", self.drain_s)):
             if not (value_s >= 0 and math.isfinite(value_s)):
                 raise InputError(f"{label}: {name} is {value_s:g}, must be finite and >= 0")
@@ -77,16 +82,20 @@ class Autoscaler:
     pools: tuple[ScaledPool, ...] = ()
 
     def of_role(self, role: Role) -> Autoscaler:
-        """The autoscaler of a role's pools; parameters under the role's name override the others."""
-        of_role = self.parameters.get(role)
-        if of_role is None:
+        """The same autoscaler with the parameters for pools of one role: those under the role's name override
+        the others. It keeps the pools of all roles. Raises InputError where no mapping is under that name.
+        """
+        role_parameters = self.parameters.get(role)
+        if role_parameters is None:
             return self
-        if not isinstance(of_role, Mapping):
-            raise InputError(f"{self.controller}: {role}: expected parameters, found {of_role!r}")
-        return Autoscaler(self.controller, {**self.parameters, **of_role}, self.pools)
+        if not isinstance(role_parameters, Mapping):
+            raise InputError(f"{self.controller}: {role}: expected parameters, found {role_parameters!r}")
+        return Autoscaler(self.controller, {**self.parameters, **role_parameters}, self.pools)
 
     def read_number(self, name: str, default: float) -> float:
-        """The parameter `name`, finite; InputError where it is no number."""
+        """The parameter `name`, or `default` where it is missing. Raises InputError unless it is a finite
+        number.
+        """
         value = self.parameters.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -94,7 +103,7 @@ class Autoscaler:
         return float(value)
 
     def read_text(self, name: str, default: str) -> str:
-        """The parameter `name`; InputError where it is no text."""
+        """The parameter `name`, or `default` where it is missing. Raises InputError unless it is a text."""
         value = self.parameters.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -102,7 +111,9 @@ class Autoscaler:
         return value
 
     def read_seconds(self, name: str, default: float, *, least: int, most: int) -> int:
-        """The parameter `name`, rounded up to whole seconds, for a field that holds `least` to `most`."""
+        """The parameter `name`, or `default` where it is missing, rounded up to whole seconds. Raises
+        InputError unless it is from `least` to `most`, which the manifest's field allows.
+        """
         value_s = math.ceil(self.read_number(name, default))
         if not least <= value_s <= most:
             raise InputError(
@@ -119,12 +130,13 @@ def timetable_of(
 
     Raises InputError for windows on some days of the week only, because a timetable is the same every day.
     """
-    if partial := next((each for each in windows if len(set(each.days)) < WEEK_DAYS), None):
-        clocks = f"{format_clock(partial.begin_s)} to {format_clock(partial.end_s)}"
-        raise InputError(
-            f"windows: {clocks} is of {len(set(partial.days))} days of the week; manifests are written of "
-            "daily windows alone"
-        )
+    for window in windows:
+        if (days := len(set(window.days))) < WEEK_DAYS:
+            clocks = f"{format_clock(window.begin_s)} to {format_clock(window.end_s)}"
+            raise InputError(
+                f"windows: {clocks} is of {days} days of the week; manifests are written of daily windows "
+                "alone"
+            )
     edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
     rows = []
     # Sizes change only where a window begins or ends. Windows are daily, so Monday stands for every day.
@@ -138,7 +150,7 @@ def format_quantity(value: float, what: str) -> str:
     """A Kubernetes quantity, whole or in thousandths (1500m). Raises InputError, beginning with `what`, for
     less than one thousandth.
     """
-    if value < 0.001:
+    if value < LEAST_QUANTITY:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")
     thousandths = round(value * 1000)
     return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"

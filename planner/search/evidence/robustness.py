@@ -1,4 +1,5 @@
-"""How robust the fleet of a plan is: the figures of the report's first screen, computed after the search.
+"""How robust the fleet of a plan is: the numbers on the report's first screen, computed after the search.
+They come in these parts:
 
     workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
     traffic   whether the plan's fleet would pass its test with MORE_FRAC more traffic (what another fleet for
@@ -8,9 +9,9 @@
     losses    what the loss of a worker breaks
     prices    from which price of a GPU on another fleet is cheaper
 
-Simulations are limited by requests, so that equal questions give equal answers: by BUDGET_REQUESTS plus
-BUDGET_TIMES the requests of the trace, and by MORE_REQUESTS for more traffic. Parts for which these limits or
-the clock leave no room are named in the result.
+Simulations are limited by their requests, and not by seconds alone, so that equal questions give equal
+answers: by BUDGET_REQUESTS plus BUDGET_TIMES the requests of the trace, and for more traffic by
+MORE_REQUESTS. Parts for which these limits or the clock leave no room are named in the result.
 """
 
 from __future__ import annotations
@@ -77,13 +78,15 @@ MOST_PRICE_RISE_FRAC = 1.0
 def find_robustness(
     problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()
 ) -> FleetRobustness:
-    """The figures above for a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
+    """The numbers of the module's docstring for a plan's fleet `best`. `priced` are other fleets with their
+    labels; the part "prices" compares with them.
+    """
     return _RobustnessSearch(problem, best, tuple(priced)).run()
 
 
 @dataclass(slots=True)
 class _RobustnessSearch:
-    """The simulations for the figures of one fleet, with their budget and the parts that were left out."""
+    """The simulations for all parts, of one fleet, with their budget and the parts that were left out."""
 
     problem: Problem
     best: Counts
@@ -99,21 +102,21 @@ class _RobustnessSearch:
         """Compute all parts that the time and the budget allow."""
         problem = self.problem
         as_written = problem.oracle.as_written()
-        scenarios = self._scenario_count()
+        scenario_count = self._scenario_count()
         # Drawing the scenarios takes time, so none are drawn if the time is over.
-        tested = None if problem.out_of_time() else problem.test_scenarios
+        test_scenarios = None if problem.out_of_time() else problem.test_scenarios
         self.oracles = [as_written]
-        if tested is not None:
-            self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
+        if test_scenarios is not None:
+            self.oracles = [as_written.in_scenario(test_scenarios[i]) for i in range(scenario_count)]
         if problem.task.safety is not None:
-            self.may_miss = problem.task.safety.most_missed(scenarios)
+            self.may_miss = problem.task.safety.most_missed(scenario_count)
         headroom_facts = self._in_time("headroom", self._find_headroom) or ()
         losses = self._in_time("losses", self._find_losses) or ()
         prompts = self._in_time("prompts", self._find_longest_prompts) or ()
         at_workers = self._in_time("workers", self._find_at_workers) or ()
         more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(headroom_facts))
         return FleetRobustness(
-            scenario_count=0 if tested is None else scenarios,
+            scenario_count=0 if test_scenarios is None else scenario_count,
             may_miss=self.may_miss,
             pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running_pools),
             at_workers=at_workers,
@@ -130,8 +133,9 @@ class _RobustnessSearch:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.test_scenarios is None:
             return 1
-        # The part "workers" may take half of the budget, hence the second factor 2.
-        per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace) * self._agents_effort()
+        fleets = 2 * WORKERS_BESIDE + 1  # The part "workers" simulates so many in each scenario.
+        # That part may take half of the budget, hence the factor 2.
+        per_scenario = fleets * 2 * len(self.problem.trace) * self._agents_effort()
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
     def _agents_effort(self) -> float:
@@ -156,7 +160,7 @@ class _RobustnessSearch:
         return False
 
     def _in_time(self, part: RobustnessPart, find: Callable[[], Value]) -> Value | None:
-        """The result of `find`, or None, with the part noted as left out, where the time ends first."""
+        """The result of `find`; None if the time ends first, and the part is then noted as left out."""
         try:
             return find()
         except StoppedError:
@@ -181,7 +185,8 @@ class _RobustnessSearch:
         budget is too small.
         """
         planned = [count for _, count in self.best]
-        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
+        requests_of_fleet = sum(len(oracle.trace) for oracle in self.oracles)
+        if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * requests_of_fleet):
             return ()
         rows = []
         for numbers in numbers_beside(planned):
@@ -192,7 +197,9 @@ class _RobustnessSearch:
         return tuple(rows)
 
     def _worst_verdicts(self, counts: Counts) -> list[Verdict | None]:
-        """For each oracle the verdict after the worst loss; None where a role has no worker left."""
+        """For each oracle the verdict on the fleet, after the worst of the losses that it must survive, if
+        any; None where a role has no worker left.
+        """
         for oracle in self.oracles:
             self._count_simulation(oracle)
         return run_each(lambda oracle: oracle.worst_verdict(counts), self.oracles)
@@ -206,7 +213,7 @@ class _RobustnessSearch:
         many simulations.
         """
         problem, safety = self.problem, self.problem.task.safety
-        headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
+        headroom = next((fact for fact in headroom_facts if fact.strain == "traffic"), None)
         if headroom is None:  # There was no time to compute the headroom.
             return None
         # The headroom is that on the traffic as written. `with_traffic` adds other draws and losses, so a
@@ -239,16 +246,15 @@ class _RobustnessSearch:
         kept_in = test.decide(self.best)
         self._stop_in_time()
         self.simulations += kept_in.scenario_count
-        is_carried = is_test_passed(kept_in, safety)
         return MoreTraffic(
-            is_carried,
+            is_test_passed(kept_in, safety),
             kept=kept_in.kept,
             scenario_count=kept_in.scenario_count,
             asked_frac=safety.kept_in_frac,
         )
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
-        """The headroom of the fleet, which a plan for production has computed already."""
+        """The headroom of the fleet. A plan for production has simulated it already, so it costs nothing."""
         measured = find_headroom(self.problem.oracle, self.best, before_each=self._stop_in_time)
         return (
             HeadroomFact("traffic", measured.headroom.traffic_frac, measured.by_traffic),
@@ -256,15 +262,15 @@ class _RobustnessSearch:
         )
 
     def _find_losses(self) -> tuple[Lost, ...]:
-        """Which limits are missed after the loss of one worker of each pool. Losses that the question asks
-        for are not added to it.
+        """For each pool, which limits are missed when one of its workers is lost. Losses that the question
+        asks to survive are not added to that one.
         """
         oracle, losses = self.problem.oracle.as_written(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
         names = [pool.name for pool in oracle.fleet(self.best).running_pools]
         for k, (_, count) in enumerate(self.best):
-            fewer = self._with_counts(n - (i == k) for i, (_, n) in enumerate(self.best))
+            fewer = self._with_counts(n - 1 if i == k else n for i, (_, n) in enumerate(self.best))
             self._count_simulation(oracle)
             verdict = oracle.worst_verdict(fewer)
             missed = () if verdict is None else tuple(line.limit for line in verdict.missed)
@@ -341,13 +347,15 @@ def least_in_proportion(
 def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
-    """For each limit the share of requests that keep it, over the scenarios: the lowest, the lowest once the
-    `may_miss` worst scenarios are left out, the median, and the highest. A verdict of None counts as 0.
+    """What a fleet with these counts keeps. For each limit: the share of requests that keep it, over the
+    scenarios: the lowest, the lowest once the `may_miss` worst scenarios are left out, the median, and the
+    highest. A verdict of None counts as a share of 0.
     """
     shares = []
     for k, limit in enumerate(limits):
         fracs = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
-        shares.append(Share(limit, *map(float, (fracs[0], fracs[may_miss], np.median(fracs), fracs[-1]))))
+        lowest, lowest_counted, highest = fracs[0], fracs[may_miss], fracs[-1]
+        shares.append(Share(limit, *map(float, (lowest, lowest_counted, np.median(fracs), highest))))
     kept_in = sum(verdict is not None and verdict.holds for verdict in verdicts)
     return AtWorkers(counts, kept_in, tuple(shares))
 
@@ -361,14 +369,15 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
     bill = bill_fleet(fleet).usd_per_h
     nearest: list[PriceTurns] = []
     for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running_pools):
-        slope = _doubled_bill_usd_per_h(fleet, gpu) - bill
+        # What the fleet costs more if the price of the GPU is doubled.
+        slope_usd_per_h = _doubled_bill_usd_per_h(fleet, gpu) - bill
         turns = []
         for label, other in others:
             other_bill = bill_fleet(other).usd_per_h
-            other_slope = _doubled_bill_usd_per_h(other, gpu) - other_bill
+            other_slope_usd_per_h = _doubled_bill_usd_per_h(other, gpu) - other_bill
             # If the price rises by `frac`, each bill rises by frac times its slope. They are equal where
             # frac = (other_bill - bill) / slope_difference.
-            slope_difference = slope - other_slope
+            slope_difference = slope_usd_per_h - other_slope_usd_per_h
             if slope_difference <= ROUNDING * bill or other_bill <= bill * (1 + ROUNDING):
                 continue
             if (frac := (other_bill - bill) / slope_difference) <= MOST_PRICE_RISE_FRAC:
@@ -390,9 +399,12 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives with a price, and their labels; beside a plan for production none on paper."""
+    """The alternatives that have a fleet with a price, with their labels. Those that are remarked to hold on
+    paper alone are left out: they are no alternative to a plan for production.
+    """
+    on_paper = Remarked("on-paper")
     return [
-        (each.label, each.fleet)
-        for each in alternatives
-        if each.fleet is not None and each.is_priced and Remarked("on-paper") not in each.notes
+        (alternative.label, alternative.fleet)
+        for alternative in alternatives
+        if alternative.fleet is not None and alternative.is_priced and on_paper not in alternative.notes
     ]

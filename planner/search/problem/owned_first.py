@@ -21,7 +21,7 @@ from planner.search.problem.options import OWNED_USD_PER_H, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-UNLIMITED_GPUS = 2**31  # Stands for an unlimited stock of owned GPUs.
+UNLIMITED_GPUS = 2**31  # Stands for an unlimited stock of owned GPUs: no fleet has so many.
 
 
 class WorkerKind(NamedTuple):
@@ -42,7 +42,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     if not problem.task.owned:
         return counts
     gpus = {gpu.name: gpu for gpu in problem.gpus}
-    unused = {
+    unused_owned = {
         row_of(gpu): UNLIMITED_GPUS if count is None else count
         for gpu, count in problem.limits.stock.items()
         if gpu.endswith(OWNED)
@@ -50,18 +50,19 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     pools_by_kind: dict[WorkerKind, list[tuple[Option, int]]] = {}
     for option, count in counts:
         pools_by_kind.setdefault(_kind_of(option), []).append((option, count))
-    gpus_by_kind = {kind: pools[0][0].type.gpus for kind, pools in pools_by_kind.items()}  # GPUs of a worker.
+    # All workers of a kind have equally many GPUs.
+    gpus_of_worker = {kind: pools[0][0].type.gpus for kind, pools in pools_by_kind.items()}
     new_pools: dict[WorkerKind, list[tuple[Option, int]]] = {}
-    for kind in sorted(pools_by_kind, key=lambda kind: -gpus_by_kind[kind]):
+    for kind in sorted(pools_by_kind, key=lambda kind: -gpus_of_worker[kind]):
         pools = pools_by_kind[kind]
         option, total = pools[0][0], sum(count for _, count in pools)
         row = row_of(option.type.gpu.name)
         # Spot workers, and those whose renting costs less than owning, stay as the search chose them.
-        if row not in unused or kind.is_spot or _rents_for_less(row, gpus):
+        if row not in unused_owned or kind.is_spot or _rents_for_less(row, gpus):
             new_pools[kind] = pools
             continue
-        owned = min(total, unused[row] // option.type.gpus)
-        unused[row] -= owned * option.type.gpus
+        owned = min(total, unused_owned[row] // option.type.gpus)
+        unused_owned[row] -= owned * option.type.gpus
         if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
             return counts
         count_by_gpu = ((row + OWNED, owned), (row, total - owned))
@@ -74,8 +75,8 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. Options take
-    turns, each with the fleet that those before it left.
+    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. The options
+    are tried one after the other, each on the fleet that the option before it left.
     """
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
@@ -85,8 +86,8 @@ def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> 
         for moved in range(1, count + 1):
             after = before | {option: count - moved, on_rented: before.get(on_rented, 0) + moved}
             moved_counts = tuple((each, n) for each, n in after.items() if n)
-            least_paid = objective_paid(problem, counts)
-            is_cheaper = objective_paid(problem, moved_counts) < least_paid * (1 - ROUNDING)
+            paid_so_far = objective_paid(problem, counts)
+            is_cheaper = objective_paid(problem, moved_counts) < paid_so_far * (1 - ROUNDING)
             if is_cheaper and problem.allows(moved_counts):
                 counts = moved_counts
     return counts
@@ -114,7 +115,9 @@ def merge_kinds(counts: Counts) -> Counts:
 
 
 def one_more(problem: Problem, counts: Counts) -> Counts:
-    """The fleet with one worker more of each kind: after the loss of any worker as many are left as now."""
+    """The fleet with one worker more of each kind. After the loss of any one of its workers it has at least
+    as many of each kind as `counts`.
+    """
     return owned_first(problem, tuple((option, count + 1) for option, count in merge_kinds(counts)))
 
 
@@ -131,17 +134,19 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound on `objective_paid` from one on the objective: every owned GPU may be in the fleet."""
+    """A lower bound on `objective_paid` that follows from `bound`, one on the objective. It is lower by what
+    the objective counts for all owned GPUs beyond their price, since every one of them may be in the fleet.
+    """
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
     # In the objective an owned GPU costs at least OWNED_USD_PER_H (options.objective_of_worker).
-    lift_usd_per_h = {
+    extra_usd_per_h = {
         row_of(gpu.name): max(OWNED_USD_PER_H - gpu.usd_per_h, 0.0)
         for gpu in problem.gpus
         if gpu.name.endswith(OWNED)
     }
     owned = problem.task.owned
-    return max(bound - sum(lift_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
+    return max(bound - sum(extra_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
 
 
 def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:

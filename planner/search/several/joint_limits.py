@@ -1,9 +1,10 @@
 """What the limits that several LLMs share cost: what more of each limit would save, and by how much a limit
 must be raised if not all LLMs fit.
 
-Every query goes to the same designs (level0/cheapest.py), so a fleet that one query simulates is known to
-all. The least sufficient amount of a limit is not searched by trial amounts: one query minimises the use of
-that limit under all other limits.
+A query asks for the fleets of all LLMs, with one worker type per pool, that cost least under some limits, or
+that use least of one limit. All queries go to the same designs (level0/cheapest.py), so a fleet that one
+query simulates is known to the others. The least sufficient amount of a limit is not searched by trial
+amounts: one query minimises the use of that limit under all other limits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of t
 
 @dataclass(frozen=True, slots=True)
 class SharedLimitQueries:
-    """Queries to the designs of all LLMs, each of which ends when `out_of_time`."""
+    """Queries to the designs of all LLMs (`llms` has those of each). A query ends early when `out_of_time`;
+    its answer is then not exact.
+    """
 
     llms: Sequence[Sequence[FleetDesign]]
     out_of_time: Callable[[], bool]
@@ -56,20 +59,20 @@ def price_limits(
     queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, unit: str
 ) -> tuple[Binding, ...]:
     """For each limit the least amount of it, the others unchanged, that allows fleets whose objective is less
-    than `value`, and what these fleets save.
+    than `value`, and what these fleets save, in `unit`.
 
     If the objective is GPUs, only whole GPUs are savings: the fraction of a value is a price that breaks ties
-    (`Problem.with_tie_break`). All queries cover fleets with one worker type per pool.
+    (`Problem.with_tie_break`).
     """
     bindings: list[Binding] = []
     is_of_gpus = unit == OBJECTIVE_UNITS["gpus"]
     below = whole_gpus(value) if is_of_gpus else value * (1 - CHEAPER_FRAC)
 
-    def saves_at(least: float) -> float:
-        return whole_gpus(value) - whole_gpus(least) if is_of_gpus else value - least
+    def saving_of(cheaper: float) -> float:
+        return whole_gpus(value) - whole_gpus(cheaper) if is_of_gpus else value - cheaper
 
     for row in rows:
-        assert row.limit is not None
+        assert row.limit is not None  # Only a row made within a query has no limit of the question.
         queries.progress(f"what more {row.limit.gpu or row.limit.name} would save")
         others = [other for other in rows if other is not row]
         without = queries.find_cheapest(others, below=below)
@@ -77,13 +80,14 @@ def price_limits(
             bindings.append(MoreSavesNothing(row.limit, is_known=without.is_exact))
             continue
         objective_below = SharedLimit(None, below, lambda option: option.objective)
-        least = queries.find_least([*others, objective_below], row)
-        amount = _enough_of_limit(row, without if least.best is None else least)
+        least_use = queries.find_least([*others, objective_below], row)
+        # Where the time ended that query, what the cheapest fleets use is enough, and may be too much.
+        amount = _enough_of_limit(row, without if least_use.best is None else least_use)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
-            saves, saves_most = saves_at(raised.value), saves_at(without.value)
+            saves, saves_most = saving_of(raised.value), saving_of(without.value)
             bindings.append(
-                MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least.is_exact)
+                MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least_use.is_exact)
             )
     return tuple(bindings)
 
@@ -94,8 +98,8 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 
 def require_shared_nodes(limits: FleetLimits, llms: int) -> None:
-    """Raises InfeasibleError where each of several LLMs has nodes of its own: then no fleets are searched for
-    within shared limits (shared_bill.py).
+    """Raises InfeasibleError if each of several LLMs has nodes of its own, which the limits then count
+    (`by_gpu` is False). No fleets are searched for within such shared limits (shared_bill.py).
     """
     if llms > 1 and not limits.by_gpu:
         raise InfeasibleError(
@@ -124,9 +128,8 @@ def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
 
 def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> FleetLimits:
     """What all fleets but the k-th leave of the limits."""
-    return subtract_fleet(
-        limits, tuple(each for other, counts in enumerate(fleets) if other != k for each in counts)
-    )
+    others = [counts for other, counts in enumerate(fleets) if other != k]
+    return subtract_fleet(limits, tuple(pool for counts in others for pool in counts))
 
 
 def serve_in_turn(
@@ -152,9 +155,10 @@ def serve_in_turn(
 
 
 def problem_within(problem: Problem, remaining: FleetLimits) -> Problem:
-    """The same problem within the limits `remaining`, in its question as well."""
+    """The same problem within the limits `remaining`, which also replace those of its question."""
     task = replace(
         problem.task,
+        # A GPU that is only owned has no stock of rented ones.
         stock={gpu: remaining.stock.get(gpu, remaining.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
         owned={gpu: remaining.stock[gpu + OWNED] or 0 for gpu in problem.task.owned},
         power_limit_w=remaining.power_w,
@@ -234,7 +238,7 @@ def _chosen_workers(shared: Cheapest) -> Counts:
 
 
 def _enough_of_limit(row: SharedLimit, shared: Cheapest) -> float:
-    """To how much a limit must be raised for the best fleets of a query."""
+    """The amount to which a limit must be raised for the best fleets of a query."""
     assert row.limit is not None
     gpus = [option.type.gpu for option, _ in _chosen_workers(shared)]
     return enough_for(row.limit, row.amount, _amount_used(row, shared), gpus)

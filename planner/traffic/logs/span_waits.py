@@ -1,12 +1,12 @@
 """Finds which calls of a model waited for which others, from the tree of spans that holds them. otlp.py reads
 the spans.
 
-The parent of a span says whose work it is, not what it waited for. That follows from the times: of two
-children of one span the later one waits for the earlier one if the earlier one had ended when the later one
-began. So a call waits for the last calls of its agent before it, and of all sub-agents that had returned. The
-first call of a sub-agent waits for what its caller had done before. The pause of a call is the time from the
-end of the last of these to its own beginning, for tools or for a person. OpenTelemetry's traces of one
-conversation count as children of one span; each is a task.
+The parent of a span says whose work it is, not what it waited for. What it waited for follows from the times:
+of two children of one span the later one waits for the earlier one if the earlier one had ended when the
+later one began. So a call waits for the last calls of its agent before it, and of all sub-agents that had
+returned. The first call of a sub-agent waits for what its caller had done before. The pause of a call is the
+time from the end of the last call that it waits for to its own beginning, which tools or a person took.
+OpenTelemetry's traces of one conversation count as children of one span; each trace is a task.
 
     [ agent                                                    ]
       [ call 1 ]   [ tool: sub-agent [ call a ] [ call b ] ]
@@ -26,7 +26,7 @@ from planner.traffic.trace import FloatArray, IntArray, Trace, sort_waits
 
 SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
 # A call waits for at most this many others, those that ended last. Without a limit 20,000 calls after 20,000
-# others would be 4e8 pairs.
+# others would be 4e8 pairs. Set by hand.
 MOST_WAITS = 64
 _Path = tuple[str, ...]  # Conversation, trace and spans that enclose a call, the outermost first.
 
@@ -38,14 +38,15 @@ class SpanTree:
     1970.
     """
 
-    # Parent, start and end of each span, by its id.
+    # Id of the parent, start and end of each span, by the span's id.
     _spans: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    _calls: list[tuple[str, str, int, int]] = field(default_factory=list)  # Span, trace, start and end.
+    # Ids of span and trace, start and end of each call, by its number.
+    _calls: list[tuple[str, str, int, int]] = field(default_factory=list)
     _conversations: dict[str, str] = field(default_factory=dict)  # The conversation of each trace.
 
     def add(self, span: str, parent: str, trace: str, conversation: str, start: object, end: object) -> None:
-        """Take a span: the ids of itself, of its parent, its trace and its conversation, which may be empty,
-        and its times as the log has them.
+        """Take a span: the ids of itself, of its parent, its trace and its conversation, and its times as the
+        log has them. Any id may be empty.
         """
         start_ns = _parse_ns(start, 0)
         if span:
@@ -61,7 +62,9 @@ class SpanTree:
         return len(self._calls) - 1
 
     def with_waits(self, trace: Trace, serials: IntArray) -> Trace:
-        """The trace whose request i is call `serials[i]`, with waits, pauses, tasks and nominal arrivals."""
+        """The trace, whose request i is call number `serials[i]`, with waits, pauses, tasks and nominal
+        arrivals: those that would be if answers took no time. As it is, if no request waits for another.
+        """
         edges = self._wait_edges(serials.tolist())
         if not edges:
             return trace
@@ -75,8 +78,8 @@ class SpanTree:
         think_s = np.where(waits, np.maximum(start_ns - ready_ns, 0) / 1e9, 0.0)
         # A task is an OpenTelemetry trace; a call without one is a task of its own.
         task_names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]
-        numbers: dict[str, int] = {}
-        task = np.array([numbers.setdefault(name, len(numbers)) for name in task_names])
+        number_of_task: dict[str, int] = {}
+        task = np.array([number_of_task.setdefault(name, len(number_of_task)) for name in task_names])
         arrival_s = _nominal_s(trace.arrival_s, after, think_s)
         order = np.lexsort((np.arange(len(trace)), arrival_s))
         note = (
@@ -93,9 +96,9 @@ class SpanTree:
         while parent and parent not in ancestors:  # In a broken log a span may be its own ancestor.
             ancestors.append(parent)
             parent = self._spans[parent][0] if parent in self._spans else ""
-        logged = [each for each in ancestors if each in self._spans]
-        conversation = self._conversations.get(trace)
-        return (f"conversation {conversation or trace}", f"trace {trace}", *reversed(logged))
+        logged = [ancestor for ancestor in ancestors if ancestor in self._spans]
+        conversation = self._conversations.get(trace) or trace
+        return (f"conversation {conversation}", f"trace {trace}", *reversed(logged))
 
     def _wait_edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
         """Pairs of a request and one that it waits for, both as indices into `serials`. The innermost spans
@@ -107,7 +110,8 @@ class SpanTree:
             if trace:
                 path = self._path(span, trace)
                 children.setdefault(path, []).append(_CallGroup(start_ns, end_ns, [i], [i]))
-                for depth in range(1, len(path)):  # A span may have no calls of its own.
+                # The spans around it need an entry too, as they may have no calls of their own.
+                for depth in range(1, len(path)):
                     children.setdefault(path[:depth], [])
         edges: list[tuple[int, int]] = []
         for path in sorted(children, key=len, reverse=True):
@@ -142,12 +146,13 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
     groups.sort(key=lambda group: (group.start_ns, group.end_ns))
     by_end = sorted(range(len(groups)), key=lambda k: groups[k].end_ns)
     ends_ns = [groups[k].end_ns for k in by_end]
-    latest = list(accumulate(by_end, max))  # latest[k]: of the first k + 1 that end, the one that began last.
+    # latest[k]: of the first k + 1 groups to end, the one that began last. Groups are numbered by beginning.
+    latest = list(accumulate(by_end, max))
     firsts: list[int] = []
     is_waited_for = [False] * len(groups)
     for k, group in enumerate(groups):
         ended = bisect_right(ends_ns, group.start_ns)  # This many groups had ended when this one began.
-        # A span of no length ends as it begins: it is not before itself.
+        # A span of no length ends as it begins, and must not wait for itself or for one that follows.
         while ended and by_end[ended - 1] >= k:
             ended -= 1
         if not ended:
@@ -165,8 +170,8 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
             parents += groups[i].lasts
         edges += [(child, parent) for child in group.firsts for parent in parents[:MOST_WAITS]]
     lasts: list[int] = []
-    for group, is_waited in zip(groups, is_waited_for, strict=True):
-        if not is_waited:
+    for group, has_follower in zip(groups, is_waited_for, strict=True):
+        if not has_follower:
             lasts += group.lasts
     return _CallGroup(groups[0].start_ns, max(group.end_ns for group in groups), firsts, lasts)
 
@@ -187,7 +192,7 @@ def _nominal_s(start_s: FloatArray, after: IntArray, think_s: FloatArray) -> Flo
 
 
 def _parse_ns(value: object, missing: int) -> int:
-    """A time of OTLP, which writes whole numbers as texts; `missing` where there is none."""
+    """A time of OTLP [ns], which writes whole numbers as texts; `missing` where it is no whole number."""
     try:
         return int(value) if isinstance(value, int | float | str) else missing
     except (ValueError, OverflowError):
