@@ -158,7 +158,7 @@ class MeasuredRuns:
 
 
 def with_stated_load(run: MeasuredRun, stated: foreign_fields.StatedSetup) -> MeasuredRun:
-    """The run with the load and the spread of lengths that the user states, which replace those of the file."""
+    """The run with the load and the spread of lengths that the user states, in place of those of its file."""
     if stated.length_spread_frac is not None:
         run = replace(run, length_spread_frac=stated.length_spread_frac)
     if stated.concurrency is not None:
