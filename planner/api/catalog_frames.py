@@ -1,4 +1,6 @@
-"""The function `catalog`: GPUs, LLMs, presets and engines as DataFrames, with units in names of columns."""
+"""The function `catalog` of `import fleetplan`: GPUs, LLMs, presets of SLOs, tasks and engines as DataFrames.
+The names of columns end in their units.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class CatalogFrames:
 
     @property
     def llms(self) -> pd.DataFrame:
-        """Every LLM: its shape, parameters, KV bytes of a token."""
+        """Every LLM: its structure, the number of its parameters, and the bytes of a token in KV."""
         computed = {
             name: {"parameters": llm.parameters, "kv_bytes_per_token": llm.kv_bytes_per_token}
             for name, llm in self.read.llms.items()
@@ -39,7 +41,7 @@ class CatalogFrames:
 
     @property
     def slos(self) -> pd.DataFrame:
-        """One row per limit of every preset in seconds."""
+        """Every preset of an SLO, one row per limit: the limit in seconds, and its source."""
         rows = [
             {"name": name, "limit": limit.name, "limit_s": limit.limit_s, "source": preset.source}
             for name, preset in self.read.slos.items()
@@ -49,21 +51,23 @@ class CatalogFrames:
 
     @property
     def tasks(self) -> pd.DataFrame:
-        """What requests of a kind are like: mean tokens in and out."""
+        """Every task (`task: chat` in slo.yaml): the mean tokens in and out of its requests, and on which
+        traffic (`of`) they were measured.
+        """
         rows = []
-        for row in self.read.tasks.values():
-            example = example_of(row.values, row.name)
+        for task in self.read.tasks.values():
+            example = example_of(task.values, task.name)
             means = {"input_tokens": example.input.mean_tokens, "output_tokens": example.output.mean_tokens}
-            rows.append({"name": row.name, "of": row.measured_on, **means, "source": row.source})
+            rows.append({"name": task.name, "of": task.measured_on, **means, "source": task.source})
         return pd.DataFrame(rows).set_index("name")
 
     @property
     def engines(self) -> pd.DataFrame:
-        """Engines and versions with what their host takes per step."""
+        """Every version of an engine, with the time that its host takes per step."""
         return pd.DataFrame([_plain_fields(row) for row in self.read.engines.values()])
 
     def _table_frame(self, rows: Mapping[str, Any]) -> pd.DataFrame:
-        """The plain fields of these dataclasses and of their provenance, a row for each name."""
+        """The plain fields (`_plain_fields`) of these dataclasses and of their provenance, a row per name."""
         provenance = self.read.provenance
         table = {
             name: _plain_fields(row) | (_plain_fields(provenance[name]) if name in provenance else {})
@@ -90,5 +94,5 @@ def catalog(folder: CatalogLike = None) -> CatalogFrames:
 
 def _plain_fields(row: Any) -> dict[str, Any]:
     """The fields of a dataclass that a cell can hold."""
-    values = {each.name: getattr(row, each.name) for each in fields(row)}
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {key: value for key, value in values.items() if value is None or isinstance(value, _PLAIN)}

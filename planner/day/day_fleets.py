@@ -1,11 +1,11 @@
 """Chooses among several fleets the one that costs least over a day with its best controller.
 
 The cheapest fleet of constant size need not be the cheapest over a day: another worker type may be
-dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So it is
-compared with the cheapest fleet of each GPU type alone, and with the cheapest mixed pools of each type if the
-search knows them. It is also compared with itself under every other order of the queue that the question
-allows. The order matters in a burst, before a new worker is ready: first come, first served makes even short
-prompts late; shortest first makes only long ones late.
+dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So that
+fleet is compared with the cheapest fleet of each GPU type alone, and with the cheapest mixed pools of each
+type if the search knows them. It is also compared with itself under every other order of the queue that the
+question allows. The order matters in a burst, before a new worker is ready: first come, first served makes
+even short prompts late; shortest first makes only long ones late.
 
 Each of these fleets keeps its worker types all day; `cheapest_fleet` also asks what it saves to change them
 (planner/day/changing_types.py).
@@ -30,7 +30,7 @@ from planner.studies.what_if import Study, StudyAnswer
 
 MOST_FLEETS = 4  # Set by hand: each fleet's day takes as long as the first one's.
 LEAST_TIME_S = 1.0  # A search or a day gets at least this long, even if the deadline is nearer.
-QUEUE_AXIS = "queue"
+QUEUE_AXIS = "queue"  # The order of the queue among the policies that a question may change.
 # Labels of the fleet whose alternatives are compared: planned for this day, or given with --fleet.
 ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
 
@@ -38,7 +38,8 @@ ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
 def candidate_fleets(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
-    """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS.
+    """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS. `answer` is the
+    plan of the question `task`; `deadline` is a time of time.monotonic [s].
 
     Fleets for which there is no time before the deadline are left out.
     """
@@ -67,10 +68,12 @@ def candidate_fleets(
 
 
 def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Fleet]:
-    """The first fleet with each other order of waiting prompts that `policies: queue` names, by label."""
-    raced = [change.value for change in task.policies.raced_changes if change.axis == QUEUE_AXIS]
+    """The first of the fleets with each other order of waiting prompts that the question allows, by label:
+    those of `policies: queue`, and those that it compares (`raced_changes`).
+    """
+    compared = [change.value for change in task.policies.raced_changes if change.axis == QUEUE_AXIS]
     (label, fleet), others = next(iter(fleets.items())), {}
-    for queue in dict.fromkeys([*task.policies.queues, *raced]):
+    for queue in dict.fromkeys([*task.policies.queues, *compared]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
         # `policies` is None for a queue that does not go together with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
@@ -91,18 +94,20 @@ def cheapest_fleet(
     the first one. An error in the day of the first fleet is raised; another fleet's row gives it as `why`.
     `types_of` finds within some seconds what changing worker types saves; None: that is not searched.
     """
-    searches = len(fleets) + (types_of is not None)
+    first_label = next(iter(fleets))
+    # What shares the time: the day of each fleet, and the search for changing types.
+    shares = len(fleets) + (1 if types_of is not None else 0)
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
     for k, (label, fleet) in enumerate(fleets.items()):
         left_s = deadline - time.monotonic()
-        if k and left_s <= 0:
+        if label != first_label and left_s <= 0:
             rows[label] = FleetDay(label, describe_with_queue(fleet), why="the time limit came first")
             continue
         try:
-            answer = day_of(fleet, max(left_s / (searches - k), LEAST_TIME_S))
+            answer = day_of(fleet, max(left_s / (shares - k), LEAST_TIME_S))
         except PlannerError as error:
-            if not k:
+            if label == first_label:
                 raise
             rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
@@ -117,20 +122,20 @@ def cheapest_fleet(
             missed=best.missed_windows,
             optimum_usd=None if optimum is None else optimum.usd,
         )
-    miss_terms = answers[next(iter(fleets))].miss_terms
+    miss_terms = answers[first_label].miss_terms
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     types = None
     if types_of is not None:
         types = types_of(answers, max(deadline - time.monotonic(), LEAST_TIME_S))
     answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else (), types=types)
-    if chosen != next(iter(fleets)):
+    if chosen != first_label:
         note = f"{chosen}: the cheapest day of {len(answers)} fleets"
         answer = replace(answer, question=replace(answer.question, fleet_note=note))
     return answer
 
 
 def describe_with_queue(fleet: Fleet) -> str:
-    """The fleet in a few words, with the order of its queue where that is not the usual one."""
+    """The fleet in a few words, with the order of its queue unless that is the default one."""
     queue = fleet.policies.queue
     return describe_fleet(fleet) + ("" if queue == Policies().queue else f", {QUEUE[queue].words}")

@@ -23,8 +23,8 @@ from planner.errors import InputError
 from planner.units import LARGEST, parse_quantity
 
 LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
-MOST_SHOWN_CHARS = 60  # An error message shows at most this much of a value.
-# A name is suggested in place of an unknown one if difflib finds them at least so alike.
+MOST_SHOWN_CHARS = 60  # An error message shows at most so many characters of a value.
+# A name is suggested in place of an unknown one if difflib finds them at least so alike. Set by hand.
 LEAST_LIKENESS = 0.5
 
 Read = TypeVar("Read")
@@ -35,7 +35,8 @@ Default = TypeVar("Default")
 class Wording:
     """The words in which errors of one kind of document say what is valid.
 
-    {} stands for the bound or the names. With `missing` empty, a missing key is checked like a value of null.
+    {} stands for the bound or the names. If `missing` is empty, a missing key is no error of its own: it is
+    checked like a value of null.
     """
 
     one_of: str = "expected one of {}"
@@ -61,14 +62,15 @@ _REQUIRED = _Required.TOKEN
 
 
 def refused_value(where: object, valid: str, value: object) -> InputError:
-    """The InputError for a value that is not valid."""
+    """The InputError for a value that is not valid; `valid` says what is, as in "must be > 0"."""
     return InputError(f"{where}: {valid}, found {show_value(value)}")
 
 
 def show_value(value: object) -> str:
     """A value for an error message: its text, cut short, on one line."""
-    plain = getattr(value, "item", None)  # The repr of a NumPy scalar would show its type.
-    text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
+    # The repr of a NumPy scalar would show its type, so `item` makes a plain value of it; arrays stay as is.
+    item = getattr(value, "item", None)
+    text = repr(item() if item is not None and not hasattr(value, "__len__") else value)
     return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 3]}..."
 
 
@@ -101,12 +103,13 @@ def list_first(names: Sequence[str], most: int) -> str:
 def did_you_mean(
     name: object, known: Collection[str], shown: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """ "did you mean 'gpus'? " by the known name that is most like `name`; empty if none is.
+    """A question such as "did you mean 'gpus'? ", with the known name that is most like `name`; empty if none
+    is alike.
 
     `shown` has what to show for a known name in its place: `{"gpus": "fleet: gpus"}`.
     """
-    hint = nearest_names(name, known, 1)
-    return f"did you mean {shown.get(hint[0], hint[0])!r}? " if hint else ""
+    nearest = nearest_names(name, known, 1)
+    return f"did you mean {shown.get(nearest[0], nearest[0])!r}? " if nearest else ""
 
 
 def refuse_unknown(
@@ -131,14 +134,16 @@ def refuse_unknown(
 def check_mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:
     """The value, checked to be keys and values; `such_as` is an example for the error."""
     if not isinstance(value, Mapping):
-        raise refused_value(where, f"expected keys and values{such_as and ' such as ' + such_as}", value)
+        example = f" such as {such_as}" if such_as else ""
+        raise refused_value(where, f"expected keys and values{example}", value)
     return value
 
 
 def check_rows(value: object, where: object, of: str = "", *, least: int = 0) -> list[Any]:
     """The value, checked to be a list of at least `least` entries; `of` names the entries in the error."""
     if not isinstance(value, list) or len(value) < least:
-        raise refused_value(where, f"expected a list{of and ' of ' + of}", value)
+        of_entries = f" of {of}" if of else ""
+        raise refused_value(where, f"expected a list{of_entries}", value)
     return value
 
 
@@ -227,19 +232,23 @@ def read_share(
         frac = float(text.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
         frac = float("nan")
-    valid = f"expected a number from 0 to {min(most, 1.0):g} such as {example}"
-    if not is_percent and bare < frac <= 100:
+    expected = f"expected a number from 0 to {min(most, 1.0):g} such as {example}"
+    if not is_percent and bare < frac <= 100:  # Probably a percentage whose sign is missing.
         meant = f"'{frac:g} %'" if frac <= 100 * most else "a share"
-        raise refused_value(where, f"{valid}, or a percentage; write {meant}", value)
+        raise refused_value(where, f"{expected}, or a percentage; write {meant}", value)
     if not 0 <= frac <= most:
-        raise refused_value(where, valid.replace(" to 1 ", f" to {most:g} ") if most > 1 else valid, value)
+        if most > 1:
+            expected = expected.replace(" to 1 ", f" to {most:g} ")
+        raise refused_value(where, expected, value)
     return frac
 
 
 def read_at_least(
     value: object, unit: str, where: str, *, least: float = 0.0, bare: bool = False, wording: Wording = PLAIN
 ) -> float:
-    """A quantity in the library's `unit`, at least `least`. `bare` allows a number without a unit."""
+    """A quantity in the library's `unit`, at least `least`. `bare` allows a number without a unit. Raises
+    InputError.
+    """
     amount = parse_quantity(value, unit, where=where, bare=bare)
     if amount < least:
         raise refused_value(where, wording.least.format(least), value)
@@ -258,8 +267,8 @@ def read_positive(value: object, unit: str, where: str) -> float:
 class Section:
     """A mapping of a document, and its place.
 
-    A method is named after what it expects under a key, and checks it. A key with null counts as missing. A
-    key that is read without a default must be there.
+    A method is named after what it expects under a key: it checks the value, and raises InputError for
+    another one. A key with null counts as missing. A key that is read without a default must be there.
     """
 
     values: Mapping[str, Any]
@@ -298,7 +307,9 @@ class Section:
         return f"{self.where}: {key}"
 
     def get_required(self, key: str) -> Any:
-        """The unchecked value of a key that must be there."""
+        """The unchecked value of a key that must be there. If the wording has no text for missing keys, a
+        missing one is None.
+        """
         if key not in self.values and self.wording.missing:
             raise InputError(f"{self.path_of(key)} {self.wording.missing}")
         return self.values.get(key)

@@ -1,7 +1,7 @@
 """Reads results of aiperf: profile_export_aiperf.json (a summary), profile_export.jsonl (a request per line).
 
-Its inter_token_latency is, for an answer of n tokens, the time from the first to the last token over n - 1:
-our TPOT. Every value has its unit.
+Its inter_token_latency is our TPOT: for an answer of n tokens, the time from the first to the last token
+divided by n - 1. Beside every value stands its unit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from planner.importers.foreign_fields import StatedSetup
 
 # Keys by which a summary and a file of requests are recognised.
 MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
+# aiperf's names of our metrics, and of the lengths of prompts and answers.
 NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 
@@ -44,9 +45,11 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
 
 
 def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
-    """A run from single requests, without the warm-up. The file has start times but no configured load."""
+    """A run from single requests, without the warm-up. The file does not say which load was configured, but
+    when each request started.
+    """
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
-    lengths: tuple[list[float], list[float]] = ([], [])
+    lengths: tuple[list[float], list[float]] = ([], [])  # Input and output tokens.
     starts_ns: list[float] = []
     failed = 0
     for i, line in enumerate(lines):
@@ -64,12 +67,13 @@ def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun
                 values_s[metric].append(value)
         for column, key in zip(lengths, LENGTHS, strict=True):
             length = check_mapping(metrics.get(key), f"{where}: {key}").get("value")
+            # A simulated request has at least one token each way.
             column.append(max(1.0, foreign_fields.read_number(length, f"{where}: {key}")))
         start = foreign_fields.read_optional(metadata, "request_start_ns", where)
         starts_ns += [] if start is None else [start]
     if not lengths[0]:
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
-    has_starts = len(starts_ns) == len(lengths[0])
+    has_all_starts = len(starts_ns) == len(lengths[0])
     first_ns = min(starts_ns, default=0.0)
     return MeasuredRun(
         label,
@@ -81,7 +85,7 @@ def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun
             for metric, values in values_s.items()
             if (quantiles := foreign_fields.mean_and_percentiles(values))
         },
-        arrival_s=tuple((start - first_ns) / 1e9 for start in starts_ns) if has_starts else (),
+        arrival_s=tuple((start_ns - first_ns) / 1e9 for start_ns in starts_ns) if has_all_starts else (),
         failed=failed,
         notes=foreign_fields.run_remarks(failed=failed),
     )
@@ -94,11 +98,11 @@ def _run_of_summary(label: str, path: Path, document: Mapping[str, Any]) -> tupl
         row = document.get(key)
         if row is None:
             continue
-        names = {"mean": "avg"} | {f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES}
+        key_of_statistic = {"mean": "avg"} | {f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES}
         latencies = {
-            name: value
-            for name, theirs in names.items()
-            if (value := _read_latency(row, theirs, f"{path}: {key}")) is not None
+            statistic: value
+            for statistic, statistic_key in key_of_statistic.items()
+            if (value := _read_latency(row, statistic_key, f"{path}: {key}")) is not None
         }
         if latencies:
             latency[metric] = latencies
@@ -135,20 +139,22 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
     Newer versions (0.10) have the load in `phases`, whose warm-up is left out of the results; older ones have
     it in `loadgen`.
     """
-    items = config.get("models")
-    items = items.get("items") if isinstance(items, Mapping) else None
-    endpoint = config.get("endpoint")
-    older = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
-    first = next((names[0] for names in (items, older) if isinstance(names, list) and names), None)
+    models, endpoint = config.get("models"), config.get("endpoint")
+    newer_names = models.get("items") if isinstance(models, Mapping) else None
+    older_names = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
+    first = next(
+        (names[0] for names in (newer_names, older_names) if isinstance(names, list) and names), None
+    )
     model = first.get("name") if isinstance(first, Mapping) else first  # Newer versions write a mapping.
 
     phases, load = config.get("phases"), config.get("loadgen")
     if isinstance(phases, list):
         counted = [
-            each for each in phases if isinstance(each, Mapping) and not each.get("exclude_from_results")
+            phase for phase in phases if isinstance(phase, Mapping) and not phase.get("exclude_from_results")
         ]
         load = counted[0] if len(counted) == 1 else None  # Several phases have no common load.
     load = load if isinstance(load, Mapping) else {}
+    # With a limit on concurrency the run counts as a closed loop, whatever its rate.
     concurrency = load.get("concurrency")
     rate = load.get("rate", load.get("request_rate")) if concurrency is None else None
     return (
@@ -159,7 +165,9 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
 
 
 def _read_latency(row: object, key: str, where: str) -> float | None:
-    """Seconds of `key` in {key: number, unit: ...}; None without a value."""
+    """The number under `key` of a row {key: number, unit: ...} in seconds; None where the row is missing or
+    nothing was measured.
+    """
     if row is None:
         return None
     row = check_mapping(row, where)

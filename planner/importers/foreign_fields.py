@@ -1,4 +1,6 @@
-"""What importers of benchmark files share: checked values, and facts that the command line adds."""
+"""What importers of benchmark files share: they check values, take facts from the command line that a file
+leaves out, and compute statistics of latencies.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
 MAX_TP = 1024  # A larger TP is refused as a typing error.
-# Input tokens and output tokens, a value for each request or one mean.
+# Input tokens, and output tokens: of each a value for every request, or one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # The most files that a source lists by name.
-# Both limits are set by hand. With more tokens per chunk of an answer, several tokens came at once; with a
-# median gap below this share of the mean gap, tokens came in bunches.
+_ERROR_CHARS = 120  # So much of what is wrong with a JSON text is shown.
+# With more tokens per chunk of an answer than CHUNKED_TOKENS, several tokens came at once. With a median gap
+# below COALESCED_FRAC of the mean gap, tokens came in bunches. Both are set by hand.
 CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
 
 
@@ -33,8 +36,9 @@ CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
 class StatedSetup:
     """Facts that a file may leave out; those that the user states override the file.
 
-    `requests` is the number of requests of a file that only gives means; `duration_s` is the time between two
-    scrapes; with `length_spread_frac` s, lengths lay between (1 - s) and (1 + s) times their mean.
+    `requests` is the number of requests of a file that only gives means, `input_tokens` and `output_tokens`
+    are mean lengths; `duration_s` is the time between two scrapes; with `length_spread_frac` s, lengths lay
+    between (1 - s) and (1 + s) times their mean.
     """
 
     llm: str | None = None
@@ -58,9 +62,10 @@ def read_setup(
     gpu: object = None,
     tp: object = None,
 ) -> tuple[str, str, int]:
-    """LLM, GPU (by their catalog names) and tensor parallelism; `llm`, `gpu` and `tp` are what the file says.
+    """LLM and GPU, by their names in the catalog, and the degree of tensor parallelism. `llm`, `gpu` and `tp`
+    are what the file says; what the user states comes first.
 
-    Raises InputError naming every option that is needed.
+    Raises InputError, which names every option that is needed, and for names that the catalog does not have.
     """
     setup = {
         "llm": stated.llm or (llm if isinstance(llm, str) else None),
@@ -86,7 +91,9 @@ def find_catalog_llm(name: str, catalog: Catalog) -> str | None:
 
 
 def file_labels(paths: Sequence[Path]) -> list[str]:
-    """A label per file: its name, or its path below the folder that all share if two names are equal."""
+    """A label for each file: its name. If two names are equal, the labels are paths below the folder that all
+    files share.
+    """
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names
@@ -95,31 +102,33 @@ def file_labels(paths: Sequence[Path]) -> list[str]:
 
 
 def list_first(files: Sequence[str]) -> str:
-    """The first few names in a sentence, and how many more there are."""
+    """The first few names for a sentence, and how many more there are."""
     more = len(files) - _LISTED
     return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def parse_json(text: str, where: object) -> Any:
-    """A JSON value, in which NaN and Infinity may stand, as other programs write them."""
+    """A JSON value, in which NaN and Infinity may stand, as other programs write them. Raises InputError."""
     try:
         return jsontext.parse_json(text, has_nan=True)
     except ValueError as error:
-        raise InputError(f"{where}: is not JSON ({str(error)[:120]})") from None
+        raise InputError(f"{where}: is not JSON ({str(error)[:_ERROR_CHARS]})") from None
 
 
 def read_json(path: Path) -> Any:
-    """The document in a file of JSON."""
+    """The value in a file of JSON, as `parse_json` reads it."""
     return parse_json(read_text(path), path)
 
 
 def read_number(value: object, where: object, *, least: float = 0.0) -> float:
-    """A finite number of at least `least`; also as text, as vLLM's --metadata writes numbers."""
+    """A finite number of at least `least`; also as text, as vLLM's --metadata writes numbers. Raises
+    InputError for anything else.
+    """
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
-            pass
+            pass  # The check below refuses the text.
     return checked_number(value, where, least=least)
 
 
@@ -129,7 +138,7 @@ def read_numbers(value: object, where: object) -> list[float]:
 
 
 def read_count(value: object, where: object, *, least: int = 1, most: int = 10**9) -> int:
-    """A whole number, also as 32.0 or as text."""
+    """A whole number from `least` to `most`, also written 32.0 or as text. Raises InputError."""
     checked = read_number(value, where)
     if not checked.is_integer() or not least <= checked <= most:
         raise refused_value(where, f"expected a whole number from {least} to {most}", value)
@@ -143,7 +152,8 @@ def read_optional(document: Mapping[str, Any], key: str, where: object) -> float
 
 
 def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:
-    """Mean and PERCENTILES of the values above zero; empty if there are none.
+    """The mean and the PERCENTILES of the times above zero [s], named "mean" and "p99"; empty if there are
+    none. Benchmarks write zero for what was not measured.
 
     Percentiles are NumPy's linear ones, as the benchmarks compute them.
     """
@@ -158,7 +168,9 @@ def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:
 
 
 def read_seconds(value: float | None, unit: str, where: object) -> float | None:
-    """`value` in seconds; None if nothing was measured, which benchmarks also write as zero."""
+    """`value`, which is in `unit`, in seconds; None if nothing was measured, which benchmarks also write as
+    zero. Raises InputError for an unknown unit.
+    """
     factors = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9}
     if unit not in factors:
         raise InputError(f"{where}: unknown unit {unit!r}; expected one of {', '.join(factors)}")
@@ -173,8 +185,8 @@ def run_remarks(
     gap_p50: float | None = None,
     gap_mean: float | None = None,
 ) -> tuple[str, ...]:
-    """Remarks that a reader of the imported numbers should know. `gap_p50` and `gap_mean` are of the gaps
-    between tokens, in one unit.
+    """Remarks that a reader of the imported numbers should know. `is_summary` says that the file has no
+    single requests. `gap_p50` and `gap_mean` are of the gaps between tokens, both in the same unit.
     """
     notes = []
     if failed:

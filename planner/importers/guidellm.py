@@ -32,7 +32,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
-    """The runs of a file, and the first name of an LLM in it."""
+    """The runs of a file, and the first name of an LLM in it; None if there is none."""
     document = check_mapping(foreign_fields.read_json(path), path)
     rows = {
         f"{label}[{i}]": check_mapping(row, f"{label}[{i}]")
@@ -58,20 +58,22 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     """One benchmark: from its requests if it lists all of them, otherwise from its statistics."""
     requests = benchmark.get("requests")
     by_outcome = requests if isinstance(requests, Mapping) else {}
-    successful, errored = (
-        rows if isinstance(rows := by_outcome.get(outcome), list) else []
+    listed = {
+        outcome: rows if isinstance(rows := by_outcome.get(outcome), list) else []
         for outcome in ("successful", "errored")
-    )
-    succeeded = [check_mapping(row, f"{where}: requests.successful[{i}]") for i, row in enumerate(successful)]
+    }
+    succeeded = [
+        check_mapping(row, f"{where}: requests.successful[{i}]") for i, row in enumerate(listed["successful"])
+    ]
     metrics = check_mapping(benchmark.get("metrics", {}), f"{where}: metrics")
     # guidellm may list only a sample of the requests; the totals count all.
     totals = metrics.get("request_totals")
     totals = totals if isinstance(totals, Mapping) else {}
-    failed = len(errored)
+    failed = len(listed["errored"])
     if is_number(totals.get("errored")):
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
-    total = totals.get("successful")
-    is_sample = isinstance(total, int) and total > len(succeeded)
+    succeeded_in_all = totals.get("successful")
+    is_sample = isinstance(succeeded_in_all, int) and succeeded_in_all > len(succeeded)
     start_s: tuple[float, ...] = ()
     if succeeded and not is_sample:
         count, lengths, latency, start_s = _from_requests(where, succeeded)
@@ -98,7 +100,8 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
 def _from_requests(
     where: str, succeeded: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    """The requests that succeeded: their number, tokens, statistics of latencies, and start times [s].
+    """The requests that succeeded: their number, input and output tokens, statistics of latencies [s] by
+    metric, and start times [s].
 
     Start times count from the first one; they are () if a request has none.
     """
@@ -132,7 +135,9 @@ def _from_requests(
 def _from_statistics(
     where: str, metrics: Mapping[str, Any]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]]]:
-    """As `_from_requests`, but from statistics: the mean length is the length of every request."""
+    """As `_from_requests`, but from statistics and without start times: the only length of each kind is the
+    mean.
+    """
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
         """The statistics of the requests that succeeded, under the first of these keys that is there."""
@@ -145,9 +150,8 @@ def _from_statistics(
         row = statistics_of(key)
         values = {"mean": row.get("mean"), "p50": row.get("median")}
         if isinstance(percentiles := row.get("percentiles"), Mapping):
-            values |= {
-                name: percentiles[name] for name in ("p50", "p90", "p95", "p99") if name in percentiles
-            }
+            names = [f"p{percentile}" for percentile in foreign_fields.PERCENTILES]
+            values |= {name: percentiles[name] for name in names if name in percentiles}
         latencies = {
             name: foreign_fields.read_number(value, f"{where}: {key} {name}") * factor
             for name, value in values.items()
@@ -161,6 +165,7 @@ def _from_statistics(
         raise InputError(f"{where}: no request succeeded; there is nothing to import")
 
     def mean_of(*keys: str) -> tuple[float]:
+        """The mean length, under the first of these keys that is there."""
         mean = statistics_of(*keys).get("mean")
         return (foreign_fields.read_number(mean, f"{where}: {keys[0]} mean", least=1),)
 
@@ -188,11 +193,11 @@ def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tupl
     if kind == "concurrent":
         return foreign_fields.read_count(strategy.get("streams"), f"{where}: strategy.streams"), None
     if kind == "throughput":
-        # All requests are sent at once, up to a limit if there is one.
-        most = strategy.get("max_concurrency")
-        if not most:
+        # Requests are sent as fast as a limit on concurrency allows; without a limit all at once.
+        limit = strategy.get("max_concurrency")
+        if not limit:
             return requests, None
-        return foreign_fields.read_count(most, f"{where}: strategy.max_concurrency"), None
+        return foreign_fields.read_count(limit, f"{where}: strategy.max_concurrency"), None
     if kind in ("constant", "poisson"):
         return None, foreign_fields.read_number(strategy.get("rate"), f"{where}: strategy.rate")
     return None, None

@@ -1,4 +1,5 @@
-"""Traffic as figures per interval instead of single requests: vLLM's metrics, and OpenAI's usage.
+"""Reads traffic that is known only as numbers per interval, and not request by request: vLLM's metrics, and
+OpenAI's usage.
 
 Both become the section `traffic` of slo.yaml: a curve of rates, and lengths.
 
@@ -43,16 +44,21 @@ from planner.units import DAY_S, HOUR_S, parse_quantity
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
 LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length in slo.yaml.
-# With a larger share of intervals without samples most of the curve would be a guess.
+# Traffic with a larger share of intervals without samples is refused: most of the curve would be a guess.
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
 LEAST_GAP_S = 300.0  # Counters are interpolated over gaps of this length, even with shorter intervals.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a typing error in a time.
-SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
+SHOWN_HITS_FRAC = 0.01  # From this share of prompt tokens from prefix caches on there is a warning.
+MOST_FIGURE = 1e18  # A larger count of requests or tokens is refused.
+MOST_FILES_NAMED, MOST_LLMS_NAMED = 3, 4  # Errors name no more files, and no more LLMs, than these.
+# Buckets of OpenAI's usage must have one width to within a second, and begin at multiples of it to within
+# this share of it.
+WIDTH_TOLERANCE_S, PLACE_TOLERANCE_FRAC = 1.0, 1e-3
 # A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
 # share, the histogram is shifted to the mean by its sum, and a note says so.
 _SHIFT_FRAC = 0.02
-# If this many requests waited on average in an interval, engines were behind.
+# If so many requests or more waited on average in an interval, engines did not keep up. Set by hand.
 _BEHIND_WAITING = 1.0
 HEAD_BYTES = 4096  # The beginning of a file that tells its format.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
@@ -67,10 +73,11 @@ _USAGE_COLUMNS = ("start_time", "end_time", "num_model_requests", "input_tokens"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeteredTraffic:
-    """Traffic described by figures per interval.
+    """Traffic described by numbers per interval.
 
     `rate_rps` (N,) are request rates of intervals of `every_s`; `lengths` are the values of `input` and
-    `output` in slo.yaml. `facts` are other figures of the file, for `plan trace` to print.
+    `output` in slo.yaml, `mean_tokens` their means. `facts` are other numbers of the file, for `plan trace`
+    to print.
     """
 
     format: str
@@ -101,7 +108,7 @@ class MeteredTraffic:
         return "\n".join(lines) + "\n"
 
     def to_summary(self) -> dict[str, Any]:
-        """Figures for `plan trace` to print, as plain values."""
+        """What `plan trace` prints, as plain values."""
         return {
             "format": self.format,
             "intervals": len(self.rate_rps),
@@ -119,7 +126,9 @@ class MeteredTraffic:
 def read_metered_traffic(
     files: Sequence[Path], *, every: str = "300 s", format: str | None = None
 ) -> MeteredTraffic | None:
-    """The traffic that files of figures describe; None for files of single requests, by content or `format`.
+    """The traffic that files of numbers per interval describe; None for files of single requests. `format`
+    says which they are; without it the beginning of the first file does. `every` is the length of an interval
+    of metrics.
 
     Raises InputError for metrics without times (one scrape), without requests, or mostly unknown.
     """
@@ -155,19 +164,19 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
 
     Intervals without samples are filled, with a warning.
     """
-    where = " and ".join(file.name for file in files[:3])  # More names would fill an error message.
+    where = " and ".join(file.name for file in files[:MOST_FILES_NAMED])
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
     needed_names = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
     series = read_series(list(files), needed_names.__contains__)
     models = sorted({row.label("model_name") for row in series} - {""})
     if len(models) > 1:
         raise InputError(
-            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:4])}), whose lengths differ; query "
-            f"one, for instance {{model_name={models[0]!r}}}"
+            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:MOST_LLMS_NAMED])}), whose lengths "
+            f"differ; query one, for instance {{model_name={models[0]!r}}}"
         )
-    requests = [row for row in series if row.name == FINISHED] or [
-        row for row in series if row.name == f"{LENGTHS['input']}_count"
-    ]
+    requests = [row for row in series if row.name == FINISHED]
+    if not requests:  # The histogram of prompts counts finished requests too.
+        requests = [row for row in series if row.name == f"{LENGTHS['input']}_count"]
     if not requests:
         raise InputError(
             f"{where}: holds no {FINISHED}; query it, and the buckets, _sum and _count of lengths"
@@ -192,7 +201,9 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
 
 
 def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
-    """Fill unknown (NaN) intervals by interpolation; unknown ones at both ends are cut off."""
+    """The rates with unknown (NaN) intervals filled by interpolation, and a warning on them; unknown ones at
+    both ends are cut off. Raises InputError if too many are unknown.
+    """
     unknown = np.isnan(rate_rps)
     if unknown.mean() > MOST_UNKNOWN_FRAC:
         raise InputError(
@@ -216,7 +227,10 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
 def _length_histogram(
     series: Sequence[PrometheusSeries], name: str, edges_s: Floats, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
-    """The histogram of all intervals together, for slo.yaml, and the mean by the counted sum."""
+    """The histogram of all intervals together, for slo.yaml, and its mean [tokens], by the counted sum where
+    there is one. What was done to the histogram is added to `notes`. Raises InputError where buckets or
+    requests are missing.
+    """
     sampled_histogram = interval_histogram(
         list(series), name, edges_s, gap_s=max(float(edges_s[1] - edges_s[0]), LEAST_GAP_S)
     )
@@ -253,7 +267,7 @@ def _length_histogram(
 
 
 def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floats]:
-    """Cut every bucket into halves so that the histogram has this mean; returns edges and counts.
+    """Edges and counts of the histogram with every bucket cut into halves, so that it has this mean.
 
     In every bucket the lower half gets the same share w of its c requests, so that
     sum c (middle + (1/2 - w) width / 2) = mean sum c. A mean that would need w < 0 or w > 1 is not reached.
@@ -268,9 +282,11 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 def _more_facts(
     series: Sequence[PrometheusSeries], edges_s: Floats, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
-    """Other figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
+    """Numbers beside rates and lengths: requests, use and hits of caches, waiting requests. Adds to
+    `warnings` if engines did not keep up, or prompts shared prefixes.
+    """
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
-    aborted = [r for r in series if r.name == FINISHED and r.label("finished_reason") == "abort"]
+    aborted = [row for row in series if row.name == FINISHED and row.label("finished_reason") == "abort"]
     if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s)))) > 0:
         facts["aborted_requests"] = count
     waiting = [row for row in series if row.name == WAITING]
@@ -313,7 +329,7 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
 
     It has a curve of rates, and mean lengths. Buckets that are missing had no requests.
     """
-    where = " and ".join(file.name for file in files[:3])
+    where = " and ".join(file.name for file in files[:MOST_FILES_NAMED])
     rows = [row for file in files for row in _usage_rows(file)]
     table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float)
     table = table.reshape(-1, len(_USAGE_COLUMNS))
@@ -324,9 +340,10 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
         raise InputError(f"{where}: holds no request; ask for another time")
     widths_s = ends_s - starts_s
     every_s = float(np.median(widths_s))
-    places = (starts_s - starts_s.min()) / every_s
-    # Buckets must have one width and follow each other, to within a second or a thousandth of a bucket.
-    if (np.abs(widths_s - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
+    places = (starts_s - starts_s.min()) / every_s  # Which bucket each one is, counted from the first.
+    has_other_width = np.abs(widths_s - every_s) > WIDTH_TOLERANCE_S
+    is_misplaced = np.abs(places - np.round(places)) > PLACE_TOLERANCE_FRAC
+    if has_other_width.any() or is_misplaced.any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
     intervals = round(float(places.max())) + 1
     if intervals > MOST_USAGE_BUCKETS:
@@ -355,7 +372,7 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
 
 
 def _usage_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a JSON or CSV file, each with _USAGE_COLUMNS."""
+    """The rows of a JSON or CSV file, each with _USAGE_COLUMNS. Raises InputError."""
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         return list(_usage_of_json(text, path))
@@ -406,7 +423,7 @@ def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
             figure = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             figure = math.nan
-        least, most = (YEAR_2000_S, YEAR_2100_S) if name.endswith("_time") else (0.0, 1e18)
+        least, most = (YEAR_2000_S, YEAR_2100_S) if name.endswith("_time") else (0.0, MOST_FIGURE)
         if not least <= figure <= most:
             kind = "Unix time in seconds" if name.endswith("_time") else "a number >= 0"
             raise InputError(f"{where}: {name}: expected {kind}, found {show_value(value)}")
@@ -423,5 +440,5 @@ def _six_digits(value: float) -> int | float:
 def _inline_yaml(value: Any) -> str:
     """The value as YAML in flow style, {key: [1, 2]}, so that a section takes one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_inline_yaml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_inline_yaml(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

@@ -1,4 +1,5 @@
-"""Reads samples of Prometheus over a range of time: counters, gauges and histograms as figures per interval.
+"""Reads samples of Prometheus over a range of time, and makes numbers per interval of counters, gauges and
+histograms.
 
 These formats are read: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer, and
 that `promtool query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool
@@ -36,6 +37,8 @@ GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
 MOST_SAMPLES = 50_000_000  # More are refused: these take 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
 _SAME_S = 1e-6  # An edge no further than this from a sample counts as lying at it.
+_WHOLE_TOLERANCE = 1e-9  # A sample that lies off a whole interval by this share of it counts as lying there.
+_MESSAGE_CHARS = 200  # So much of Prometheus' own error message is quoted.
 # A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
@@ -61,7 +64,7 @@ class PrometheusSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledHistogram:
-    """The observations that a histogram counted in each of N intervals, summed over instances.
+    """The observations that a histogram counted in each of N intervals, summed over instances (engines).
 
     `edges` (B,) are upper edges of buckets, rising, the last one infinite; `counts` (N, B) are per bucket,
     not cumulative; `total` (N,) and `sums` (N,) are the increases of `_count` and `_sum`. Unknown numbers are
@@ -142,7 +145,7 @@ def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) ->
             f"{where}: expected an answer of /api/v1/query_range, an object, found {show_value(document)}"
         )
     if document.get("status") == "error":
-        message = " ".join(str(document.get("error", "")).split())[:200]
+        message = " ".join(str(document.get("error", "")).split())[:_MESSAGE_CHARS]
         raise InputError(f"{where}: Prometheus answered an error: {message or 'without a message'}")
     data = document.get("data", document)
     kind = data.get("resultType") if isinstance(data, dict) else None
@@ -330,16 +333,16 @@ def interval_edges(series: Iterable[PrometheusSeries], every_s: float) -> Floats
     if not all_series:
         return np.empty(0)
     first, last = min(float(row.t_s[0]) for row in all_series), max(float(row.t_s[-1]) for row in all_series)
-    # A sample that lies off a multiple by a rounding error counts as lying at it.
-    low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
+    low = math.ceil(first / every_s - _WHOLE_TOLERANCE)
+    high = math.floor(last / every_s + _WHOLE_TOLERANCE)
     return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
 
 def counter_increase(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
 
-    Between two samples a counter is assumed to rise evenly. An interval that a gap, or the beginning or end
-    of all samples, leaves unknown is NaN.
+    Between two samples a counter is assumed to rise evenly. An interval is NaN if a part of it is unknown: it
+    lies in a gap of more than `gap_s` between two samples, or outside of all samples.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     total = np.zeros(max(len(edges_s) - 1, 0))
@@ -366,10 +369,10 @@ def counter_increase(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap
 
 def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Times and values of samples that are numbers, and whether a staleness marker follows each."""
-    is_number = np.isfinite(row.values)
-    numbers_at = np.flatnonzero(is_number)
-    following = np.append(numbers_at[1:], len(row.values))
-    return row.t_s[numbers_at], row.values[numbers_at], following - numbers_at > 1
+    numbers_at = np.flatnonzero(np.isfinite(row.values))
+    next_number_at = np.append(numbers_at[1:], len(row.values))
+    # Between two numbers that are not neighbours there is a marker.
+    return row.t_s[numbers_at], row.values[numbers_at], next_number_at - numbers_at > 1
 
 
 def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
@@ -379,6 +382,7 @@ def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
+    # The integral of the gauge over each interval, and whether any sample holds within it.
     area, is_covered = np.zeros(n), np.zeros(n, dtype=bool)
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
@@ -389,7 +393,8 @@ def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
         if not starts.size:
             continue
-        # Integral of the gauge up to the start of each span.
+        # A span is the time for which a sample holds. The integral up to an edge is that up to the start of
+        # the span in which the edge lies, or of the last span before it, and the part of this span.
         integral_at_start = np.append(0.0, np.cumsum(values * (ends - starts)))
         starts_before = np.searchsorted(starts, edges_s, side="right")
         span = np.maximum(starts_before - 1, 0)
@@ -415,11 +420,11 @@ def interval_histogram(
         return None
     edges = np.array(sorted(series_by_edge))
     # For each edge the instances that have this bucket, as their labels without `le`, the edge.
-    groups = {
+    instances_with_edge = {
         edge: {tuple(label for label in row.labels if label[0] != "le") for row in rows}
         for edge, rows in series_by_edge.items()
     }
-    if any(group != groups[edges[-1]] for group in groups.values()):
+    if any(instances != instances_with_edge[edges[-1]] for instances in instances_with_edge.values()):
         raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
     if not math.isinf(edges[-1]):
         raise InputError(f'{name}: has no bucket le="+Inf"; query all of its buckets')

@@ -15,6 +15,8 @@ from planner.errors import InputError
 from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
 
+RATE_TOLERANCE_FRAC = 1e-12  # A rate that is above one of a table by this share counts as equal.
+
 MIXED: Role = "mixed"
 PREFILL: Role = "prefill"
 DECODE: Role = "decode"
@@ -22,9 +24,10 @@ DECODE: Role = "decode"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapacityTable:
-    """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
+    """The least sizes of the P pools, `sizes` (R, P), that keep the SLO at the R steady rates `rates_rps`.
 
     Rates rise, and no size falls from one rate to the next. `how_made` says which traffic was simulated.
+    Raises InputError for other tables.
     """
 
     rates_rps: Floats
@@ -48,9 +51,9 @@ class CapacityTable:
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # The 1e-12 here and the tolerance below are for rounding errors, which would take the next row for a
-        # rate of the table, and beyond the table round a size up to one worker more.
-        row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
+        # Both tolerances are for rounding errors. Without the first, a rate of the table could get the next
+        # row; without the second, a size beyond the table could be rounded up to one worker more.
+        row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - RATE_TOLERANCE_FRAC)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
         else:
@@ -83,13 +86,15 @@ class EngineProfile:
         return (0.0 if role == DECODE else prefill_s) + (0.0 if role == PREFILL else decode_s)
 
     def ttft_s(self, input_tokens: float) -> float:
-        """The time of a prompt of this length alone, without a queue."""
+        """The time of a prompt of this length alone, without a queue [s]."""
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
     def itl_s(self, sequences: float, context_tokens: float) -> float:
-        """The time of a decode step, which is the gap between two tokens."""
-        per_sequence = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens
-        return self.decode_s + per_sequence * sequences
+        """The time of a decode step of so many sequences with this context each, which is the gap between two
+        tokens (inter-token latency) [s].
+        """
+        per_sequence_s = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens
+        return self.decode_s + per_sequence_s * sequences
 
     def most_sequences(self, context_tokens: float) -> int:
         """The number of sequences with this many tokens that seats and the KV cache hold, at least one."""
@@ -100,11 +105,11 @@ class EngineProfile:
 class LoadRule:
     """The workers that a pool needs for the load of a window: one, and one more above each of `edges`.
 
-    A window is cut into spans of `span_s`. The work of a span is the seconds of `EngineProfile.work_s` that
-    arrive per second, so a long request counts more than a short one. The load of the window is the
-    `PEAK_FRAC` quantile over its spans, so that bursts count. Above `highest`, the largest load of the
-    traffic that the rule was fitted on, workers grow in proportion. `needs` are the least workers of that
-    traffic's windows, ascending; () if unknown.
+    A window of `window_s` is cut into spans of `span_s`. The work of a span is the seconds of
+    `EngineProfile.work_s` that arrive per second, so a long request counts more than a short one. The load of
+    the window is the `PEAK_FRAC` quantile over its spans, so that bursts count. Above `highest`, the largest
+    load of the traffic that the rule was fitted on, workers grow in proportion. `needs` are the least workers
+    that each window of that traffic needed, ascending; () if unknown.
     """
 
     edges: tuple[float, ...]  # In rising order.
@@ -114,10 +119,13 @@ class LoadRule:
     needs: tuple[int, ...] = ()
 
     def with_floor(self, covered_frac: float) -> LoadRule:
-        """The rule with a floor: at any load above 0, the workers that sufficed in this share of windows."""
+        """The rule with a floor: at any load above 0 at least the workers that sufficed in this share of the
+        windows of `needs`.
+        """
         if covered_frac <= 0 or not self.needs:
             return self
-        floor = self.needs[max(least_whole(covered_frac * len(self.needs)), 1) - 1]
+        covered_windows = max(least_whole(covered_frac * len(self.needs)), 1)
+        floor = self.needs[covered_windows - 1]
         # Any load is above an edge at 0, so the first `floor - 1` edges at 0 give `floor` workers.
         return replace(self, edges=(0.0,) * (floor - 1) + self.edges[floor - 1 :])
 
@@ -131,11 +139,12 @@ class LoadRule:
 
 
 # The load of a window is this quantile of its spans: the maximum would be chance, and a mean hides bursts.
+# Set by hand.
 PEAK_FRAC = 0.95
 
 
 def peak_load(work_per_s: Floats) -> float:
-    """The load of a window from the work that arrived per second in each of its spans."""
+    """The load of a window [s/s], from the work that arrived per second in each span; 0 without spans."""
     return float(np.quantile(work_per_s, PEAK_FRAC)) if len(work_per_s) else 0.0
 
 
@@ -185,7 +194,7 @@ class Knowledge:
 
     def pools_of_role(self, role: Role) -> tuple[int, ...]:
         """The numbers of the pools of a role."""
-        return tuple(i for i, each in enumerate(self.roles) if each == role)
+        return tuple(i for i, pool_role in enumerate(self.roles) if pool_role == role)
 
     def price_of(self, pool: int) -> float:
         """The price of a worker [USD/h]; 1 for all pools where prices are not known."""
@@ -201,7 +210,7 @@ class Knowledge:
         return max(arrived, reading.limbo) / reading.interval_s
 
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
-        """Sizes within each pool's least and most.
+        """The sizes (P,), each brought to its pool's least or most if it is outside.
 
         A prefill or decode pool is useless without the other, so if one has a worker the other gets one.
         """
@@ -210,27 +219,28 @@ class Knowledge:
         ]
         prefill, decode = self.pools_of_role(PREFILL), self.pools_of_role(DECODE)
         if prefill and decode and any(bounded[i] for i in (*prefill, *decode)):
-            for side in (prefill, decode):
-                if not any(bounded[i] for i in side):
-                    bounded[side[0]] = 1
+            for pools in (prefill, decode):
+                if not any(bounded[i] for i in pools):
+                    bounded[pools[0]] = 1
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """Add workers on the idle GPUs of nodes that are sold whole, as these are paid anyway.
+        """The sizes (P,) with more workers on the idle GPUs of nodes that are sold whole, as these are paid
+        anyway.
 
         Front pools come first; an empty pool stays empty.
         """
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
-            on_node = [i for i, each in enumerate(self.nodes) if each == node]
+            on_node = [i for i, node_of_pool in enumerate(self.nodes) if node_of_pool == node]
             _, node_gpus = node
             # What the workers' GPUs lack to the next multiple of `node_gpus`.
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
+            idle_gpus = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
             for i in sorted(on_node, key=lambda i: i not in self.front):
-                more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
+                more_workers = min(idle_gpus // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:
-                    filled_sizes[i] += more
-                    idle -= more * self.gpus[i]
+                    filled_sizes[i] += more_workers
+                    idle_gpus -= more_workers * self.gpus[i]
         return filled_sizes
 
     def limbo_of(self, reading: MetricsReading, pool: int) -> int:
@@ -238,7 +248,7 @@ class Knowledge:
         return reading.limbo if pool in self.front else 0
 
     def require_facts(self, controller: str, *facts: str) -> None:
-        """Raise InputError unless these facts (fields) are known."""
+        """Raise InputError unless these facts, which are fields of this class, are known."""
         for fact in facts:
             if getattr(self, fact) in (None, ()):
                 raise InputError(
@@ -247,6 +257,7 @@ class Knowledge:
                 )
 
 
+# What errors call the fields that `require_facts` asks for.
 _FACTS = {
     "capacity": "the plan's table of least sizes per rate",
     "engines": "step times of the pools' workers",
@@ -263,7 +274,7 @@ def is_before_traffic(reading: MetricsReading) -> bool:
         return False
     # A pool without workers has NaN for its share of KV.
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
-    return not any(each.any() for each in gauges)
+    return not any(gauge.any() for gauge in gauges)
 
 
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
@@ -296,4 +307,5 @@ class RecentMaximum:
         # The decision of now stays even if `hold_s` is 0.
         while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
             self.sizes_at.popleft()
-        return [max(each) for each in zip(*(sizes for _, sizes in self.sizes_at), strict=True)]
+        sizes_of_pools = zip(*(sizes for _, sizes in self.sizes_at), strict=True)
+        return [max(sizes) for sizes in sizes_of_pools]

@@ -17,6 +17,7 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.units import parse_quantity, shortest_digits, show_span
 
+# What a parameter is: a time, a share, a number, a whole number, one of some names, true or false, a list.
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
 # The endings of field names that a document leaves out. The first that fits counts: `_per_s` before `_s`.
 _ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
@@ -26,8 +27,9 @@ AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and its
-    range.
+    """One parameter: its `name` in a document, the `field` that holds it, its `unit` (SECONDS, SHARE and the
+    others above), what it means in `words`, and its range or `choices`. `parse` reads it from a document in
+    place of the unit's own reader, if it is given.
 
     Where the value is None, the controller computes it from its knowledge or another parameter. A document
     writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
@@ -55,11 +57,11 @@ class Parameter:
         return f"{self.show_value(self.least)} to {self.show_value(self.most)}"
 
     def show_value(self, value: Any) -> str:
-        """A value as a document has it."""
+        """A value as a document has it; "-" for none."""
         if value is None or value == ():
             return "-"
         if isinstance(value, tuple):
-            return "; ".join(str(each) for each in value)
+            return "; ".join(map(str, value))
         if isinstance(value, str | bool):
             return str(value).lower()  # True and False as YAML has them; names are in lower case anyway.
         if self.unit == SECONDS:
@@ -67,7 +69,9 @@ class Parameter:
         return f"{100 * value:.10g} %" if self.unit == SHARE else shortest_digits(value)
 
     def read(self, value: object, where: str) -> Any:
-        """The value that a document has; raises InputError."""
+        """A document's value as the field holds it; `where` is its place. Raises InputError for a value of
+        another kind; `check` is for its range.
+        """
         if self.parse is not None:
             return self.parse(value, where)
         if self.unit == SECONDS:
@@ -85,7 +89,7 @@ class Parameter:
 
     def check(self, value: Any, where: str) -> None:
         """Raise InputError for a value out of the parameter's range."""
-        if value is None or self.unit in (LIST, FLAG):
+        if value is None or self.unit in (LIST, FLAG):  # These have no range.
             return
         if self.choices:
             if value not in self.choices:
@@ -107,10 +111,9 @@ def settings_field(
     choices: tuple[str, ...] = (),
     parse: Callable[[object, str], Any] | None = None,
 ) -> Any:
-    """A field of `ControllerSettings`.
+    """A field of `ControllerSettings`; arguments are those of `Parameter`.
 
-    `parse` reads a value from a document instead of the unit's own parser; its second argument names the
-    place of the value in error messages.
+    `parse` takes a document's value, and its place for error messages.
     """
     metadata = {
         "unit": unit,
@@ -126,11 +129,10 @@ def settings_field(
 def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
     """The parameters of a controller, in the order of the fields."""
     parameters = []
-    for each in dataclasses.fields(settings):
-        ending = next((end for end in _ENDINGS if each.name.endswith(end)), "")
-        parameters.append(
-            Parameter(each.name.removesuffix(ending), each.name, default=each.default, **each.metadata)
-        )
+    for field in dataclasses.fields(settings):
+        ending = next((ending for ending in _ENDINGS if field.name.endswith(ending)), "")
+        name = field.name.removesuffix(ending)
+        parameters.append(Parameter(name, field.name, default=field.default, **field.metadata))
     return tuple(parameters)
 
 
@@ -139,8 +141,8 @@ class ControllerSettings:
     """The base of all settings. A new object has every value in its range, and passes `check`."""
 
     def __post_init__(self) -> None:
-        for each in parameters_of(type(self)):
-            each.check(getattr(self, each.field), each.name)
+        for parameter in parameters_of(type(self)):
+            parameter.check(getattr(self, parameter.field), parameter.name)
         self.check()
 
     def check(self) -> None:
@@ -150,11 +152,12 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings with the values in `given`; other parameters have the values in `over`, or their defaults.
+    """Settings with the values in `given`, by the names of a document. Other parameters have the values in
+    `over`, or their defaults without it.
 
-    A value of null counts as not given. Raises InputError with the place.
+    A value of null counts as not given. Raises InputError, whose message begins with the place `where`.
     """
-    by_name = {each.name: each for each in parameters_of(settings)}
+    by_name = {parameter.name: parameter for parameter in parameters_of(settings)}
     document_values.refuse_unknown(given, by_name, where)
     values = {
         by_name[key].field: by_name[key].read(value, f"{where}: {key}")

@@ -5,11 +5,11 @@ analyzer.go (its default, the analyzer by percentages) and its tests; thresholds
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
-`queue_threshold` waiting prompts. Spare KV and spare queue are means over the workers that are not saturated.
-If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the cheapest pool gets one worker
-more. If both would be enough with one worker fewer, and two workers are not saturated, the dearest pool loses
-one. Nothing is decided while workers start. The wanted size is a metric that an HPA follows, with the chart's
-windows of four minutes.
+`queue_threshold` waiting prompts. What is spare is the mean distance to these thresholds over the workers
+that are not saturated. If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the
+cheapest pool gets one worker more. If both would be enough with one worker fewer, and at least two workers
+are not saturated, the dearest pool loses one. Nothing is decided while workers start. The autoscaler exports
+the wanted size as a metric that an HPA follows, with the chart's windows of four minutes.
 
 Readings here are means over a pool, so all of its workers are saturated, or none is.
 """
@@ -28,6 +28,7 @@ from planner.fleet import Role
 from planner.simulator.elastic import MetricsReading
 
 LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
+SPARE_ROUNDING = 1e-12  # What is spare may be below its limit by this much: a rounding error.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +82,30 @@ class WvaSettings(WvaRules):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A worker's share of its KV cache in use, and the prompts that wait at it."""
+    """The share of its KV cache that a worker has in use, and the number of prompts that wait at it."""
 
     kv_frac: float
     waiting: float
 
 
 def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> int:
-    """By how many workers (+1, 0 or -1) a model with these workers should change."""
+    """By how many workers (+1, 0 or -1) the number of a model's ready workers should change."""
     if not workers:
         return 0
-    kv, queue = settings.kv_threshold_frac, settings.queue_threshold
-    unsaturated = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
+    kv_threshold, queue_threshold = settings.kv_threshold_frac, settings.queue_threshold
+    unsaturated = [load for load in workers if load.kv_frac < kv_threshold and load.waiting < queue_threshold]
     # If all workers are saturated nothing is spare, as with one worker at both thresholds.
-    counted = unsaturated or [ReplicaLoad(kv, queue)]
+    counted = unsaturated or [ReplicaLoad(kv_threshold, queue_threshold)]
     count = len(counted)
-    kv_load = sum(each.kv_frac for each in counted) / count
-    queue_load = sum(each.waiting for each in counted) / count
+    mean_kv = sum(load.kv_frac for load in counted) / count
+    mean_queue = sum(load.waiting for load in counted) / count
 
     def is_short(load_factor: float) -> bool:
         """Whether too little is spare if every worker has `load_factor` times its load."""
-        spare_kv, spare_queue = kv - kv_load * load_factor, queue - queue_load * load_factor
-        # A shortage of less than 1e-12 is a rounding error.
-        return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
+        spare_kv = kv_threshold - mean_kv * load_factor
+        spare_queue = queue_threshold - mean_queue * load_factor
+        lacks_kv = spare_kv < settings.kv_spare_frac - SPARE_ROUNDING
+        return lacks_kv or spare_queue < settings.queue_spare - SPARE_ROUNDING
 
     if is_short(1.0):
         return 1
@@ -112,7 +114,9 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
 
 
 class HpaFollowed(ABC):
-    """An autoscaler that exports its wanted sizes as a metric, and the HPAs that follow the metric."""
+    """A controller in two stages: an autoscaler that exports its wanted sizes as a metric, and an HPA for
+    each pool that follows the metric. `wanted` are the autoscaler's sizes, `current` those of the HPAs.
+    """
 
     def __init__(self, rules: WvaRules, knowledge: Knowledge) -> None:
         self.rules, self.knowledge = rules, knowledge
@@ -122,6 +126,7 @@ class HpaFollowed(ABC):
         self.start([0] * len(knowledge.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
+        """Begin a run with pools of these sizes, and nothing to remember."""
         self.current = [int(size) for size in sizes]
         self.wanted = list(self.current)
         self.due_s = 0.0
@@ -133,6 +138,7 @@ class HpaFollowed(ABC):
         """The sizes that the autoscaler wants; called every `optimize_s`."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
+        """The sizes of all pools after a reading of the metrics."""
         if is_before_traffic(reading):
             return list(self.current)
         if reading.time_s >= self.due_s:
@@ -172,18 +178,20 @@ class Wva(HpaFollowed):
         if any(self.knowledge.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
             sizes[min(pools, key=self.knowledge.price_of)] = 1
             return
-        # The autoscaler decides only when wanted size, size of the Deployment and ready workers agree.
+        # The autoscaler decides only when its wanted size, the size of the Deployment and the number of ready
+        # workers agree; until then it wants what it wanted before.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
             for i in pools:
                 sizes[i] = self.wanted[i]
             return
-        loads = []  # A reading has means of a pool, so that its workers are alike.
+        loads = []  # A reading has means of a pool, so all of its workers get the same load.
         for i in pools:
             ready = int(reading.ready[i])
-            loads += [ReplicaLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
+            mean_waiting = int(reading.waiting[i]) / max(ready, 1)
+            loads += [ReplicaLoad(float(reading.kv_frac[i]), mean_waiting)] * ready
         change = scaling_direction(self.settings, loads)
-        elastic = self.knowledge.pools
-        if change > 0 and (growable := [i for i in pools if sizes[i] < elastic[i].most]):
+        elastic_pools = self.knowledge.pools
+        if change > 0 and (growable := [i for i in pools if sizes[i] < elastic_pools[i].most]):
             sizes[min(growable, key=self.knowledge.price_of)] += 1
-        elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic[i].least, 1)]):
+        elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic_pools[i].least, 1)]):
             sizes[max(removable, key=self.knowledge.price_of)] -= 1
