@@ -183,8 +183,7 @@ def validate(
     }
     if url is not None:  # Both have defaults; without an endpoint they would be refused.
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
-    with Progress(quiet=quiet) as progress:
-        keys["progress"] = progress
+    with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
         print_warnings(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
