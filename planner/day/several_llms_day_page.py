@@ -1,5 +1,5 @@
 """Renders a day of several LLMs: day.html and day.json of all LLMs, and for each LLM a folder of tables and
-manifests. Sentences and tables of one LLM are those of day_page.py.
+manifests. Sentences and tables of one LLM are those of planner/day/day_page.py.
 """
 
 from __future__ import annotations
