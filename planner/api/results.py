@@ -1,4 +1,4 @@
-"""The results of the public functions: figures as attributes, tables as DataFrames, pages as text."""
+"""The results of `fleetplan.plan` and others: figures as attributes, tables as DataFrames, pages as text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import paid_usd_per_h
 
-# What `repr` shows: at most this many characters of a line, rows of the table, and sentences.
-REPR_COLUMNS, REPR_ROWS, REPR_SENTENCES = 100, 8, 6
+# What `repr` shows at most: characters of a line, rows of the table, characters of a cell, and sentences.
+REPR_COLUMNS, REPR_ROWS, REPR_CELL, REPR_SENTENCES = 100, 8, 24, 6
 
 
 class Result(ABC):
     """A result that `repr` and notebooks show as a headline, a table and a few sentences."""
 
-    __slots__ = ()  # Its subclasses are dataclasses with slots.
+    __slots__ = ()  # Without this the slots of its subclasses, which are dataclasses, would save nothing.
 
     @abstractmethod
     def headline(self) -> str:
@@ -46,7 +46,10 @@ class Result(ABC):
         """The table of the result, with units in the names of its columns."""
 
     def __repr__(self) -> str:
-        table = self.to_frame().to_string(max_rows=REPR_ROWS, index=False, line_width=None, max_colwidth=24)
+        table = self.to_frame().to_string(
+            max_rows=REPR_ROWS, index=False, line_width=None, max_colwidth=REPR_CELL
+        )
+        # Lines of the table are cut before the others are shortened, as `shorten` would fold their spaces.
         lines = [
             self.headline(),
             *(line[:REPR_COLUMNS] for line in table.splitlines()),
@@ -64,7 +67,10 @@ class Result(ABC):
 
 
 class PlanFiles(Result):
-    """A plan that can be written to files, for one LLM or for several."""
+    """A plan that can be written to files, for one LLM or for several.
+
+    `question` is the slo.yaml that was planned, None for a plan that was read back from its files.
+    """
 
     __slots__ = ()
     question: TaskDocument | None
@@ -72,7 +78,7 @@ class PlanFiles(Result):
     @property
     @abstractmethod
     def fleets(self) -> Mapping[str, Fleet]:
-        """The fleet of each LLM."""
+        """The fleet of each LLM, by the LLM's name."""
 
     @property
     @abstractmethod
@@ -81,26 +87,29 @@ class PlanFiles(Result):
 
     @abstractmethod
     def report(self) -> str:
-        """The page report.html."""
+        """The page report.html, as text."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """What `plan --json` prints."""
+        """What `plan --json` prints, as values of JSON's types."""
 
     @abstractmethod
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
-        """All that `plan -o DIR` writes, by its path in DIR.
+        """The content of all files that `plan -o DIR` writes, by their paths in DIR.
 
-        With `png` every chart is a picture too; without `pages` there are neither charts nor reports.
+        With `png` every chart is also a file of its own, a picture. Without `pages` there are neither charts
+        nor reports.
         """
 
     @abstractmethod
     def _outdated(self) -> tuple[str, ...]:
-        """Patterns of files that an earlier plan may have left."""
+        """Patterns of the paths of files that an earlier plan may have left in the folder; `save` removes
+        them.
+        """
 
     @property
     def cost_usd_per_h(self) -> float:
-        """The hourly bill, which counts whole nodes where only these are sold."""
+        """What the fleets of all LLMs cost together, by whole nodes where only these are sold [USD/h]."""
         return paid_usd_per_h(
             (pool.type, pool.count) for fleet in self.fleets.values() for pool in fleet.running_pools
         )
@@ -117,14 +126,15 @@ class PlanFiles(Result):
 
     @property
     def power_w(self) -> float:
-        """The most power that the workers of all fleets may draw."""
+        """The most power that the workers of all fleets may draw [W]."""
         return sum(fleet.power_w for fleet in self.fleets.values())
 
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
         """Write `files` into the folder, all or none; returns their paths in it.
 
-        If an interrupt comes or memory runs out while reports and charts are drawn, all other files are
-        written. Then KeyboardInterrupt is raised again, or PlannerError for the memory.
+        If an interrupt comes, or memory or open files run out, while reports and charts are drawn, then all
+        other files are written. Afterwards KeyboardInterrupt is raised again, or PlannerError for what ran
+        out.
         """
         check_output_directory(Path(folder))
         try:
@@ -143,7 +153,9 @@ class PlanFiles(Result):
         return tuple(written)
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
-        """The plan's question with other values, to be planned again: see `TaskDocument.replace`."""
+        """The plan's question with other values, to be planned again: see `TaskDocument.replace`. Raises
+        InputError for a plan that does not hold its question.
+        """
         if self.question is None:
             raise InputError(
                 "replace: this plan was read back, and does not hold its question; give its slo.yaml"
@@ -151,12 +163,14 @@ class PlanFiles(Result):
         return self.question.replace(changes, **more)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per pool."""
-        several = len(self.fleets) > 1
+        """A row per pool that has workers. With several LLMs the column `name` says whose it is. `gpus`, cost
+        and power are those of the pool's workers together.
+        """
+        has_several_llms = len(self.fleets) > 1
         return pd.DataFrame(
             [
                 {
-                    **({"name": name} if several else {}),
+                    **({"name": name} if has_several_llms else {}),
                     "pool": pool.name,
                     "role": pool.role,
                     "workers": pool.count,
@@ -211,8 +225,9 @@ class PlanResult(PlanFiles):
             f"{line.limit.name}: {words.value_text(line)}, limit {words.seconds_text(line.limit.limit_s)}"
             for line in self.plan.verdict.lines
         ]
-        where = "on paper, of" if self.plan.certificate.answers else "of"
-        return [*limit_lines, f"{where} fleets with one worker type per pool {level0}", *self.warnings]
+        # A plan with three answers was searched for on paper first; `level0` is about that search.
+        which = "on paper, of" if self.plan.certificate.answers else "of"
+        return [*limit_lines, f"{which} fleets with one worker type per pool {level0}", *self.warnings]
 
     def report(self) -> str:
         return render_report(self.plan, command=self.command)
@@ -230,7 +245,7 @@ class PlanResult(PlanFiles):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SharedPlanResult(PlanFiles):
-    """A plan for several LLMs on one stock; `plans` holds the plan of each."""
+    """A plan for several LLMs on one stock; `plans` holds the plan of each. `command` is as in PlanResult."""
 
     shared: SharedPlan
     question: TaskDocument | None = None

@@ -15,8 +15,9 @@ from planner.importers.prometheus_range import PrometheusSeries, parse_answer
 from planner.runtime.addresses import split_address
 
 TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
-MOST_POINTS = 10_000  # Points per series and query; Prometheus refuses more than 11,000.
-MOST_BYTES = 512 * 2**20  # The limit of one answer, which then has a few thousand series.
+MOST_POINTS = 10_000  # The most samples of a series in one query; Prometheus refuses more than 11,000.
+MOST_BYTES = 512 * 2**20  # The most bytes of one answer. So large an answer has a few thousand series.
+MOST_CHARACTERS = 200  # Error messages show this many characters of the address or of the server's message.
 
 
 class PrometheusError(InputError):
@@ -26,56 +27,67 @@ class PrometheusError(InputError):
 def query_range(
     url: str, names: Collection[str], *, start_s: float, end_s: float, step_s: float, match: str = ""
 ) -> tuple[PrometheusSeries, ...]:
-    """The series of `names` between two Unix times [s], a sample every `step_s`.
+    """The series of the metrics `names` between two Unix times [s], both included: a sample every `step_s`.
 
-    `match` narrows them, as in PromQL: 'namespace="prod", pod=~"vllm-.*"'. Raises PrometheusError where there
-    is no answer in JSON, InputError for an answer that is too large or not of Prometheus' form.
+    Only series whose labels `match` are returned; it is written as in PromQL: 'namespace="prod",
+    pod=~"vllm-.*"'. Raises PrometheusError where there is no answer in JSON, InputError for an answer that is
+    too large or not of Prometheus' form.
     """
     base = _base_url(url)
     series: list[PrometheusSeries] = []
     for name in names:
         selector = f"{name}{{{match}}}" if match else name
-        at_s = start_s
-        while at_s <= end_s:
-            until_s = min(end_s, at_s + (MOST_POINTS - 1) * step_s)
+        # The time is cut into pieces of at most MOST_POINTS samples. A query includes both of its ends, so
+        # the next piece begins one step after the end of this one.
+        piece_start_s = start_s
+        while piece_start_s <= end_s:
+            piece_end_s = min(end_s, piece_start_s + (MOST_POINTS - 1) * step_s)
             parameters = {
                 "query": selector,
-                "start": f"{at_s:.3f}",
-                "end": f"{until_s:.3f}",
+                "start": f"{piece_start_s:.3f}",
+                "end": f"{piece_end_s:.3f}",
                 "step": f"{step_s:g}",
             }
             series += parse_answer(_post_query(f"{base}/api/v1/query_range", parameters), f"{url}: {name}")
-            at_s = until_s + step_s
+            piece_start_s = piece_end_s + step_s
     return tuple(series)
 
 
 def _base_url(url: str) -> str:
-    """The address without a slash at its end. Raises InputError for what is no address of a server."""
+    """The address without a slash at its end, so that a path can be appended.
+
+    Raises InputError for text that is no http address, or one with a query or a fragment.
+    """
     parts = split_address(url)
     if parts is None or parts.query or parts.fragment:
         raise InputError(
-            f"--prometheus: expected an address such as http://prometheus:9090, found {url[:200]!r}"
+            "--prometheus: expected an address such as http://prometheus:9090, found "
+            f"{url[:MOST_CHARACTERS]!r}"
         )
     return url.rstrip("/")
 
 
 def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
-    """The answer to a query, parsed from JSON."""
-    # A selector may be too long for the URL, so it goes in the body.
+    """The answer to a query, parsed from JSON. Raises PrometheusError without an answer in JSON, InputError
+    for one of more than MOST_BYTES.
+    """
+    # A selector may be too long for the URL, so the parameters go in the body.
     data = urllib.parse.urlencode(parameters).encode()
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            raw = answer.read(MOST_BYTES + 1)
+            raw = answer.read(MOST_BYTES + 1)  # The byte more tells an answer that is too large.
     except urllib.error.HTTPError as error:
+        # Prometheus says in the body what was wrong with a query; a proxy in between sends no such JSON.
         with error:
             raw = error.read(MOST_BYTES)
         try:
             message = json.loads(raw)["error"]
         except (ValueError, LookupError, TypeError):
             message = error.reason
-        raise PrometheusError(f"{url}: HTTP {error.code}: {' '.join(str(message).split())[:200]}") from None
-    except (OSError, HTTPException, ValueError) as error:
+        in_one_line = " ".join(str(message).split())
+        raise PrometheusError(f"{url}: HTTP {error.code}: {in_one_line[:MOST_CHARACTERS]}") from None
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: no server can have this host name.
         reason = getattr(error, "reason", error)
         raise PrometheusError(f"{url}: no answer ({reason}); is this a Prometheus?") from None
     if len(raw) > MOST_BYTES:

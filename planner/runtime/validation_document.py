@@ -1,4 +1,9 @@
-"""Turns a validation into one document of plain values, which is validation.json and what --json prints."""
+"""Turns a validation into one document of plain values, which is validation.json and what --json prints; and
+into the sentences and the rows of errors that report.html and the screen show.
+
+"Stolen" is the share of an engine's step times in which other processes had the core of its thread.
+"Undisturbed" times are by a clock of the engine that stands still meanwhile (`Validation` in analysis.py).
+"""
 
 from __future__ import annotations
 
@@ -23,34 +28,40 @@ from planner.slo_metrics import METRICS, verdict_word
 from planner.units import percentile_name, show_percent, show_s
 
 Floats = npt.NDArray[np.float64]
-# If other processes took a larger share of an engine's step times, the verdict says so: queues multiply even
-# small delays.
+# If other processes took a larger share of an engine's step times, the verdict says so. Even a small share
+# matters, because queues multiply delays.
 MOST_STOLEN_FRAC = 0.03
-GOOD_ERROR_FRAC = 0.2  # The summary of single requests counts those whose error is at most this share.
+# The summary of single requests counts those whose error is at most this share. The key of JSON names it.
+GOOD_ERROR_FRAC = 0.2
 REHEARSAL_SENTENCE = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
     "chain, not the plan on a GPU."
 )
-STATUSES = ("finished", "rejected", "failed", "unsent")
+STATUSES = ("finished", "rejected", "failed", "unsent")  # `Sent.status` of live_replay.py.
 
 
 def validation_document(validation: Validation) -> dict[str, Any]:
-    """All results of a validation as values that JSON has; null for parts that it did not have."""
+    """All results of a validation as values of JSON's own types; null for results that it does not have, and
+    for figures that are not finite.
+    """
     run, comparison = validation.measurement, validation.comparison
     sent = list(run.journal.sent.values())
-    outside = outside_s(run)
-    answer = {
+    outside_engine_s = outside_s(run)
+    document = {
         "verdict": verdict_text(validation),
         "agrees": comparison.agrees,
-        "slo_kept": _is_kept(validation.comparison),
+        "slo_kept": _is_kept(comparison),
         "slo_kept_by_client": _is_kept_by_client(validation),
         "requests": len(run.trace),
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
         # How many requests did not finish for each reason.
-        "reasons": dict(Counter(each.reason for each in sent if each.reason)),
+        "reasons": dict(Counter(request.reason for request in sent if request.reason)),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
-        "outside_engine_s": {"p50": _quantile_or_none(outside, 0.5), "p99": _quantile_or_none(outside, 0.99)},
+        "outside_engine_s": {
+            "p50": _quantile_or_none(outside_engine_s, 0.5),
+            "p99": _quantile_or_none(outside_engine_s, 0.99),
+        },
         "client_late_s": lateness_s(sent),
         "stolen_frac": stolen_frac_by_engine(validation),
         "prefix_hits": {
@@ -74,7 +85,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "scatter": {
             metric: _scatter_summary(*comparison.scatter(metric))
             for metric, row in METRICS.items()
-            # Metrics of gaps and of agents have no single value of a request.
+            # A request has no single value of a metric of gaps or of agents.
             if not (row.is_of_gaps or row.is_of_agents)
         },
         "steps": [
@@ -104,8 +115,8 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "notes": reader_notes(validation),
         "run": validation.setup.identity(),
     }
-    json_answer: dict[str, Any] = _json_value(answer)
-    return json_answer
+    as_json: dict[str, Any] = _json_value(document)
+    return as_json
 
 
 def _errors_of(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | None:
@@ -114,7 +125,7 @@ def _errors_of(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | 
 
 
 def _client_comparison(validation: Validation) -> MeasuredComparison:
-    """The comparison by the client's clock. Without step logs of engines it is the only one."""
+    """The comparison by the client's clock. Without step logs of engines it is `validation.comparison`."""
     return validation.by_client or validation.comparison
 
 
@@ -123,31 +134,31 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
 
     None if the validation started its own engines.
     """
-    if validation.lengths is None:  # Only endpoints return other lengths than the trace's.
+    if validation.lengths is None:  # They are None for our own engines only.
         return None
-    # A run that was interrupted and resumed has a record for each part; shown is that of the last part. The
+    # A run that was interrupted and resumed has a record for each part; that of the last part is shown. The
     # notes of all parts are in `reader_notes`.
-    about: dict[str, Any] = next(
+    last_record: dict[str, Any] = next(
         (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
     )
-    details = {key: value for key, value in about.items() if key != "notes"}
-    counts = validation.engine_times
+    details = {key: value for key, value in last_record.items() if key != "notes"}
+    counted = validation.engine_times
     engines = None
-    if counts is not None:
+    if counted is not None:
         engines = {
-            "requests": counts.requests,
-            "preemptions": counts.preemptions,
-            "prefix_hit_frac": counts.hit_frac,
+            "requests": counted.requests,
+            "preemptions": counted.preemptions,
+            "prefix_hit_frac": counted.hit_frac,
             "times": engine_rows(validation),
         }
     return {**details, "lengths": validation.lengths.as_dict(), "engines": engines}
 
 
 def engine_rows(validation: Validation) -> list[dict[str, Any]]:
-    """A row per metric of an endpoint's engines, in seconds.
+    """A row per metric that an endpoint's engines count, in seconds; none for our own engines.
 
-    It has the mean by the engines' clock, as predicted, and by the client's clock; and upper bounds of
-    percentiles, which are edges of the engines' histograms.
+    A row has three means: by the engines' clock, as predicted, and by the client's clock. It also has upper
+    bounds of percentiles by the engines' clock: the edges of the buckets of their histograms.
     """
     if validation.engine_times is None:
         return []
@@ -157,8 +168,9 @@ def engine_rows(validation: Validation) -> list[dict[str, Any]]:
     for metric, times_s in validation.engine_times.times_s.items():
         row: dict[str, Any] = {"metric": metric, "engine_mean_s": times_s["mean"]}
         for name, side in sides.items():
-            values, weights = side.gap_s, side.gap_weight
-            if metric != "tbt":
+            if metric == "tbt":  # The only metric of gaps; equal gaps are counted together, with a weight.
+                values, weights = side.gap_s, side.gap_weight
+            else:
                 of_finished = getattr(side.requests, f"{metric}_s")[side.requests.status == FINISHED]
                 values = of_finished[np.isfinite(of_finished)]
                 weights = np.ones_like(values)
@@ -168,15 +180,17 @@ def engine_rows(validation: Validation) -> list[dict[str, Any]]:
 
 
 def verdict_text(validation: Validation) -> str:
-    """The result in a few sentences."""
+    """The result in a few sentences: errors, attainment, requests that did not finish, SLO, corrected fits,
+    and how much of the engines' time other processes took.
+    """
     comparison = validation.comparison
     if not comparison.judged_rows:
         text = "Nothing was measured that could be compared."
     else:
         worst = max(comparison.judged_rows, key=_tolerances_used)
-        agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
+        agrees_text = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
         text = (
-            f"{agreed} with the measurement: the largest error relative to its tolerance is "
+            f"{agrees_text} with the measurement: the largest error relative to its tolerance is "
             f"{signed_percent(worst.error_frac)} ({worst.metric} {percentile_name(worst.percentile_frac)}; "
             f"allowed {100 * (worst.tolerance_frac or 0):g} %)."
         )
@@ -190,8 +204,8 @@ def verdict_text(validation: Validation) -> str:
     if validation.setup.engine == "rehearsal":
         text = f"{REHEARSAL_SENTENCE} {text}"
     sent = validation.measurement.journal.sent.values()
-    if lost := sum(request.status != "finished" for request in sent):
-        text += f" {lost} of {len(validation.measurement.trace)} requests did not finish"
+    if unfinished := sum(request.status != "finished" for request in sent):
+        text += f" {unfinished} of {len(validation.measurement.trace)} requests did not finish"
         unsent = sum(request.status == "unsent" for request in sent)
         text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
     if validation.setup.slo.limits:
@@ -207,45 +221,48 @@ def verdict_text(validation: Validation) -> str:
             text += f" By the client's clock, router and network included, it was {kept_word}."
     if validation.replanned is not None:
         text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet)}"
-    most = max(stolen_frac_by_engine(validation).values(), default=0.0)
-    if most > MOST_STOLEN_FRAC:
+    largest_frac = max(stolen_frac_by_engine(validation).values(), default=0.0)
+    if largest_frac > MOST_STOLEN_FRAC:
         text += (
             " The engines did not have the machine to themselves: others, API servers, router and client "
-            f"among them, ran in {100 * most:.0f} % of the time of an engine's steps"
+            f"among them, ran in {100 * largest_frac:.0f} % of the time of an engine's steps"
         )
-        if validation.undisturbed and _worst_error_frac(validation.undisturbed) < _worst_error_frac(
-            comparison
-        ):
-            alone = f"{100 * _worst_error_frac(validation.undisturbed):.1f} %"
-            text += f"; queues multiply such delays. Without interruptions the largest error is {alone}"
+        undisturbed_frac = _worst_error_frac(validation.undisturbed) if validation.undisturbed else math.nan
+        if undisturbed_frac < _worst_error_frac(comparison):  # Not so if either is NaN.
+            text += (
+                "; queues multiply such delays. Without interruptions the largest error is "
+                f"{100 * undisturbed_frac:.1f} %"
+            )
         text += "."
     return text
 
 
 def reader_notes(validation: Validation) -> list[str]:
-    """Notes that a reader needs before the figures, such as that engines lacked cores or KV memory."""
+    """Notes that a reader needs before the figures: those of the setup, that engines on a CPU had no core to
+    spare, and that engines had less KV memory than planned.
+    """
     sentences = list(validation.setup.notes)
     recorded = (record.get("spare_cores") for record in validation.records)
     spare_cores = [cores for cores in recorded if cores is not None]  # Only runs of CPU engines record them.
     if (
         validation.setup.engine == "vllm"
-        and min(spare_cores, default=1) <= 0
+        and min(spare_cores, default=1) <= 0  # Without a record nothing is known to be lacking.
         and not includes_other_processes(validation.setup.fleet)
     ):
         sentences.append(
             "The engines take every core of this machine, and their API servers, the router and the client "
             "take from the same: steps last longer than a profile of one engine says (docs/validation.md)."
         )
-    planned = {pool.name: pool.type.kv_tokens for pool in validation.setup.fleet.pools}
+    planned_kv_tokens = {pool.name: pool.type.kv_tokens for pool in validation.setup.fleet.pools}
     smaller_kv_tokens = {
         engine["worker"]: engine["kv_tokens"]
         for record in validation.records
         for engine in record["engines"]
-        if engine.get("kv_tokens", math.inf) < planned[pool_of_worker(engine["worker"])]
+        if engine.get("kv_tokens", math.inf) < planned_kv_tokens[pool_of_worker(engine["worker"])]
     }
     sentences += [
-        f"{worker} holds {tokens:,} KV tokens, where the plan assumes {planned[pool_of_worker(worker)]:,}: "
-        "it takes fewer requests at once than was predicted."
+        f"{worker} holds {tokens:,} KV tokens, where the plan assumes "
+        f"{planned_kv_tokens[pool_of_worker(worker)]:,}: it takes fewer requests at once than was predicted."
         for worker, tokens in smaller_kv_tokens.items()
     ]
     return sentences
@@ -257,28 +274,31 @@ def pool_of_worker(worker: str) -> str:
 
 
 def _tolerances_used(row: PercentileRow) -> float:
-    """The error as a multiple of what is allowed; with a tolerance of 0 any error is infinitely large."""
+    """The error as a multiple of the row's tolerance. With a tolerance of 0 any error counts as infinite."""
     if row.tolerance_frac:
         return abs(row.error_frac) / row.tolerance_frac
     return math.inf if row.error_frac else 0.0
 
 
 def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
-    """A sentence on whether the plan keeps the SLO with corrected fits, and on the fleet that would."""
+    """A sentence on whether the plan's `fleet` keeps the SLO with corrected step times, and on the smallest
+    fleet that does. Fields of `replanned` with `before` are by the plan's own step times, with `after` by the
+    corrected.
+    """
     keeps_word = "keeps" if replanned.kept_after else "MISSES"
     by_own_fits = "as by its own fits"
     if replanned.kept_before != replanned.kept_after:
         by_own_fits = f"by its own fits it {'keeps' if replanned.kept_before else 'misses'} it"
-    fewest = [
+    by_corrected, by_own = (
         f"more than {MOST_TIMES} times the plan's" if smallest is None else describe_fleet(smallest)
         for smallest in (replanned.fewest_after, replanned.fewest_before)
-    ]
+    )
     fewest_text = (
         "the fewest workers that keep it" if replanned.is_exact else "workers of which no pool can spare one"
     )
     return (
         f"With the corrected fits the plan ({describe_fleet(fleet)}) {keeps_word} the SLO on its whole "
-        f"traffic in the simulation, {by_own_fits}; {fewest_text}: {fewest[0]}, by its own fits {fewest[1]}."
+        f"traffic in the simulation, {by_own_fits}; {fewest_text}: {by_corrected}, by its own fits {by_own}."
     )
 
 
@@ -288,9 +308,11 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 
 
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
-    """The share of step time that other processes took, of each engine whose log has its own CPU time."""
+    """The share of step time that other processes took, by the name of the engine. Only for engines whose log
+    has a clock of their own.
+    """
     run = validation.measurement
-    # Steps before the first part of the run were warm-up.
+    # Steps before the start of the first part of the run were warm-up, and are left out.
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s)
         for name, log in run.logs.items()
@@ -310,9 +332,8 @@ def _is_kept(comparison: MeasuredComparison) -> bool | None:
 
 
 def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
-    """The workers per pool of the plan, and the fewest that keep the SLO by its own and by corrected fits.
-
-    The fewest are null if none was found.
+    """Whether the plan's `fleet` keeps the SLO by its own and by corrected step times; the workers per pool
+    of the plan, and of the smallest fleets that keep the SLO by either; None for a fleet that was not found.
     """
     fleets = {"plan": fleet, "fewest_by_own_fits": replanned.fewest_before, "fewest": replanned.fewest_after}
     return {
@@ -320,14 +341,16 @@ def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
         "kept": replanned.kept_after,
         "is_exact": replanned.is_exact,
         **{
-            name: None if sized is None else {pool.name: pool.count for pool in sized.running_pools}
-            for name, sized in fleets.items()
+            name: None if each is None else {pool.name: pool.count for pool in each.running_pools}
+            for name, each in fleets.items()
         },
     }
 
 
 def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
-    """A row per limit of the SLO: the share of requests that kept it on both sides, and the verdicts."""
+    """A row per line of the SLO: the share of requests that kept its limit, and whether the line holds, both
+    as predicted and as measured; and how many measured values it was judged by.
+    """
     return [
         {
             "limit": predicted.limit.name,
@@ -345,7 +368,9 @@ def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
 
 
 def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | None]:
-    """The relative errors of single requests, without signs: their median, and the share within 20 %."""
+    """The relative errors of single requests, without signs: their median, and the share of requests with an
+    error of at most GOOD_ERROR_FRAC. The arrays have a value per request.
+    """
     if not len(measured):
         return {"median_error_frac": None, "within_20_percent_frac": None}
     errors = np.abs(predicted / measured - 1)
@@ -361,7 +386,7 @@ def _quantile_or_none(values: Floats, frac: float) -> float | None:
 
 
 def _json_value(value: Any) -> Any:
-    """JSON's own types; NaN and infinity become null."""
+    """The value in types that JSON has: numpy's scalars become Python's, NaN and infinity None."""
     if isinstance(value, Mapping):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -373,21 +398,22 @@ def _json_value(value: Any) -> Any:
 
 def signed_percent(frac: float) -> str:
     """A share with its sign, "+1.2 %"; a dash if it is not finite."""
+    # The "z" writes -0.0, which a small negative share rounds to, as +0.0.
     return "-" if not math.isfinite(frac) else f"{100 * frac:+z.1f} %"
 
 
 def error_rows(validation: Validation) -> list[dict[str, str]]:
-    """The errors, for the tables of report.html and of `plan validate`.
+    """The errors as rows of text by column, for the tables of report.html and of `plan validate`.
 
-    Comparisons without interruptions, and with corrected fits, add a column each.
+    If there are comparisons without interruptions, or with corrected fits, each adds a column of errors.
     """
     undisturbed, corrected = "without interruptions", "with corrected fits"
     if validation.undisturbed:
         corrected = "and corrected fits"  # This heading continues that of the column before.
     elif validation.as_run:
         corrected = f"{undisturbed}, {corrected}"
-    sides = {undisturbed: validation.undisturbed, corrected: validation.after}
-    others = {name: side for name, side in sides.items() if side is not None}
+    comparisons = {undisturbed: validation.undisturbed, corrected: validation.after}
+    further_columns = {heading: each for heading, each in comparisons.items() if each is not None}
     table = []
     for row in validation.comparison.rows:
         texts = {
@@ -397,8 +423,8 @@ def error_rows(validation: Validation) -> list[dict[str, str]]:
             "error": signed_percent(row.error_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
         }
-        for name, side in others.items():
-            errors = {(each.metric, each.percentile_frac): each.error_frac for each in side.rows}
-            texts[name] = signed_percent(errors.get((row.metric, row.percentile_frac), math.nan))
+        for heading, compared in further_columns.items():
+            error_frac = {(each.metric, each.percentile_frac): each.error_frac for each in compared.rows}
+            texts[heading] = signed_percent(error_frac.get((row.metric, row.percentile_frac), math.nan))
         table.append(texts)
     return table

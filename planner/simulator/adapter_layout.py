@@ -1,4 +1,7 @@
-"""What LoRA adds to the kernel's state, made from a fleet and a trace. adapters.py reads and changes it."""
+"""The arrays in which the simulator keeps LoRA adapters, made from a fleet and a trace.
+
+The kernel (kernel.py) holds them with its own state; adapters.py reads and changes them while it runs.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from planner.simulator.layout import NONE, empty_field
 from planner.traffic.trace import IntArray, Trace
 from planner.units import count_text
 
-# Fields of LoraCost (planner/models/lora.py): what adapters add to a step, and what it takes to load one.
+# Fields of LoraCost (planner/models/lora.py, which gives their formulas): what adapters add to a step, and
+# what it takes to load one.
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
-SETTING = np.dtype(  # A record for each worker type.
-    [("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)]
-)
-ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # A linked list of requests.
+# A worker type: how many adapters its GPUs and its host's memory hold, and its costs.
+SETTING = np.dtype([("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)])
+# The first and the last request of a linked list.
+ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])
 # Indices into `AdapterState.numbers`: the stamp of the latest step that was formed (steps are stamped 1, 2,
 # ... in this order), how many adapters are in it, and how many of these it loads.
 STAMP, IN_STEP, LOADING = 0, 1, 2
@@ -29,10 +33,12 @@ NUMBERS = 3
 
 
 class AdapterState(NamedTuple):
-    """W workers, n requests, T worker types, A adapters. Adapters are numbered from 1 on; 0 is the LLM alone.
+    """The adapters of all workers, and the requests for them. NO_ADAPTERS stands for a fleet without LoRA.
 
-    A worker has up to S slots for adapters on its GPUs (vLLM's max_loras), and up to C in the host's memory
-    (max_cpu_loras). C is 0 if the host's memory holds all adapters, since then nothing needs to be simulated.
+    W workers, n requests, T worker types, A adapters. Adapters are numbered from 1 on; 0 is the LLM alone. A
+    worker has up to S slots for adapters on its GPUs (vLLM's max_loras), and up to C in the host's memory
+    (max_cpu_loras). C is 0 if the host's memory of every worker holds all adapters, since then no adapter
+    leaves it.
     """
 
     adapter_of: npt.NDArray[np.int64]  # (n,) the adapter of each request
@@ -41,8 +47,9 @@ class AdapterState(NamedTuple):
     slots: npt.NDArray[np.int32]  # (W, S) the adapter in each slot, 0: none
     slot_at: npt.NDArray[np.int32]  # (W, A + 1) the slot of each adapter, NONE: it is in no slot
     slot_uses: npt.NDArray[np.int64]  # (W, S) stamp of the step that used the slot last
-    cpu_slots: npt.NDArray[np.int32]  # (W, C) the same three of the host's memory
-    cpu_slot_at: npt.NDArray[np.int32]  # (W, A + 1)
+    # The next three are as the three before, for the slots in the host's memory.
+    cpu_slots: npt.NDArray[np.int32]  # (W, C)
+    cpu_slot_at: npt.NDArray[np.int32]  # (W, A + 1), (W, 0) if C is 0
     cpu_slot_uses: npt.NDArray[np.int64]  # (W, C)
     stamps: npt.NDArray[np.int64]  # (A + 1,) stamp of the last step with the adapter
     step: npt.NDArray[np.int64]  # (A + 1,) the adapters of the step that is being formed, IN_STEP of them
@@ -70,7 +77,9 @@ NO_ADAPTERS = AdapterState(
 
 
 def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = False) -> None:
-    """Raise InputError if the trace names adapters that are not served, or lacks those that caches need."""
+    """Raise InputError if the trace names adapters that are not served, or names none though prefix caches
+    need to know them. A trace that names none is otherwise right: `adapter_numbers` draws them.
+    """
     if lora is None:
         if trace.adapters:
             raise InputError(
@@ -96,39 +105,43 @@ def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = Fals
 
 
 def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
-    """The adapter (n,) of each request: as the trace says, or drawn with equal shares if it names none."""
+    """The number of each request's adapter (n,): as the trace says, or drawn with equal shares of all
+    adapters if the trace names none. Raises InputError as `check_adapters` does.
+    """
     check_adapters(lora, trace)
     if not trace.adapters:
         return np.random.default_rng([seed, lora.adapter_count]).integers(
             1, lora.adapter_count + 1, len(trace)
         )
-    names = list(range(1, len(trace.adapters) + 1))
+    # `lora.adapters` is a count or a list of names. With a count, the trace's own names are numbered.
+    numbers = list(range(1, len(trace.adapters) + 1))
     if not isinstance(lora.adapters, int):
-        names = [lora.adapters.index(name) + 1 for name in trace.adapters]
-    # `trace.adapter` is -1 for a request to the LLM alone, which picks the 0 that is appended.
-    return np.append(np.array(names, np.int64), 0)[trace.adapter]
+        numbers = [lora.adapters.index(name) + 1 for name in trace.adapters]
+    # `trace.adapter` is -1 for a request to the LLM alone, and -1 picks the 0 that is appended.
+    return np.append(np.array(numbers, np.int64), 0)[trace.adapter]
 
 
 def fill_slots(
     slots: npt.NDArray[np.int32], slot_at: npt.NDArray[np.int32], uses: npt.NDArray[np.int64], count: int
 ) -> None:
-    """Fill the first `count` slots of one worker as vLLM does when it starts.
+    """Fill the first `count` slots of one worker as vLLM does when it starts, in place. The arrays are rows
+    of AdapterState.
 
-    It loads all adapters one after the other, so the last ones stay.
+    vLLM loads all adapters one after the other, so the last `count` of them stay.
     """
     adapters = len(slot_at) - 1
     slot_at[:], uses[:], slots[:] = NONE, 0, 0
-    for i in range(count):
-        a = adapters - count + 1 + i
-        slots[i], slot_at[a] = a, i
+    for slot in range(count):
+        adapter = adapters - count + 1 + slot
+        slots[slot], slot_at[adapter] = adapter, slot
 
 
 def _empty_slots(
     workers: int, slots: int, adapters: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Empty slots: the adapter in each, the slot of each adapter, the stamp of the step that used each last.
-
-    All three are without columns where there are no `slots`.
+    """`slots` empty slots for each of the workers, as three arrays of AdapterState: the adapter in each slot,
+    the slot of each adapter, and the stamp of the step that used each slot last. With 0 slots none has
+    columns.
     """
     columns = adapters + 1 if slots else 0
     return (
@@ -141,8 +154,8 @@ def _empty_slots(
 def make_adapters(
     fleet: Fleet, trace: Trace, type_indices: IntArray, types: Sequence[WorkerType]
 ) -> AdapterState | None:
-    """The state at the start; None for a fleet without LoRA. `type_indices` (W,) are those of the workers in
-    `types`.
+    """The adapters before the first step; None for a fleet without LoRA. `type_indices` (W,) are the places
+    of the workers' types in `types`. Raises InputError as `check_adapters` does.
     """
     lora = fleet.lora
     if lora is None:
@@ -152,7 +165,9 @@ def make_adapters(
     settings = np.zeros(len(types), SETTING)
     for i, worker_type in enumerate(types):
         setting, costs = settings[i], worker_type.lora
-        if costs is None:  # Adapters cost these workers nothing, so they never wait for a slot.
+        if (
+            costs is None
+        ):  # Adapters cost these workers nothing; with a slot for each, no request waits for one.
             setting["max_loras"] = setting["max_cpu_loras"] = count
             continue
         setting["max_loras"] = min(costs.lora.max_loras, count)
@@ -161,7 +176,7 @@ def make_adapters(
             setting[name] = getattr(costs.cost, name)
     most_slots, most_cpu_slots = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
     if (settings["max_cpu_loras"] == count).all():
-        most_cpu_slots = 0  # The host's memory holds all adapters.
+        most_cpu_slots = 0  # The host's memory holds all adapters, so none leaves it (AdapterState).
     aside = np.zeros(1, ASIDE)
     aside["head"] = NONE
     slots, slot_at, slot_uses = _empty_slots(workers, most_slots, count)

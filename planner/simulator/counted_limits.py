@@ -1,4 +1,9 @@
-"""The limits of an SLO as the kernel counts them while a simulation runs, over the whole and in windows.
+"""The limits of an SLO as the kernel counts them while a simulation runs, over the whole trace and in
+windows.
+
+A violation is a value above its limit: a TTFT, a gap between tokens. A percentile allows a number of them.
+Once there are more, the simulation may stop, because the limit cannot hold any more. So a limit may here be
+allowed too many violations, but never too few. The records are LIMIT of layout.py.
 
 Letters of array shapes: n requests, L limits, V windows.
 """
@@ -20,16 +25,18 @@ from planner.traffic.classes import select_requests
 from planner.traffic.tasks import tasks_of
 from planner.traffic.trace import Trace, measured_window, slo_windows_s, window_numbers
 
-# The kernel counts the values of these metrics as they come, so that a run may stop early.
+# The kernel counts the violations of these metrics while it runs; those of others are judged afterwards.
 COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
-    """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that, since
-    the fleet decides which gaps end in the window.
+    """How many violations `limit` allows in the measured window of this trace, from `window_s[0]` to
+    `window_s[1]`. For gaps between tokens it is an upper bound: all gaps of the trace are counted, since
+    which of them end in the window depends on the fleet.
     """
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
-    inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive in the window, so all count.
+    # Requests of `after` wait for others, so they may arrive in the window whatever their `arrival_s` says.
+    inside[trace.after[:, 0]] = True
     if limit.metric_row.is_of_gaps:
         gaps = trace.output_tokens - 1
         if limit.selector is not None:
@@ -41,7 +48,9 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
 
 
 def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
-    """(n,): which requests are of the limit's class and have a value of its metric."""
+    """Which requests (n,) are of the limit's class and have a value of its metric. A metric of tasks has one
+    at the last request of a task, and one of decodes has none for a request with a single output token.
+    """
     if limit.selector is not None:
         has_value = _has_value(replace(limit, selector=None), trace)
         return np.asarray(has_value & select_requests(limit.selector, trace))
@@ -52,24 +61,25 @@ def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def judged_windows_s(trace: Trace, every_s: float) -> Floats:
-    """Edges (V + 1,) of the windows of this length in which an SLO is judged (`slo_windows_s`)."""
+    """Edges (V + 1,) of the windows of `every_s` seconds in which an SLO is judged (`slo_windows_s`)."""
     return slo_windows_s(trace.arrival_s, (measured_window(trace)[0], float(trace.arrival_s[-1])), every_s)
 
 
 def limits_in_windows(
     limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats
 ) -> npt.NDArray[np.void]:
-    """The limits (L, V) as counted in each window, with an upper bound of the violations that are allowed
-    there.
+    """The limits (L, V) as the kernel counts them in each window, before the first event. `edges_s` (V + 1,)
+    are the edges of the windows.
 
-    A window has at most the gaps of the requests that arrive before its end. Requests of sessions may arrive
-    in any window, so each window is allowed as many as the whole.
+    For gaps the allowed violations are an upper bound: all gaps of the requests that arrive before the end of
+    a window are taken to be in it. Requests of sessions may arrive in any window, so with sessions each
+    window is allowed as many violations as the whole trace.
     """
     rows = np.zeros((len(limits), len(edges_s) - 1), dtype=layout.LIMIT)
     if not limits:
         return rows
     rows[:] = state.limits[:, None]
-    if trace.after.size:
+    if trace.after.size:  # The trace has sessions.
         return rows
     inside = trace.arrival_s >= edges_s[0]
     window_of = window_numbers(trace.arrival_s, edges_s)
@@ -90,15 +100,15 @@ def limits_in_windows(
 def limits_over_whole(
     limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
 ) -> npt.NDArray[np.void]:
-    """The limits (L,) as the kernel counts them over the whole, before the first event."""
+    """The limits (L,) as the kernel counts them over the whole measured window, before the first event."""
     limits_of_trace = _limits_of_traces.setdefault(trace, {})
     key = tuple(limits), window_s
     if key not in limits_of_trace:
         limits_of_trace[key] = _limits_as_counted(limits, trace, window_s)
-    return limits_of_trace[key].copy()  # The kernel counts in it.
+    return limits_of_trace[key].copy()  # The kernel changes the array that it is given.
 
 
-# The counted limits by trace, as long as the trace is in memory: most traces are simulated on many fleets.
+# Most traces are simulated on many fleets, so these limits are kept as long as the trace is in memory.
 _limits_of_traces: weakref.WeakKeyDictionary[Trace, dict[Hashable, npt.NDArray[np.void]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -115,6 +125,7 @@ def _limits_as_counted(
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
-        # At percentile 0 no request has to keep the limit: `seen` begins past the last one, and none counts.
+        # The kernel looks for late requests from number `seen` on. At percentile 0 no request has to keep the
+        # limit, so `seen` begins past the last one, and no request counts as late.
         row["seen"] = len(trace) if limit.percentile_frac == 0 else 0
     return rows

@@ -3,18 +3,22 @@
 Ranks. A worker is a ring of `pp` ranks, the stages of its pipeline. In this module a lane
 (`planner/simulator/layout.py`) is one rank. A rank runs one batch at a time, and prefills that wait for it go
 before decodes. Rank 0 forms batches of prefills, first come, first served, up to the token budget. A later
-rank runs a batch of prefills as rank 0 formed it. It batches decodes as they come, so micro-batches that meet
-in its queue become one. The context of a batch of decodes, with the new tokens, stays within a limit. A
-request that is longer than a limit runs alone. A token is out when the last rank has run its batch; its
-request then queues at rank 0 for the next token.
+rank runs a batch of prefills as rank 0 formed it. But it batches decodes as they come: two batches of decodes
+that wait for it at once become one. The tokens in the context of a batch of decodes, with the new ones, stay
+within a limit (`decode_batch_tokens`). A request that is longer than a limit runs alone. A token is out when
+the last rank has run its batch; its request then queues at rank 0 for the next token.
 
 Memory. A prefill worker keeps a prompt's KV until the decode worker has fetched it, and the decode worker
 fetches it once it has room for the whole request. Workers of both roles reserve the blocks of a request when
 they take it. The authors' simulator counts no memory and moves KV in no time: the same as an endless cache
 and link here.
 
-Routing. The policy "least-waiting" is the authors': it counts the requests that wait for prefill or are in it
-at rank 0, and the decodes that wait at rank 0. A worker whose decodes all run therefore looks idle.
+Routing. The policy "least-waiting" is the authors': it counts the requests that wait at rank 0 for their
+prefill or are prefilled by it, and the decodes that wait at rank 0. A worker whose decodes all run therefore
+looks idle.
+
+Names of arguments: w and v are workers, l is a rank, r a request, all by their numbers. `kind` is the record
+of a worker's type. All functions change `state` in place.
 """
 
 from __future__ import annotations
@@ -54,14 +58,14 @@ PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)
 
 @small_jit
 def _wake_rank(state, l, time_s):
-    """Let rank l, if it is idle, begin its next batch at this moment."""
+    """Let rank l, if it is idle (without an event), begin its next batch at this moment."""
     if state.heap_index[l] == NONE:
         schedule_event(state, l, time_s)
 
 
 @kernel_jit
 def _enqueue_request(state, l, list_number, r, time_s):
-    """Put request r at the end of a list of rank l; a rank without an event begins its next batch."""
+    """Put request r at the end of a list of rank l; if the rank is idle, it begins its next batch."""
     append_to_list(state.requests, state.ranks[l], list_number, r)
     _wake_rank(state, l, time_s)
 
@@ -82,7 +86,9 @@ def _count_waiting(state, w, requests):
 
 @small_jit
 def _reserved_blocks(state, w, r):
-    """KV blocks that request r reserves on worker w: its prompt's, and its output's if w decodes."""
+    """KV blocks that request r reserves on worker w: for its prompt, and for its output unless w only
+    prefills.
+    """
     request = state.requests[r]
     return blocks_of(
         request.input_tokens + (0 if state.workers[w].role == PREFILL else request.output_tokens)
@@ -93,9 +99,9 @@ def _reserved_blocks(state, w, r):
 def _form_prefills(state, l, time_s):
     """Form the batch of prefills of rank l.
 
-    The first rank takes prompts while the worker has free KV blocks for them, reserves these blocks, and
-    stops at the token budget or at its seats, but not before one prompt. The batch stays empty if the first
-    prompt's KV has no room. Later ranks repeat the first one's batch.
+    The first rank takes prompts while the worker has free KV blocks for them, and reserves these blocks. It
+    stops at the token budget or at its seats, but takes at least one prompt if there are blocks for it. The
+    batch stays empty if there are none. Later ranks repeat the first one's batch.
     """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
@@ -124,7 +130,7 @@ def _form_prefills(state, l, time_s):
 
 @kernel_jit
 def _form_decodes(state, l):
-    """Form the batch of decodes of rank l, whose context (`kv_sum`) counts the new tokens too."""
+    """Form the batch of decodes of rank l. Its context, `lane.kv_sum` tokens, includes the new tokens."""
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -143,7 +149,9 @@ def _form_decodes(state, l):
 
 @kernel_jit
 def _start_batch(state, l, time_s):
-    """Run the next batch of rank l, if there is one."""
+    """Form the next batch of rank l and schedule its end. Without requests the rank becomes idle: its event
+    is taken off the heap (at infinity).
+    """
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -152,7 +160,7 @@ def _start_batch(state, l, time_s):
     lane.run_start_s, lane.run_steps = time_s, 0
     if rank.head[PREFILLS] != NONE:
         _form_prefills(state, l, time_s)
-    if lane.prefills == 0:
+    if lane.prefills == 0:  # No prefill waits, or there are no KV blocks for the first one.
         if rank.head[DECODES] == NONE:
             schedule_event(state, l, np.inf)
             return
@@ -160,7 +168,7 @@ def _start_batch(state, l, time_s):
     stage_s, extra_s, send_s, _, _ = step_seconds(state, kind, lane)
     if l == worker.first_lane:
         stage_s += extra_s
-    if l < worker.first_lane + kind.pp - 1:
+    if l < worker.first_lane + kind.pp - 1:  # Only the last rank sends nothing on.
         stage_s += send_s
     lane.run_steps = 1
     schedule_event(state, l, time_s + stage_s)
@@ -168,11 +176,14 @@ def _start_batch(state, l, time_s):
 
 @kernel_jit
 def _finish_batch(state, l, time_s):
-    """End the batch of rank l: its requests go on to the next rank, and have tokens after the last."""
+    """End the batch of rank l. Its requests go on to the next rank; after the last rank each has a token
+    more.
+    """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
+    # Each of the `pp` ranks counts its part of the worker's time.
     stage_s = (time_s - lane.run_start_s) / kind.pp
     record_steps(state, l, stage_s, 0.0, ONE, ZERO)
     if l == worker.first_lane:
@@ -211,7 +222,9 @@ def _finish_batch(state, l, time_s):
 
 @kernel_jit
 def _count_gap(state, w, since_s, time_s, sequences):
-    """Count and record the gap of `sequences` requests whose tokens came at `since_s` and come now."""
+    """Count and record the gap of `sequences` requests whose last tokens came at `since_s` and whose next
+    ones come now; nothing with 0 sequences.
+    """
     if sequences > 0:
         # Any lane will do, here the first: only limits of classes read it, which this engine does not have.
         count_run(state, ZERO, since_s, time_s - since_s, 0.0, ONE, sequences)
@@ -220,7 +233,9 @@ def _count_gap(state, w, since_s, time_s, sequences):
 
 @kernel_jit
 def _place_next_token(state, w, r, time_s):
-    """Finish request r, which has one token more, hand it off, or queue it for its next token."""
+    """Say what becomes of request r, which has one token more on worker w: it is finished, handed off to a
+    decode worker, or queued on w for its next token. It is rejected if no decode worker can hold it.
+    """
     request, worker = state.requests[r], state.workers[w]
     if request.generated_tokens == request.output_tokens:
         worker.used_blocks -= _reserved_blocks(state, w, r)
@@ -247,8 +262,8 @@ def _place_next_token(state, w, r, time_s):
 
 @kernel_jit
 def _use_room(state, w, time_s):
-    """Fetch the KV of requests that wait for worker w while it has room for them, and wake its first rank
-    where prompts wait. Called when blocks become free and when a request joins.
+    """Fetch the KV of requests that wait for worker w as long as it has room for them, and wake its first
+    rank if prompts wait. Called when blocks of w become free, and when a request is handed off to it.
     """
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
@@ -270,7 +285,9 @@ def _use_room(state, w, time_s):
 
 @kernel_jit
 def _end_hand_off(state, r, time_s):
-    """Queue request r, whose KV has arrived, on its decode worker; its prefill worker frees the blocks."""
+    """Queue request r, whose KV has arrived, on its decode worker v; its prefill worker w frees the
+    blocks.
+    """
     w, v = state.requests[r].prefill_worker, state.requests[r].decode_worker
     source = state.workers[w]
     source.used_blocks -= _reserved_blocks(state, w, r)
@@ -283,7 +300,7 @@ def _end_hand_off(state, r, time_s):
 
 @kernel_jit
 def _route_arrival(state, r, time_s):
-    """Send request r, which arrives, to a worker for its prefill; reject it if none can hold it."""
+    """Send request r, which arrives now, to a worker for its prefill; reject it if no worker can hold it."""
     w = choose_worker(state, FRONT, r, time_s)
     if w == NONE:
         reject_request(state, r)
@@ -297,7 +314,10 @@ def _route_arrival(state, r, time_s):
 
 @entry_jit
 def simulate_events(fields, closed_loop, stop_early):
-    """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold."""
+    """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold. `fields`
+    is the State. Events 0 to `ranks` - 1 are those of the ranks: the end of a batch, or a waking. Event
+    `ranks` + r is the end of the hand-off of request r.
+    """
     state = pointer_to(fields)
     n = len(state.requests)
     ranks = len(state.lanes)
@@ -323,10 +343,10 @@ def simulate_events(fields, closed_loop, stop_early):
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
-    """Simulate a fleet of this engine, in place: `state` has the results then.
+    """Simulate a fleet of this engine, in place: `state` has the results afterwards.
 
-    `closed_loop` > 0 keeps that many requests in flight in place of their arrival times, and `stop_early`
-    ends once a limit can no longer hold.
+    With `closed_loop` > 0 that many requests are in flight at any time, whatever their arrival times. With
+    `stop_early` the simulation ends once a limit can no longer hold.
     """
     ranks = np.zeros(len(state.lanes), dtype=RANK)
     ranks["head"] = ranks["tail"] = NONE

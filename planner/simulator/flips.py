@@ -1,17 +1,21 @@
 """Workers that change their role between prefill and decode while requests run.
 
-TetriInfer's instance flip (Hu et al. 2024, arXiv:2401.11181): at each arrival and hand-off, a worker that has
-been idle for `flip_after_s` takes the other role, if all workers of that role are busy and its own pool has
-another worker. If a flip takes time, the worker is in no pool until it has restarted, and no other one flips
-meanwhile. It counts as idle from its restart on.
+There are two policies:
 
-Splitwise's re-purposing (Patel et al. 2024, arXiv:2311.18677, section IV-A), here for engines with one role
-at a time, so without a mixed pool. A pool is short of workers if all of them have more than
-PROMPT_QUEUE_TOKENS of prompts to compute, or no room for the KV of another request; there the paper sends
-requests to machines of the other pool. A pool that was short at every arrival and hand-off for
-`repurpose_after_s`, while the other was not, gets the worker of the other pool with the fewest requests. That
-worker takes no more requests and changes its role when it is idle. The next one may follow after the same
-time again.
+Flip, after TetriInfer (Hu et al. 2024, arXiv:2401.11181). At each arrival and hand-off, a worker that has
+been idle for `flip_after_s` takes the other role, if all workers of that role are busy and its own pool has
+another worker. If a flip takes time, the worker is in no pool until it has restarted, and no other worker
+flips meanwhile. It counts as idle from its restart on.
+
+Re-purposing, after Splitwise (Patel et al. 2024, arXiv:2311.18677, section IV-A), but without the paper's
+mixed pool, because our workers have one role at a time. The prefill pool is short of workers if each of them
+has more than PROMPT_QUEUE_TOKENS of prompts to compute, the decode pool if none has room for the KV of
+another request. (The paper then sends requests to machines of the other pool.) If a pool was short at every
+arrival and hand-off for `repurpose_after_s`, while the other was not, it gets the worker of the other pool
+with the fewest requests. That worker takes no more requests, and changes its role when it is idle. The next
+worker may follow after `repurpose_after_s` again.
+
+The pools are FRONT, which takes arrivals (prefill or mixed), and BACK, which takes hand-offs (decode).
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
 
 @where_rare(lambda state, pool, time_s: None)
 def flip_if_due(state, pool, time_s):
-    """Let a worker of the other pool join this one if the policy says so.
+    """Let a worker of the other pool join this one if the policy says so. At most one flips per call.
 
     Called at each arrival (FRONT) and hand-off (BACK), also where workers keep their roles.
     """
@@ -76,28 +80,32 @@ def _is_idle(worker):
 
 @kernel_jit
 def _change_role(state, w, time_s):
-    """Give worker w the other role, now or once it has restarted."""
+    """Give worker w the other role. If that takes time, it is up again only once it has restarted."""
     worker = state.workers[w]
     worker.role = PREFILL if worker.role == DECODE else DECODE
     worker.is_up, worker.idle_since_s = 1, time_s
     if state.policy[RESTART_S] > 0.0:
         worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
-    add_load(state, w, 0.0, 0.0, 0.0)  # Adds nothing, but renews the score, which depends on the role.
+    add_load(state, w, 0.0, 0.0, 0.0)  # Adds no load, but renews the router's score: it depends on the role.
     set_pools(state)
 
 
 @kernel_jit
 def _repurpose_workers(state, time_s):
-    """Let a worker drain for a pool that has long been short of workers; one at a time."""
+    """Let a worker drain for a pool that has long been short of workers; one at a time. A worker that drains
+    takes no more requests, and changes its role when it is idle.
+    """
     for pool in (FRONT, BACK):
-        # A draining or restarting worker is on its way already.
+        # While a worker drains or restarts, no other one begins to.
         if not (_end_drains(state, time_s) or _end_restarts(state, time_s)):
             _check_shortage(state, pool, time_s)
 
 
 @kernel_jit
 def _check_shortage(state, pool, time_s):
-    """Note since when a pool lacks workers; after `repurpose_after_s` let one of the other pool drain."""
+    """Note since when a pool is short of workers; after `repurpose_after_s` let one of the other pool
+    drain.
+    """
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
         state.policy[since] = np.inf
@@ -122,10 +130,10 @@ def _check_shortage(state, pool, time_s):
 
 @kernel_jit
 def _end_drains(state, time_s):
-    """Give workers that drained and have become idle their other role; True if one still drains."""
+    """Give draining workers that have become idle their other role. Returns whether one still drains."""
     for w in range(len(state.workers)):
         if state.workers[w].is_up == DRAINING:
-            # A worker that became idle at this very moment still has events of that moment before it.
+            # For a worker that became idle at this very moment, events of the same moment may still come.
             if not _is_idle(state.workers[w]) or state.workers[w].idle_since_s >= time_s:
                 return True
             _change_role(state, w, time_s)
@@ -148,9 +156,9 @@ def _is_short(state, pool):
 
 @kernel_jit
 def _end_restarts(state, time_s):
-    """Let workers that have restarted be up from now on; True if one still restarts.
+    """Let workers that have restarted be up from now on. Returns whether one still restarts.
 
-    A live router learns from the worker itself that it is up, so until then it counts as restarting.
+    In a live router (LIVE) a worker counts as restarting until it says itself that it is up.
     """
     for w in range(len(state.workers)):
         worker = state.workers[w]

@@ -1,9 +1,10 @@
 """A histogram of gaps between tokens, for long simulations, which have billions of them.
 
-There are 2^16 bins for each power of two seconds, so that the exponent of a gap and the first 16 bits of its
-fraction are the number of its bin. The longest gap of each bin is kept, so a percentile is a gap that
-occurred. Between SHORTEST_S and LONGEST_S it exceeds the exact percentile by at most 0.0015 % (2^-16).
-Whether a limit holds does not depend on this: the kernel counts the gaps above a limit exactly.
+There are 2^16 bins from each power of two seconds to the next, so that the exponent of a gap and the first 16
+bits of its fraction are the number of its bin. The longest gap of each bin is kept, and a percentile is the
+longest gap of its bin: a gap that occurred. Between SHORTEST_S and LONGEST_S it exceeds the exact percentile
+by at most 0.0015 % (2^-16). Whether a limit holds does not depend on this histogram: the kernel counts the
+gaps above a limit exactly.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from planner.domain import nearest_rank
 from planner.simulator.numba_compile import entry_jit
 
 DROPPED_BITS = 52 - 16  # A double's fraction has 52 bits, of which the first 16 decide the bin.
-SHORTEST_S, LONGEST_S = 2.0**-24, 2.0**24  # Gaps outside are in the first and the last bin.
+SHORTEST_S, LONGEST_S = 2.0**-24, 2.0**24  # Shorter and longer gaps are in the first and the last bin.
+# The leading bits of the two, as whole numbers.
 LOWEST, HIGHEST = (int(np.float64(gap_s).view(np.int64)) >> DROPPED_BITS for gap_s in (SHORTEST_S, LONGEST_S))
 BINS = HIGHEST - LOWEST + 2
 
 
 class GapCounts:
-    """The gaps that ended within [start_s, end_s], each counted for every request that saw it."""
+    """A histogram of the gaps that ended within [start_s, end_s], seconds of the simulation. A gap of a step
+    counts once for every request that had it.
+    """
 
     def __init__(self, start_s: float, end_s: float) -> None:
         self._window = np.array([start_s, end_s])
@@ -32,11 +36,11 @@ class GapCounts:
         self._sum_s = np.zeros(1)
 
     def add(self, runs: npt.NDArray[np.void]) -> None:
-        """Count the gaps of these runs of steps (R,), RUN of planner/simulator/layout.py: step j of a run
-        takes first_s + growth_s * j, and gives a token to each of its `sequences` requests.
+        """Count the gaps of these runs of steps (R,), RUN of planner/simulator/layout.py. Step j of a run,
+        from 0 on, takes first_s + growth_s * j, and gives a token to each of its `sequences` requests.
         """
         if len(runs):
-            value = np.zeros(1)
+            value = np.zeros(1)  # See `_count_gaps`.
             _count_gaps(
                 runs, self._window, self._counts, self._longest_s, self._sum_s, value, value.view(np.int64)
             )
@@ -56,7 +60,7 @@ class GapCounts:
         total = self.total
         if not total:
             return float("nan")
-        rank = nearest_rank(percentile_frac, total)  # From 1.
+        rank = nearest_rank(percentile_frac, total)  # Ranks begin with 1.
         return float(self._longest_s[int(np.searchsorted(np.cumsum(self._counts), rank))])
 
 
@@ -76,8 +80,8 @@ def _count_gaps(
             continue
         start_s, first_s, growth_s = runs[k].start_s, runs[k].first_s, runs[k].growth_s
         for j in range(steps):
-            # The same sum as in the kernel (planner/simulator/counting.py), to the last bit: a gap that ends
-            # at an edge of the window must be within the window in both counts, or in neither.
+            # Computed as the kernel does (planner/simulator/counting.py), to the last bit: a gap that ends at
+            # an edge of the window must be within the window in both counts, or in neither.
             end_s = start_s + (first_s * (j + 1) + growth_s * ((j + 1) * j / 2.0))
             if end_s < window[0] or end_s > window[1]:
                 continue

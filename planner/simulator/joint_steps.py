@@ -1,11 +1,15 @@
-"""The next step of the ranks of one worker: each rank forms its own batch, and all take the same time t.
+"""The next step of the data-parallel ranks of one worker. Each rank forms its own batch, and all steps take
+the same time t, because the ranks exchange tokens for the experts:
 
-    t = g(N) + max over ranks of the seconds of the rank's own batch,   N the tokens of all ranks
+    t = g(N) + max over ranks of the seconds of the rank's own batch
 
-where g(N) is the time of the experts, which compute the tokens of all ranks together. Then each rank's host
-time is added to t, and the rank with the longest sum decides. An empty batch counts as one token: as all
-ranks exchange tokens, an idle one computes a dummy. While all batches are of decodes alone, equal steps are
-simulated as one run; it ends when another rank becomes the slowest.
+N are the tokens of all ranks, and g(N) is the time of the experts, which compute the tokens of all ranks
+together. Then each rank's host time is added to t, and all ranks wait for the one with the longest sum. An
+empty batch counts as one token: a rank without work takes part in the exchange with a dummy. While all
+batches are of decodes alone, steps that grow evenly are simulated as one run; it ends when another rank
+becomes the slowest.
+
+A run is (first_s, growth_s, steps): its step j, from 0 on, takes first_s + growth_s * j.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 @kernel_jit
 def _slower_run(first_s, growth_s, steps, other_first_s, other_growth_s):
-    """(first_s, growth_s, steps) of the slower of two runs, `steps` cut to those in which it is slower."""
+    """The slower of two runs that begin together, cut to the steps in which it is the slower one. Both have
+    `steps` steps, which the second run's arguments do not repeat.
+    """
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
-    if other_growth_s > growth_s and other_first_s > -np.inf:  # -inf: there is no other run yet.
+    # The first run is the slower one now. If the other grows faster, it catches up. (-inf: no other run yet.)
+    if other_growth_s > growth_s and other_first_s > -np.inf:
         # The quotient is bounded by 1e15 steps, more than any run has, so that int() cannot overflow.
         steps = min(steps, int(min((first_s - other_first_s) / (other_growth_s - growth_s), 1e15)) + 1)
     return first_s, growth_s, steps
@@ -44,7 +51,7 @@ def start_ranks(state, w, time_s):
         start_step(state, l, time_s)
         lane = state.lanes[l]
         if lane.run_steps == 0:
-            tokens += 1  # An empty batch.
+            tokens += 1  # The dummy token of an empty batch.
             continue
         active += 1
         tokens += lane.prefill_tokens + lane.decodes * lane.is_decoding
@@ -52,8 +59,8 @@ def start_ranks(state, w, time_s):
         batch_s, batch_growth_s, steps = _slower_run(batch_s, batch_growth_s, steps, stage_s, growth_s)
     if active == 0:
         return
-    gpus_s = batch_s + tables[kind.table_at[1] + tokens]  # With the time of the experts.
-    rank_s, rank_growth_s = -np.inf, 0.0  # The slowest rank, with its host.
+    gpus_s = batch_s + tables[kind.table_at[1] + tokens]  # t: the second table is the time of the experts.
+    rank_s, rank_growth_s = -np.inf, 0.0  # The run of the slowest rank, with its host time.
     for v in range(w, end):
         l = state.workers[v].first_lane
         lane = state.lanes[l]
@@ -69,7 +76,7 @@ def start_ranks(state, w, time_s):
 
 @kernel_jit
 def _run_together(state, w, steps, first_s, growth_s, time_s):
-    """Start the same run on all ranks of the worker whose first rank is w."""
+    """Start the same run on all ranks of the worker whose first rank is w. The first rank's event ends it."""
     slow = step_time_factor(state, w)
     if slow != 1.0:
         first_s, growth_s = first_s * slow, growth_s * slow

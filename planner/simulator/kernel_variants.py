@@ -1,10 +1,11 @@
 """The two forms in which the kernel is compiled, and which of them a fleet needs.
 
-Few questions need most of what the kernel can do: other engines' batching, step times and routing, workers
-that go down, change their role or draft, and the OPTIONAL fields of the state. To compile that takes several
-times as long as all the rest. So these functions are `where_rare` (numba_compile.py), and the form for
-ordinary fleets is compiled without them. All other fleets share one form, the whole kernel: fields that such
-a fleet does not use are empty arrays.
+Most of what the kernel can do is needed by few questions: batching, step times and routing of other engines;
+workers that go down, change their role or use speculative decoding; and the OPTIONAL fields of the state
+(layout.py). To compile it takes several times as long as to compile all the rest. So functions for it are
+marked `where_rare` or `where_has` (numba_compile.py), and the form for ordinary fleets is compiled without
+them. All other fleets share one form, the whole kernel, in which a field that the fleet does not use is an
+empty array.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from planner.simulator.layout import (
 )
 from planner.simulator.offload_layout import NO_OFFLOAD
 
-# The routing policies that the form for ordinary fleets has.
+# The routing policies that the form for ordinary fleets is compiled with.
 _ORDINARY_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
-# What stands in the whole kernel for a field that a fleet does not use.
+# What the whole kernel gets for each of the OPTIONAL fields, in their order, if the fleet does not use it.
 _EMPTY_FIELDS = dict(
     zip(
         OPTIONAL,
@@ -47,12 +48,15 @@ _EMPTY_FIELDS = dict(
 
 
 def for_kernel(state: State) -> State:
-    """The same arrays, as the form of the kernel that the fleet needs takes them."""
+    """The same state as an argument of the kernel. Its types decide which form runs: `has` is None for the
+    form for ordinary fleets.
+    """
     return state._replace(has=None) if is_ordinary(state) else for_whole_kernel(state)
 
 
 def for_whole_kernel(state: State) -> State:
-    """The same state for the whole kernel, with empty arrays for what the fleet does not have.
+    """The same state for the whole kernel, with empty arrays for what the fleet does not have; `has` says
+    which of the OPTIONAL fields it does have.
 
     A simulation that is paused while workers come and go needs this form from its first pause to its last,
     even if the state looks ordinary at one of them: requests may be held or lost.
@@ -64,7 +68,9 @@ def for_whole_kernel(state: State) -> State:
 
 
 def is_ordinary(state: State) -> bool:
-    """Whether no function that is compiled `where_rare` can be called from this state on."""
+    """Whether the simulation can go on from this state without any function that only the whole kernel
+    has.
+    """
     types, counters, policy = state.types, state.counters, state.policy
     return (
         all(getattr(state, name) is None for name in OPTIONAL)

@@ -1,16 +1,16 @@
 """The decorators with which the simulator's functions are compiled by Numba.
 
-    entry_jit    A function that Python calls. Its machine code is stored on disk (planner.files.code_cache).
-    kernel_jit   A function that compiled code alone calls. It becomes part of the entry (linking.py).
-    small_jit    The same, copied into its callers.
-    where_has    A function that is compiled for some fleets alone, with another in its place for all others.
-    where_rare   The same, for what only fleets out of the ordinary need (kernel_variants.py).
+    entry_jit    A function that Python calls, an "entry". Its machine code is stored on disk (code_cache.py).
+    kernel_jit   A function that only compiled code calls. It becomes part of the entry (linking.py).
+    small_jit    As kernel_jit, but copied into its callers.
+    where_has    A function that is compiled only for fleets that need it; for all others another takes its
+    place. where_rare   As where_has, for what only fleets out of the ordinary need (kernel_variants.py).
 
-No compiled function allocates memory, so no references to arrays need to be counted (`_nrt` is False): with
-the counters a simulation took four times as long.
+No compiled function allocates memory, so references to arrays need not be counted (`_nrt`, Numba's runtime
+for that, is off): with the counters a simulation took four times as long.
 
-An engine is made of several files, with constants of others. So the version of an entry's stored code is
-`SOURCES`: after a change in any of these files it is compiled anew.
+An entry is compiled from many files of this folder, with constants of others. So its stored code is marked
+with SOURCES, a digest of all these files, and compiled anew after a change in any of them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ _BELOW = (
     *("models/foreign_forms.py", "models/parallelism.py", "models/speculation.py"),
 )
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
-# A text that changes with any of these files.
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()
 
-_jit: Any = njit
-_INNER: Any = {
+_jit: Any = njit  # Without the types that Numba declares, which do not know the options below.
+_INNER: Any = {  # Options of functions that only compiled code calls: they need no wrappers for others.
     "nogil": True,
     "_nrt": False,
     "no_cpython_wrapper": True,
@@ -53,23 +52,24 @@ entry_jit = cached_jit(
 
 
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that ordinary fleets, which have their own form of the kernel, never need.
+    """Decorate a function that ordinary fleets never need.
 
-    There `otherwise` is compiled: it returns a value of the same type with which nothing happens
-    (kernel_variants.py).
+    In the form of the kernel for ordinary fleets (kernel_variants.py) `otherwise` is compiled in its place.
+    It must take the same arguments, and return a value of the same type with which nothing happens.
     """
     return where_has("has", otherwise)
 
 
 def where_has(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function for fleets that have a `field` of OPTIONAL (layout.py): "caches" are those with
-    prefix caches or policies that count tenants. For other fleets `otherwise` runs. The first argument of
-    both is the state.
+    """Decorate a function for fleets whose state has a `field` of OPTIONAL (layout.py). For example, fleets
+    with prefix caches, or with policies that count tenants, have "caches". For other fleets `otherwise` runs.
+    The first argument of both is the state.
 
-    Where the field is None, only `otherwise` is compiled: Numba chooses by the type of the field when it
-    compiles a caller (`overload`). Elsewhere both are, and `State.has` says when the simulation runs which of
-    the two is called.
+    In the kernel's form for ordinary fleets the field is None, and only `otherwise` is compiled: Numba
+    chooses by the type of the field when it compiles a caller (`overload`). In the whole kernel both are
+    compiled, and while a simulation runs `State.has` says which of them is called.
     """
+    # `otherwise` may be compiled already; `overload` takes the function as it was written.
     plain = getattr(otherwise, "py_func", otherwise)
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -91,7 +91,9 @@ def where_has(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[.
 
 
 def _either(index: int, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled function that calls `function` where `State.has[index]` is true, else `otherwise`."""
+    """A function, to be compiled, that calls `function` where `State.has[index]` is true, else
+    `otherwise`.
+    """
     compiled, compiled_otherwise = kernel_jit(function), kernel_jit(otherwise)
 
     def either(state: Any, *rest: Any) -> Any:

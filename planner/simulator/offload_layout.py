@@ -1,8 +1,10 @@
-"""What CPU memory behind prefix caches adds to the kernel's state, made from a fleet and a trace.
+"""The arrays in which the simulator keeps the CPU memory behind prefix caches, to which workers offload KV.
+They are made from a fleet and a trace; offload.py changes them.
 
-CPU memory holds nodes of the prefix tree (cache_layout.py). A node in memory is an entry of the caches, as on
-a worker; for this, each memory has a worker number of its own: that of worker w, of W workers, has number
-W + w. A store that all workers share has number W, and its size and link are in the record of worker 0.
+"Memory" is here the CPU memory of a worker, not its GPUs'. It holds nodes of the prefix tree
+(cache_layout.py). A node in memory is an entry of the caches, as a node on a worker is. For this, each memory
+has a worker number of its own: that of worker w, of W workers, has number W + w. If all workers share one
+store, it has number W, and its size and link are in the record of worker 0.
 """
 
 from __future__ import annotations
@@ -20,45 +22,44 @@ from planner.traffic.trace import IntArray, Trace
 
 MEMORY = np.dtype(  # The CPU memory of a worker.
     [
-        ("head", "i8", 3),  # Lists of requests: LOADING, ASIDE and LEFT.
-        ("tail", "i8", 3),
-        ("nodes", "i8"),  # How many nodes fit into it.
-        ("block_s", "f8"),  # Seconds to load one KV block.
+        ("head", "i8", 3),  # The first requests of the lists LOADING, ASIDE and LEFT ...
+        ("tail", "i8", 3),  # ... and the last ones.
+        ("nodes", "i8"),  # How many nodes fit into it, and into the disk behind it.
+        ("block_s", "f8"),  # Seconds to load one KV block from it.
         ("free_s", "f8"),  # When the last load ends.
         ("busy_s", "f8"),  # Seconds of all loads together.
         ("store", "i8"),  # The worker whose record has the size and the link: itself, or 0 if they share one.
-        ("is_shared", "i8"),
-        # With a disk behind it: the nodes used last, up to `memory_nodes`, are in memory, all others on the
-        # disk. `oldest_in_memory` is the entry of the node that goes to the disk next.
-        ("memory_nodes", "i8"),
-        ("in_memory", "i8"),
-        ("oldest_in_memory", "i8"),
+        ("is_shared", "i8"),  # Whether all workers share one store.
+        # With a disk behind it, the nodes that were used last are in memory, all others on the disk.
+        ("memory_nodes", "i8"),  # How many nodes fit into memory alone.
+        ("in_memory", "i8"),  # How many are in memory now.
+        ("oldest_in_memory", "i8"),  # The entry of the node that goes to the disk next.
         ("disk_block_s", "f8"),  # Seconds in which one KV block comes from the disk.
         ("disk_free_s", "f8"),  # When the disk's last load ends.
     ]
 )
 # Indices of a memory's lists of requests.
 (
-    LOADING,  # They wait for their load.
-    ASIDE,  # They are passed over in this step, as they need nodes that are being loaded for another one.
-    LEFT,  # They have left the worker, which has not formed a step since that knew of it.
+    LOADING,  # Requests that wait for the load of their nodes.
+    ASIDE,  # Requests passed over in this step: they need nodes that are being loaded for another request.
+    LEFT,  # Requests that have left the worker, which has not formed a step since that knew of it.
 ) = (np.int64(i) for i in range(3))
-LOAD = np.dtype(  # What a request has to do with the memory of its worker.
+LOAD = np.dtype(  # What a request loads from the memory of its worker, and stores in it.
     [
         ("next", "i8"),  # The next request in the list LEFT.
         ("left_step", "i8"),  # The asynchronous step with whose end it left (NONE: of another engine).
-        ("nodes", "i8"),  # How many nodes are being loaded: the last ones of its `computed_tokens`.
-        ("begun_s", "f8"),
-        ("end_s", "f8"),
+        ("nodes", "i8"),  # How many nodes are being loaded: the last ones of the request's `computed_tokens`.
+        ("begun_s", "f8"),  # When its load began ...
+        ("end_s", "f8"),  # ... and when it ends.
         ("known_step", "i8"),  # The worker's first step that may include it, 0 until the load has ended.
         ("stored", "i8"),  # How many of its nodes, from the root on, it has offered to the memory.
-        # When the request leaves, its nodes from `first_seen` to `last_seen` become the most recently used of
-        # the memory. NONE: there are none.
+        # When the request leaves, its nodes from `first_seen` to `last_seen` (places in its path) become the
+        # most recently used of the memory. NONE if there are none.
         ("first_seen", "i8"),
         ("last_seen", "i8"),
-        ("loaded_tokens", "i8"),  # Tokens loaded when it was first admitted, NONE before.
-        ("waited_s", "f8"),  # Seconds that it waited for that load.
-        ("disk_tokens", "i8"),  # Of those tokens, the ones that came from the disk.
+        ("loaded_tokens", "i8"),  # Tokens that were loaded when it was first admitted, NONE before.
+        ("waited_s", "f8"),  # Seconds that it waited for the load of these tokens.
+        ("disk_tokens", "i8"),  # How many of these tokens came from the disk.
     ]
 )
 
@@ -76,19 +77,20 @@ NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD))
 def make_offload(
     fleet: Fleet, trace: Trace, type_indices: IntArray, types: Sequence[WorkerType]
 ) -> Offload | None:
-    """The memories, all empty. None for a fleet without them, or if none has room for a node.
-
-    `type_indices` (W,) are the workers' indices into `types`.
+    """The memories, all empty. None for a fleet without prefix caches or without offload, or if no memory has
+    room for a node. `type_indices` (W,) are the places of the workers' types in `types`.
     """
     kv_offload, llm = fleet.policies.kv_offload, fleet.llm
     if kv_offload is None or not fleet.policies.prefix_cache:
         return None
     memories = np.zeros(len(type_indices), MEMORY)
     memories["head"] = memories["tail"] = NONE
-    # Tokens, until they are divided by those of a node.
+    # Until it is divided by the tokens of a node below, this is a count of tokens.
     memories["nodes"] = np.array([kv_offload.kv_tokens(llm, worker.tp) for worker in types])[type_indices]
     memories["store"] = np.arange(len(type_indices))
-    if kv_offload.is_shared:  # A token's bytes depend on the parallelism: that of the workers that prefill.
+    # The bytes of a token depend on the parallelism. A shared store has those of the first pool that
+    # prefills.
+    if kv_offload.is_shared:
         prefilling = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
         memories["store"], memories["is_shared"], memories["nodes"] = 0, 1, 0
         memories["nodes"][0] = kv_offload.kv_tokens(llm, prefilling.tp)
@@ -102,7 +104,7 @@ def make_offload(
     memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[type_indices], NONE
     disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, worker.tp) for worker in types]
     memories["disk_block_s"] = np.array(disk_block_s)[type_indices]
-    if not kv_offload.disk_bytes:  # Nothing ever goes to a disk that is not there.
+    if not kv_offload.disk_bytes:  # Without a disk nothing may leave memory for it.
         memories["memory_nodes"] = np.iinfo(np.int64).max
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE

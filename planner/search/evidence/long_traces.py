@@ -2,11 +2,12 @@
 simulated on all of it.
 
 A search simulates hundreds of fleets, and a production search each of them in dozens of scenarios. So the
-search uses the part of the trace with the most tokens, and its fleet is simulated once on the whole trace. If
-it fails there, the part in which most requests are late is planned instead, in at most MOST_ROUNDS rounds.
+search uses the part of the trace with the most tokens. The fleet that it finds is then simulated once on the
+whole trace. If it fails there, the part in which most requests are late is planned instead, and so on: at
+most MOST_ROUNDS parts are planned.
 
 A trace is too long if it has more than LONG_REQUESTS requests (for production, a share of these), or if
-WHOLE_SIMULATIONS simulations of it would take longer than the time limit. The durations of simulations are
+WHOLE_SIMULATIONS simulations of it would take longer than the time limit. How long a simulation takes is
 estimated and not measured, so that equal questions get equal answers.
 
 A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs, because over the
@@ -43,7 +44,7 @@ from planner.traffic.trace import Trace, window_numbers
 from planner.units import show_clock, show_s, show_span
 
 # Traces with more requests are planned by their busiest part. The limit of the same name in
-# streaming_requests.py is another one: longer traces are streamed through one simulation.
+# streaming_requests.py is another: a simulation of a longer trace takes in its requests piece by piece.
 LONG_REQUESTS = 2_000_000
 # For production the limit is this share of LONG_REQUESTS: every fleet is simulated in dozens of scenarios.
 IN_SCENARIOS_FRAC = 0.25
@@ -53,12 +54,13 @@ PART_REQUESTS = 200_000
 MOST_ROUNDS = 3
 # An estimate of the seconds per request that simulating and recording the whole trace takes.
 REQUEST_S = 2e-6
-# A trace is searched whole only if there is time for this many simulations; a part is so short that there is
-# time for twice as many.
+# A trace is searched whole only if the time limit leaves room for this many simulations of it. A part is made
+# so short that there is time for twice as many simulations of the part.
 WHOLE_SIMULATIONS = 20
-# A simulation of the whole trace may take this many times its estimate: the machine may do other work.
+# The time kept for the simulation on the whole trace is this many times its estimate, because the machine may
+# do other work.
 CHECK_TIMES = 1.5
-# A part has at least this many requests at the trace's mean rate.
+# A part has at least this many requests at the trace's mean rate, however short the time limit is.
 LEAST_REQUESTS = 20_000
 
 PlanPart = Callable[[Trace, float], Plan]
@@ -74,14 +76,18 @@ class _BusyPart:
 
 
 def part_requests(seconds: float) -> int:
-    """How many requests a part has at the trace's mean rate, if the search has this time limit in seconds."""
-    in_time = seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S)
-    return max(int(min(in_time, PART_REQUESTS)), min(LEAST_REQUESTS, PART_REQUESTS))
+    """How many requests a part has at the trace's mean rate, if the search has a time limit of `seconds`."""
+    most_in_time = seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S)
+    # If the two bounds contradict each other, PART_REQUESTS holds.
+    return max(int(min(most_in_time, PART_REQUESTS)), min(LEAST_REQUESTS, PART_REQUESTS))
 
 
 def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> bool:
-    """Whether a trace is planned by its busiest part: if it is too long to be searched whole within
-    `seconds`, and the task uses its requests as they are.
+    """Whether a trace is planned by its busiest part.
+
+    It is if the trace is too long to be searched whole within `seconds`, and its requests are used as they
+    are: not drawn from a description, not scaled to a rate, not cut to a window, not scaled by the search for
+    the most traffic, and without sessions and prefixes.
     """
     most_requests = LONG_REQUESTS * (1.0 if task.safety is None else IN_SCENARIOS_FRAC)
     takes_too_long = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
@@ -98,15 +104,18 @@ def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> 
 
 
 def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
-    """About how many requests the search simulates: those of a part or of the whole trace."""
+    """About how many requests one simulation of the search has: those of a part or of the whole trace."""
     return part_requests(seconds) if is_too_long(task, trace, seconds) else len(trace)
 
 
 def plan_by_parts(
     task: PlanQuestion, trace: Trace, plan_part: PlanPart, *, seconds: float, progress: Progress
 ) -> Plan:
-    """The plan for a long trace, by `plan_part`, which plans one part of it. All together takes at most
+    """The plan for a trace that `is_too_long`; `plan_part` plans one part of it. All together takes at most
     `seconds` on the search's clock, unless `plan_part` exceeds its time.
+
+    If no plan keeps the SLO on the whole trace, or there was no time to simulate it, the last plan is
+    returned as "best found", with a warning that says so.
     """
     deadline = now_s() + seconds
     length_s = trace.duration_s * part_requests(seconds) / len(trace)
@@ -123,8 +132,9 @@ def plan_by_parts(
             break
         outcome = outcome_of(judge_slo(simulation, plan.slo), plan.slo)
         over_whole = replace(over_whole, outcome=outcome)
+        # Where the next part begins.
         from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo.limits, length_s)
-        # The next simulation needs as much memory, so this one is freed first.
+        # The next simulation needs as much memory as this one, so this one is freed first.
         del simulation
         if outcome.holds:
             if task.safety is None:
@@ -140,13 +150,15 @@ def plan_by_parts(
 
 
 def _traffic_note(trace: Trace, over_whole: OverTheWhole) -> str:
-    """The line of a report on the busiest part, and on whether the SLO was kept on the whole trace."""
-    checked = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
+    """The line of a report on the part that was planned, and on whether the plan kept the SLO on the whole
+    trace.
+    """
+    outcome_text = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
     holds = None if over_whole.outcome is None else over_whole.outcome.holds
     return (
         f"{trace.name}, the busiest part, from {show_clock(over_whole.part_from_s)} on: "
         f"{over_whole.part_requests:,} requests in {show_s(over_whole.part_s)} (all {over_whole.requests:,}: "
-        f"{checked[holds]})"
+        f"{outcome_text[holds]})"
     )
 
 
@@ -162,7 +174,9 @@ def _part_from(trace: Trace, start_s: float, length_s: float) -> _BusyPart:
 def _simulate_whole(
     fleet: Fleet, trace: Trace, slo: Slo, deadline: float, *, stop_early: bool = False
 ) -> Simulation | None:
-    """A simulation of the fleet on the whole trace; None if the time is over."""
+    """A simulation of the fleet on the whole trace; None if it cannot end before the `deadline` on the
+    search's clock. With `stop_early` it ends once the SLO is missed, and records no runs of steps.
+    """
     if is_over(deadline):
         return None
     try:
@@ -182,7 +196,10 @@ def _simulate_whole(
 
 
 def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
-    """The start of the part in which most requests miss a limit; for TBT a request's longest gap counts."""
+    """The start of the part in which most requests miss a limit. The parts follow each other from the first
+    arrival on. A request that was not served counts as late, and so does one whose longest gap exceeds the
+    limit on TBT.
+    """
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
     late = simulation.status != FINISHED
     for limit in limits:
@@ -194,11 +211,11 @@ def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], lengt
 def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, deadline: float) -> OverTheWhole:
     """`over_whole`, completed by the smallest fleet found in time that keeps the SLO on the whole trace.
 
-    Workers are removed from one pool after another, from that with the most expensive workers on: first one
-    worker, and if the fleet still holds, more by bisection.
+    Workers are removed from one pool after another, first from the pool with the most expensive workers. One
+    worker is removed, and if the fleet still keeps the SLO, more by bisection.
     """
     counts = [pool.count for pool in plan.fleet.pools]
-    order = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)
+    dearest_first = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)
 
     def keeps_slo(counts: list[int]) -> bool:
         simulation = _simulate_whole(
@@ -206,17 +223,18 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
         )
         return simulation is not None and judge_slo(simulation, plan.slo, with_percentiles=False).holds
 
-    for i in order:
-        fails, holds = 0, counts[i]
-        while holds - fails > 1 and not is_over(deadline):
+    for i in dearest_first:
+        # Workers of pool i: the most that are too few, and the fewest that are enough, as far as is known.
+        too_few, enough = 0, counts[i]
+        while enough - too_few > 1 and not is_over(deadline):
             fewer = [*counts]
-            is_first = holds == counts[i]
-            fewer[i] = holds - 1 if is_first else (fails + holds) // 2
+            is_first = enough == counts[i]
+            fewer[i] = enough - 1 if is_first else (too_few + enough) // 2
             if keeps_slo(fewer):
-                holds = fewer[i]
+                enough = fewer[i]
             else:
-                fails = fewer[i]
-        counts[i] = holds
+                too_few = fewer[i]
+        counts[i] = enough
     smaller = plan.fleet.with_counts(counts)
     if counts == [pool.count for pool in plan.fleet.pools]:
         return over_whole

@@ -1,7 +1,8 @@
-"""Level 0: the best fleet with one worker type per pool, over one pool and pairs of pools.
+"""Searches level 0: the fleets of one mixed pool, or of a prefill and a decode pool, each of one worker type.
 
-one_pool.py searches mixed pools, two_pools.py prefill and decode pools, and walk.py simulates every cheaper
-fleet in the end.
+It searches mixed pools first (one_pool.py), then pairs of pools (two_pools.py). In the end it "walks": it
+simulates every fleet that costs less than the best one found (walk.py), if these are few enough. Only then
+the answer is exact. A fleet "holds" if it keeps the SLO in its simulation.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import count_text
 
-WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
-# Most cheaper fleets are far too small and fail early. Until some are simulated, each is taken to cost what a
-# simulation of the search did, divided by this. Set by hand.
+WALK_EFFORT = 4_000_000  # The most effort of simulating every cheaper fleet, in requests simulated.
+# Most cheaper fleets are far too small, and their simulation ends early. Until some are simulated, each is
+# taken to cost the mean effort of the search's simulations divided by this. Set by hand.
 FAR_SOONER = 8
-# An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is taken to need
-# this many times the guessed workers. Set by hand.
+# An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is ranked as if it
+# needed this many times the guessed workers. Set by hand.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
@@ -58,9 +59,12 @@ FEW_FRAC = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Level0:
-    """The search at level 0, at its end or interrupted, with all options and their bounds. `mixed` is the
-    best fleet of one mixed pool and its value; `one_gpu` the best fleet on one GPU type, which may be a mixed
-    pool too, and its value.
+    """The search at level 0, at its end or interrupted.
+
+    `options` are those from which the search for fleets of several types may choose, and `bounded` has the
+    bounds of every option by its name. `mixed` is the best fleet of one mixed pool and its value in the
+    objective; `one_gpu` the best fleet on one GPU type, which may be a mixed pool too, and its value. Such a
+    fleet is None if none was found.
     """
 
     search: Search
@@ -100,14 +104,16 @@ class _Level0Options:
             mixed = []
         if not runs_pairs(problem.task):
             prefill = decode = []
-        # The work that a bound counts must leave out sessions in which a request may be late. A guess may
-        # count them: for it requests do not wait for each other, and all arrive at their nominal times.
+        # A proved bound must not count the work of sessions in which a request may be late. A guess may count
+        # it: it takes the trace without its waits (`after`), so that all requests arrive at their nominal
+        # times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
         def promising_first(option: Option) -> tuple[float, int, int]:
-            """Sorts options by their likely price, times GAPS_HANDICAP where the token budget would break the
-            tightest limit on gaps, because such an option needs more workers than the guess.
+            """The key that sorts options by the likely price of their pool, times GAPS_HANDICAP where a step
+            with the full token budget would break the tightest limit on gaps, because such an option needs
+            more workers than the guess. Of equal prices the larger steps come first.
             """
             worker = option.type
             likely_price = bounded[option.name].likely * option.objective
@@ -131,10 +137,12 @@ def search_level0(
     prove: bool = False,
     walks: bool = True,
 ) -> Level0:
-    """Search level 0, to its end, or with `any_will_do` to the first fleet that holds.
+    """Search level 0 until all is searched or the time is over; with `any_will_do` only to the first fleet
+    that holds.
 
-    With `walks` every fleet cheaper than the best one is simulated in the end, if they are few enough; with
-    `prove` they are simulated however many there are. The fleets of `start` are simulated first.
+    With `walks` every fleet cheaper than the best one is simulated in the end, if these are few enough. With
+    `prove` they are simulated however many there are, and no pairs are left out by an assumption about the
+    link. The fleets of `start` are simulated first.
     """
     space, search = _Level0Options.of(problem), Search(problem.limits)
     effort_before, simulations_before = effort_spent(), problem.oracle.simulations
@@ -151,7 +159,8 @@ def search_level0(
         if not too_slow:  # A link that falls behind proves nothing, so leaving out pairs is an assumption.
             search.assumed.add(pruning_rules.LINK)
     best_mixed = best_one_gpu = (search.best, search.value)
-    # A fleet that holds is offered to `search` as soon as it is simulated, so a StoppedError loses none.
+    # A fleet that holds is offered to `search` as soon as it is simulated, so none is lost if the time ends
+    # the search with a StoppedError.
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(
@@ -171,6 +180,7 @@ def search_level0(
     except StoppedError:
         search.is_exhausted = False
     note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
+    # Without pairs, options to prefill or to decode can be used in no fleet.
     options = space.options if pairs else tuple(each for each in space.options if each.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
         # The target deploys either mixed pools or prefill and decode pools. So the search for fleets of
@@ -196,28 +206,29 @@ def can_hand_off(problem: Problem) -> bool:
 
 
 def likely_fleet(problem: Problem) -> Counts | None:
-    """The most promising mixed option, with as many workers as its work likely takes. It is not simulated.
-    None if the question has no mixed options.
+    """A fleet of the most promising mixed option, with as many workers as the traffic likely takes; it is not
+    simulated. None if the question has no mixed options.
     """
     mixed = _Level0Options.of(problem).mixed
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
 def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alone: bool = False) -> Holds:
-    """The function `simulate` with reports of progress, and with a StoppedError in place of a simulation that
-    would begin after the time is over. With `pool_alone` it simulates one pool of a pair, which is no fleet.
+    """The function `simulate` with reports of progress, which raises StoppedError instead of simulating once
+    the time is over. With `pool_alone` it simulates one pool of a pair; if that holds, it is no fleet to
+    report.
     """
 
     def simulate_in_time(counts: Counts) -> bool:
         if problem.out_of_time():
             raise StoppedError
         is_kept = simulate(counts)
-        best = problem.without_tie_break(search.value) if search.best is not None else None
-        # The best fleet so far is reported. A fleet that holds just now has not been offered to `search` yet.
+        best_value = problem.without_tie_break(search.value) if search.best is not None else None
+        # The best fleet so far is reported. This one may be it, but `search` does not know it yet.
         holding = [counts] if is_kept and not pool_alone else []
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective_of)) if holding else None
-        problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
+        problem.watch(SearchProgress(best_value, problem.lower or None, problem.oracle.simulations, fleet))
         return is_kept
 
     return simulate_in_time
@@ -231,14 +242,14 @@ def _search_pairs(
     *,
     of_one_gpu: bool,
 ) -> None:
-    """Search prefill and decode pools, either both of one GPU type or of two; updates `search`."""
+    """Search pairs of a prefill and a decode pool, either on one GPU type or on two; updates `search`."""
     phase = f"prefill and decode pools of {'one GPU type' if of_one_gpu else 'two GPU types'}"
     problem.progress(Stage(phase, "pairs", problem.best_in_words(search.value)))
     oracle = problem.oracle
     simulations = PairSimulations(_with_reports(problem, search, oracle.holds))
-    # A pool is simulated alone with a partner that takes no time. In sessions, later requests then come
-    # sooner than in a pair, so a pool that fails alone may suffice in a pair. Such traffic has no simulations
-    # of pools alone.
+    # A pool is simulated alone as if the other pool took no time. In sessions, later requests then come
+    # sooner than in a pair, so a pool that fails alone may be enough in a pair. So with sessions no pool is
+    # simulated alone.
     if not problem.trace.after.size:
         simulations = PairSimulations(
             simulations.holds,
@@ -263,10 +274,12 @@ def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tupl
 
 
 def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
-    """Simulate every fleet of level 0 that costs less than `value`, if that takes at most `most_effort`.
-    `level0` is the search of an easier problem; fleets that fail there fail in this one too.
+    """Simulate every fleet of level 0 that costs less than `value`, if that takes at most `most_effort` (in
+    requests simulated). `level0` is the search of an easier problem; fleets that fail there fail in this one
+    too.
 
-    The `best` of the result holds; with `is_exact`, every fleet cheaper than `best` (or than `value`) fails.
+    If the result has a `best` fleet, that holds. If it `is_exact`, every fleet that costs less than `best`,
+    or without a best fleet less than `value`, fails.
     """
     search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
     mixed = level0.with_role("mixed")
@@ -281,10 +294,11 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
 
 
 def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) -> list[FleetDesign]:
-    """All designs of level 0 with what its search has learned of them, for a search that starts from that.
+    """All designs of level 0 (designs.py) with what its search has learned of them, for another search that
+    starts from there.
 
-    Without `pools_alone` the search takes nothing from simulations of a pool by itself: a prefill pool that
-    misses TTFT alone may keep it in a pair, if few requests decide (pruning_rules.PREFILL_ALONE).
+    Without `pools_alone` nothing is taken from simulations of a pool alone: a prefill pool that misses TTFT
+    alone may keep it in a pair, if few requests decide (pruning_rules.PREFILL_ALONE).
     """
     oracle, search = problem.oracle, Search(problem.limits)
     prefill_alone = None
@@ -312,10 +326,12 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search the fleets of `start` that are of level 0 and hold: it then looks for cheaper ones."""
+    """Offer the search those fleets of `start` that are of level 0 and hold; it then looks for cheaper
+    ones.
+    """
     for fleet in start:
         if not (counts := counts_of(fleet, options)):
-            continue  # The question has no such workers.
+            continue  # Some of the fleet's workers are no options of the question.
         roles = sorted(option.role for option, _ in counts)
         is_of_level0 = roles in (["mixed"], ["prefill"], ["decode"], ["decode", "prefill"])
         if is_of_level0 and problem.allows(counts) and holds(counts):
@@ -325,8 +341,9 @@ def _offer_known(
 def _search_mixed(
     ordered: list[Bounded], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
-    """Search fleets of one mixed pool. `ordered` begins with the most promising option. Once a fleet holds,
-    the options on its hardware are moved to the front. Of fleets with equal prices the first is kept.
+    """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
+    here: once a fleet holds, the options on its hardware come first. Of fleets with equal prices the first is
+    kept.
     """
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
@@ -349,15 +366,17 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet, if that takes at most `most_effort`. `mean_effort` is what a simulation
-    of the search has cost on average.
+    """Simulate every fleet cheaper than the best of `search`, if that takes at most `most_effort`.
+    `mean_effort` is that of a simulation of the search on average. Both are in requests simulated. Raises
+    StoppedError if the time is over first.
     """
     before = effort_spent()
     guess = max(mean_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, remaining: int) -> bool:
-        """Whether the fleets that are left fit into `most_effort`, if each costs what those that are done
-        cost on average. The first of these are a sample of all fleets (`walk`).
+        """Whether the `remaining` fleets fit into `most_effort`, if each takes the mean effort of those that
+        are `done`. The first fleets of a walk are a sample of all of them (`walk`), so that this is a fair
+        guess.
         """
         if problem.out_of_time():
             return False
@@ -368,20 +387,21 @@ def _walk_cheaper(
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        # How far the walk came depends on the clock, so the search counts as interrupted.
+        # How many fleets were simulated depends on the clock, so the search counts as interrupted.
         raise StoppedError
 
 
 def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
-    """The option with bounds on its workers: `least` for the work that the SLO requires, `most` within the
-    limits, `likely` for the work of `guess`, and for decode `busy` and `few` (one_pool.Bounded).
+    """The option with bounds on its count of workers: `least` for the work that the SLO requires, `most`
+    within the limits, `likely` for the work of `guess`, and for decode options `busy` and `few`
+    (one_pool.Bounded).
     """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.slo_work))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
-        # The caches of `likely` workers, and the stores to which they offload KV, leave less to compute. So
-        # the guess is made again with the hits of these caches.
+        # The prefix caches of `likely` workers, and the stores to which they offload KV, leave fewer tokens
+        # to compute. So the guess is made again with the hits of so much cache.
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
@@ -390,7 +410,8 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
-    # `busy` and `few` are guesses only for decode workers without drafts, and for traffic without sessions.
+    # `busy` and `few` are guessed only for decode workers without speculative decoding, and only for traffic
+    # without sessions.
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
         return Bounded(option, least, most, likely)
     busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1
@@ -406,11 +427,13 @@ def workers_for_backlog_test(
 ) -> float:
     """About how many decode workers pass the backlog test behind a prefill that takes no time
     (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in
-    that time.
+    so many seconds.
 
     The test allows half of the last tenth of the requests to wait longer than twice the SLO's patience. So
-    all requests up to the middle of that tenth must be served by then.
+    all requests up to the middle of that tenth, which are `served_frac` of all, must be served twice the
+    patience after it has arrived.
     """
-    share = 1 - BACKLOG_FRAC / 2
-    seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s(judged_span_s(problem.trace))
-    return share * workers(option, coarser_lengths(problem.lengths), seconds)
+    served_frac = 1 - BACKLOG_FRAC / 2
+    patience_s = problem.slo.patience_s(judged_span_s(problem.trace))
+    seconds = served_frac * problem.trace.duration_s + 2 * patience_s
+    return served_frac * workers(option, coarser_lengths(problem.lengths), seconds)

@@ -1,9 +1,9 @@
-"""What agents can have at best: fleets with about a worker for each agent, simulated before a search.
+"""Asks before a search whether fleets with about a worker for each agent keep the SLO of traffic of agents.
 
-How many agents work at once is given, so with a worker for each of them hardly a request waits. If all such
-fleets miss the SLO, a search would take all of its time and end without a fleet. So the question ends here,
-with an error that names limits which the nearest of these fleets keeps. No bound proves that there is no
-other fleet, so the error does not claim a proof.
+The number of agents that work at once is given, so with a worker for each of them hardly a request waits. If
+all such fleets miss the SLO, a search would take all of its time and end without a fleet. So the question
+ends here, with an error that names limits which the nearest of these fleets would keep. Nothing proves that
+no other fleet keeps the SLO, so the error does not claim a proof.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Verdict
 from planner.units import show_s
 
-# Each cache begins without the system prompt, so the more workers, the colder their caches: fewer workers
-# than agents may do better.
+# The counts of workers that are simulated, per agent. Half a worker is among them because every worker's
+# prefix cache begins without the system prompt, so that fewer workers than agents may do better.
 WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
-# Routers are simulated with their fitted settings, and with settings that follow only matches of more than
-# these shares of a prompt. Half of a coding agent's prompt is the system prompt that all agents share, and
-# nine tenths are its own earlier turns: a router that follows only its own turns spreads agents evenly.
+# Routers that go by prefix matches are simulated with the policies' own settings, and with settings that
+# follow a match only if it is more than these shares of the prompt. Half of a coding agent's prompt is the
+# system prompt that all agents share, and nine tenths are in its own earlier turns. So a router that follows
+# only matches with an agent's own turns spreads the agents evenly.
 THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
-MOST_TYPES = 4  # This many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
+MOST_TYPES = 4  # So many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +46,23 @@ class NearFleet:
 
     @property
     def excess(self) -> float:
-        """By how much the fleet exceeds the SLO's limits: the sum of log(value / limit) over missed lines. It
-        is infinite where too many requests are never served.
+        """How far the fleet is from the SLO: the sum of log(value / limit) over missed lines. It is infinite
+        where too many requests are never served, and 0 where only the attainment is missed.
         """
         return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.verdict.missed)
 
 
 def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     """The first fleet with about a worker for each agent that keeps the SLO, and the problem with its
-    policies. The fleet may exceed the limits on money, power and stock, and may still begin a search. None
-    if the time ends first, or if such fleets miss nothing but the backlog test, a tenant's guarantee or
-    requests too long for them, which other types may keep.
+    policies. The fleet may exceed the limits on money, power and stock; it only shows that a search is worth
+    while.
 
-    Raises InfeasibleError where no such fleet keeps the SLO, with what the nearest fleet does keep.
+    None if the time ends first. None also if no such fleet misses a line or the attainment, but all fail for
+    another reason, which fleets of other types may not have: the backlog test, a tenant's guarantee, or
+    requests too long for them. Raises InfeasibleError if no such fleet keeps the SLO, with what the nearest
+    one keeps.
     """
-    near: list[NearFleet] = []
+    misses: list[NearFleet] = []
     has_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
     variants = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
     for counts, variant in itertools.product(_candidates(problem), variants):
@@ -70,24 +73,27 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
         if verdict.holds:
             return variant, counts
         if verdict.missed or not verdict.attainment_holds:
-            near.append(NearFleet(variant, counts, verdict))
-    if not near:
+            misses.append(NearFleet(variant, counts, verdict))
+    if not misses:
         problem.progress("fleets with about a worker per agent keep the limits and miss the SLO all the same")
         return None
-    raise _out_of_reach(problem, near)
+    raise _out_of_reach(problem, misses)
 
 
 def _router_settings(policies: Policies) -> list[Policies]:
-    """The policies as they are, and with each of THRESHOLDS_FRAC if a router goes by prefix matches alone."""
+    """The policies as they are, and with the default `balance_requests` and each of THRESHOLDS_FRAC. Equal
+    policies are returned once.
+    """
     by_match = replace(policies, balance_requests=Policies().balance_requests)
     others = [replace(by_match, cache_threshold_frac=threshold) for threshold in THRESHOLDS_FRAC]
     return list(dict.fromkeys((policies, *others)))
 
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
-    """Fleets of the fastest worker types: of each way to split the LLM over GPUs the type with the largest
-    steps and, where gaps between tokens are limited, the type with the smallest. There, too, a prefill and a
-    decode worker for each agent, because no prompt comes between the tokens of a decode worker.
+    """The fleets to simulate, of one mixed option each: of each of the fastest ways to split the LLM over
+    GPUs the worker type with the largest token budget of a step and, where gaps between tokens are
+    limited, the type with the smallest. There, too, a prefill and a decode worker for each agent, because no
+    prompt comes between the tokens of a decode worker.
     """
     description = problem.task.described
     assert description is not None and description.agents is not None
@@ -96,12 +102,12 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
     for worker in sorted(problem.types, key=lambda worker: -worker.max_num_batched_tokens):
         by_split.setdefault(split_of(worker), []).append(worker)
 
-    def tightness(worker: WorkerType) -> float:
-        """The largest share of a limit that an idle worker takes."""
+    def largest_share(worker: WorkerType) -> float:
+        """The largest share of a limit that a request takes on an idle worker; small for fast workers."""
         limits = problem.slo.limits
         return max(floor_s(limit, worker, problem.lengths) / limit.limit_s for limit in limits)
 
-    fastest = sorted(by_split.values(), key=lambda workers: tightness(workers[0]))
+    fastest = sorted(by_split.values(), key=lambda workers: largest_share(workers[0]))
     limits_gaps = any(limit.metric_row.is_of_decodes for limit in problem.slo.limits)
     for workers in fastest[:MOST_TYPES]:
         ends = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
@@ -109,7 +115,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
             most = problem.limits.most_workers(option.type)
             for per_agent in WORKERS_PER_AGENT:
                 yield ((option, max(math.ceil(per_agent * agents), 1)),)
-            if 1 <= most < agents:  # The largest fleet within the limits: an SLO that it keeps is in reach.
+            if 1 <= most < agents:  # The largest fleet within the limits, if these allow no worker per agent.
                 yield ((option, int(most)),)
     if limits_gaps and can_hand_off(problem):
         for workers in fastest[:MOST_TYPES]:
@@ -121,12 +127,12 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
                 yield tuple((options[0], agents) for options in pools)
 
 
-def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
-    """The error that none of these fleets keeps the SLO, with the limits that the nearest fleet would keep.
-    Fleets within the limits of the question come before others.
+def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
+    """The error that none of these fleets keeps the SLO, with the limits that the nearest of them would keep.
+    It is the nearest of those within the question's limits on money, power and stock, if there are any.
     """
-    allowed = [each for each in near if problem.allows(each.counts)]
-    nearest = min(allowed or near, key=lambda each: each.excess)
+    allowed = [each for each in misses if problem.allows(each.counts)]
+    nearest = min(allowed or misses, key=lambda each: each.excess)
     missed, misses_attainment = nearest.verdict.missed, not nearest.verdict.attainment_holds
     fleet_text = " and ".join(
         f"{count} x {option.type.name}" + ("" if option.role == "mixed" else f" for {option.role}")
@@ -143,10 +149,13 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     if misses_attainment:
         attained.append(f"{100 * nearest.verdict.attainment_frac:.4g} % of requests that keep all limits")
         limits.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
-    slo_text, best = " and ".join(limits), " and ".join(attained)
+    slo_text, attained_text = " and ".join(limits), " and ".join(attained)
     relaxed_s = {
         line.limit.name: rounded_up(line.deciding_s) for line in missed if math.isfinite(line.deciding_s)
     }
+    # Whether the nearest fleet keeps the SLO with these limits in place of those that it misses. A fleet
+    # beyond the question's other limits is no way out, nor are looser limits if the attainment alone is
+    # missed.
     is_kept = (
         bool(allowed and missed)
         and len(relaxed_s) == len(missed)
@@ -154,10 +163,10 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     )
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
-    fleets = len({each.counts for each in near})
+    fleets = len({each.counts for each in misses})
     return InfeasibleError(
         f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
-        f"were simulated, and the nearest, {fleet_text}, has {best}. More workers do not "
+        f"were simulated, and the nearest, {fleet_text}, has {attained_text}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=[*(line.limit.name for line in missed), *(["attainment"] if misses_attainment else [])],

@@ -1,7 +1,8 @@
-"""The form in which searches handle a fleet, and its value in the objective, which a search minimises.
+"""A fleet as searches handle it, and its value in the objective, which a search minimises.
 
-A fleet is counts of options. An option (solvers/master.py) is a worker type in a role, with what one worker
-adds to the objective, and the node on which it runs if nodes are sold whole.
+Here a fleet is counts of options. An option (solvers/master.py) is a worker type in a role, with what one
+worker adds to the objective (`option.objective`), and the kind of node on which it runs if nodes are sold
+whole (`option.node`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from planner.solvers.whole_nodes import idle_usd_per_h
 Counts = tuple[tuple[Option, int], ...]
 """A fleet: each option with its count of workers."""
 NamedCounts = tuple[tuple[str, int], ...]
-"""A fleet by the names of its options, which is a key without prices."""
+"""A fleet by the names of its options: the same key whatever the prices are."""
 Verdicts = Mapping[NamedCounts, bool]
 """Fleets that were simulated, and whether they keep the SLO."""
 
@@ -29,14 +30,16 @@ def names_of(counts: Counts) -> NamedCounts:
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
-    """A fleet as counts of these options; None if one of its pools is not among them."""
-    # Spelled as `Option.name` spells them.
+    """A fleet as counts of these options; None if a pool that has workers is none of them."""
+    # The names must be spelled as `Option.name` spells them.
     names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools]
     return counts_named(names, options)
 
 
 def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
-    """The counts of a fleet that is given by option names; None if a name is not among `options`."""
+    """The counts of a fleet that is given by option names, without counts of 0. None if a name is not among
+    `options`.
+    """
     by_name, names = {option.name: option for option in options}, list(names)
     if any(name not in by_name for name, _ in names):
         return None
@@ -44,8 +47,8 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
-    """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere; options
-    that are not among these come last.
+    """The fleet with its pools in the order of `options`, and without counts of 0, so that equal fleets are
+    equal keys. Options that are not among `options` come last.
     """
     position = {option.name: i for i, option in enumerate(options)}
     pools = [(option, count) for option, count in counts if count]
@@ -63,7 +66,8 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
 
 
 # If nodes are sold whole, this share of the price of the GPUs in use is added to the objective. It breaks
-# ties: of two fleets on the same nodes the one that uses fewer GPUs is better. No price differs by so little.
+# ties: of two fleets on the same nodes the one that uses fewer GPUs is better. The share is smaller than any
+# difference of prices.
 TIE_BREAK_FRAC = 1e-6
 SAME_PRICE = 1 + 2 * TIE_BREAK_FRAC  # Fleets whose values differ by a smaller factor have equal prices.
 
@@ -75,7 +79,9 @@ def has_several_types(counts: Iterable[tuple[Option, int]]) -> bool:
 
 
 def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
-    """The counts with `more` workers added to these pools, by default to all."""
+    """The counts with `more` workers added to each of `pools` (their places in `counts`), by default to
+    all.
+    """
     return tuple(
         (option, count + (more if pools is None or k in pools else 0))
         for k, (option, count) in enumerate(counts)
@@ -83,7 +89,9 @@ def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -
 
 
 def as_many_at_this_price(counts: Counts) -> Counts:
-    """The fleet with as many workers in each pool as its price includes if nodes are sold whole."""
+    """The fleet with as many workers as its price pays for, where nodes are sold whole: GPUs that would idle
+    are used by more workers of the first pool, then by more of the next.
+    """
     below = objective_of(counts) * SAME_PRICE
     for k, (option, count) in enumerate(counts):
         most = max(largest_below(option, below, (*counts[:k], *counts[k + 1 :])), count)
@@ -92,13 +100,13 @@ def as_many_at_this_price(counts: Counts) -> Counts:
 
 
 def objective_by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
-    """The objective without the price of idle GPUs of whole nodes."""
+    """The objective without the price of idle GPUs of whole nodes, and without the tie-break."""
     return sum(option.objective * count for option, count in counts)
 
 
 def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
-    """The value of a fleet: the sum over its workers, plus the price of idle GPUs if nodes are sold whole.
-    More workers never have a lower value.
+    """The value of a fleet: the sum over its workers and, if nodes are sold whole, the price of idle GPUs and
+    the tie-break (TIE_BREAK_FRAC). A fleet never has a higher value than with more workers.
     """
     total, gpus_of_nodes = 0.0, []
     for option, count in counts:
@@ -109,8 +117,8 @@ def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """The objective (n,), as by `objective_of`, of fleets with `n_p` (n,) workers of the prefill option p and
-    `n_d` (n,) of the decode option d, all counts above 0.
+    """The objectives (n,) of n fleets, as `objective_of` computes them. Each fleet has workers of the prefill
+    option p, `n_p` (n,) of them, and of the decode option d, `n_d` (n,); all counts are above 0.
     """
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
@@ -120,14 +128,14 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
 
 
 def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
-    """The largest count of an option whose objective together with the fleet `beside` is less than `value`;
-    -1 if the objective of `beside` alone is not less.
+    """The largest count of an option with which, beside the fleet `beside`, the objective is less than
+    `value`; -1 if the objective of `beside` alone is not less, infinite if every count will do.
     """
     most = count_below(option.objective, value, objective_by_gpu(beside))
     has_nodes = option.node is not None or any(other.node for other, _ in beside)
     if not math.isfinite(most) or most < 0 or not has_nodes:
         return most
-    # Idle GPUs of whole nodes lower the count further.
+    # `most` counts no idle GPUs of whole nodes; with their price fewer workers may fit below `value`.
     below = value * (1 - ROUNDING)
     if objective_of(beside) >= below:
         return -1
@@ -135,7 +143,9 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
 
 
 def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:
-    """The largest n for which n * worker_value + fixed is less than `value`; -1 if there is none."""
+    """The largest n for which n * worker_value + fixed is less than `value`, and not only by a rounding
+    error; -1 if not even n = 0 is, infinite if every n is.
+    """
     if not math.isfinite(value):
         return math.inf
     if worker_value == 0:
@@ -144,21 +154,24 @@ def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:
 
 
 def drafter_with_cache(worker: WorkerType) -> Speculation | None:
-    """The worker's speculative decoding if its drafter has a KV cache beside the LLM's, else None."""
+    """The worker's speculative decoding if its drafter (the model that proposes tokens) has a KV cache beside
+    that of the LLM, else None.
+    """
     speculation = worker.speculation
     return speculation if speculation is not None and speculation.drafter_key is not None else None
 
 
 def may_hand_over(workers: Iterable[WorkerType]) -> bool:
-    """Whether KV can move between all of these workers.
-
-    The KV of a drafter's layers is handed over too, so all of them must draft alike.
+    """Whether these workers can hand KV blocks over to each other. The KV of a drafter's layers is handed
+    over too, so all workers must have the same drafter, or all none.
     """
     return len({drafter_with_cache(worker) for worker in workers}) <= 1
 
 
 def has_whole_pairs(options: Iterable[Option]) -> bool:
-    """Whether there are options, and none that prefill without others that decode, or the reverse."""
+    """Whether there are options at all, and options to prefill only beside options to decode, and the
+    reverse.
+    """
     roles = {option.role for option in options}
     return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 

@@ -1,12 +1,15 @@
-"""Plans several LLMs by their common bill. They share nodes, so the search that plans them together counts
-only the price of GPUs in use (`by_gpu`). But nodes are paid whole, and one cheap GPU may leave seven GPUs of
-its node idle. So other choices of GPU kinds are planned too:
+"""Plans several LLMs by the bill for all of them together: what their nodes cost, which are paid whole.
+
+The LLMs share nodes, so the search that plans them together counts only the price of GPUs in use (`by_gpu`).
+But one cheap GPU in use may leave the seven other GPUs of its node idle, and paid. So other choices of GPU
+kinds are planned too:
 
     1. Plan by GPU prices, on all of the stock.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
-    3. Repeat 2 until every other plan with idle GPUs costs as much by GPU prices as the least bill.
-    4. If paid GPUs idle in that plan, plan each LLM on whole nodes of its own.
+    3. Repeat step 2 with the next such plan, as long as the GPUs in use of one cost less than the least bill
+       found.
+    4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
 
 Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
 """
@@ -29,18 +32,21 @@ from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
 
-# At most this many plans are made after the first. Each takes as long as the first. With three kinds of GPUs
-# there are six ways to leave out one or two of them.
+# At most this many plans are made after the first, each of which takes as long as the first. With three kinds
+# of GPUs there are six ways to leave out one or two of them.
 MOST_PLANS = 6
-CHEAPER_FRAC = 1e-6  # A saving of a smaller share is a rounding error.
-# A higher rank is worse; all other statuses have 0.
+CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by rounding errors only.
+# How weak a status of a plan is, 0 for all others. A plan with a smaller bill but a weaker status is no
+# better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
-CENT_TOLERANCE = 1e-6  # A bill this little above whole hundredths of a dollar is not rounded up to the next.
+CENT_TOLERANCE = 1e-6  # Cents: a bill that is above whole cents by no more is not rounded up to the next.
 
 
 class PlanTogether(Protocol):
-    """Plans a question by the prices of GPUs in use, or with `own_nodes` by those of whole nodes that no two
-    LLMs share. Raises InfeasibleError, with `own_nodes` also where these fleets do not fit together.
+    """Plans a question by the prices of GPUs in use. With `own_nodes` each LLM is planned by the prices of
+    whole nodes, none of which two LLMs share.
+
+    Raises InfeasibleError; with `own_nodes` also where the fleets planned so do not fit the stock together.
     """
 
     def __call__(self, question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan: ...
@@ -60,10 +66,10 @@ def plan_by_bill(
         return plan(question)
     limit = task.cost_limit_usd_per_h
     if limit is None:
-        return _fill_nodes(plan, question, out_of_time, progress)
+        return _least_bill_plan(plan, question, out_of_time, progress)
     cost_error = None
     try:
-        shared = _fill_nodes(plan, question, out_of_time, progress)
+        shared = _least_bill_plan(plan, question, out_of_time, progress)
         if shared.bill.usd_per_h <= limit * (1 + CHEAPER_FRAC):
             return shared
     except InfeasibleError as failed:
@@ -71,11 +77,12 @@ def plan_by_bill(
             raise
         cost_error = failed
     progress("the least bill without the limit on cost")
-    free = _fill_nodes(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
-    bill = free.bill.usd_per_h
+    # Without the limit another plan may be found that is within it; if not, the error names its bill.
+    without_limit = _least_bill_plan(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
+    bill = without_limit.bill.usd_per_h
     if bill <= limit * (1 + CHEAPER_FRAC):
         cost_use = LimitUse(COST, limit, bill)
-        return replace(free, limits=(*free.limits, cost_use))
+        return replace(without_limit, limits=(*without_limit.limits, cost_use))
     change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
     raise InfeasibleError(
         f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
@@ -87,10 +94,12 @@ def plan_by_bill(
     )
 
 
-def _fill_nodes(
+def _least_bill_plan(
     plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
 ) -> SharedPlan:
-    """The plan with the least bill found over the kinds of GPUs, without regard to the limit on cost."""
+    """The plan with the least bill found by the steps of the module's docstring. Each plan obeys the limit on
+    cost of its tasks by GPU prices; whether the bill does is not looked at here.
+    """
     first = best = plan(question)
     left_out: frozenset[str] = frozenset()
     # The plans by the kinds of GPUs that they leave out; None if no fleet is feasible without these kinds.
@@ -140,14 +149,15 @@ def _fill_nodes(
             shared = plan(question, own_nodes=True)
             if _is_better(shared, best):
                 return _on_own_nodes(shared, first)
-    return best if best is first else _beside_first(best, first, question.parts, left_out)
+    return best if best is first else _as_answer_for_all_stock(best, first, question.parts, left_out)
 
 
 def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     """The plan `best`, in which each LLM has nodes of its own, as the answer. The bounds are those of the
-    `first` plan, because GPUs in use cost no more than whole nodes.
+    `first` plan, because GPUs in use cost no more than whole nodes. The answer is not exact: fleets that
+    share nodes may cost less, and not all of them were tried.
     """
-    filled = _nodes_filled(best, first, without=())
+    filled = _nodes_filled_fact(best, first, without=())
     return replace(
         best,
         bound=first.bound,
@@ -160,8 +170,8 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
 
 
 def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
-    """Whether this plan has a smaller bill, or an equal bill and cheaper fleets with a loss, and a status
-    that is no worse.
+    """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller, or equal with
+    a smaller bill for the fleets with a loss.
     """
     if _STATUS_RANK.get(shared.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
@@ -172,39 +182,45 @@ def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
 
 
 def _bills(shared: SharedPlan) -> tuple[float, float]:
-    """What is paid for the plan, and for the fleets with a loss [USD/h]. The second is 0 if these fleets were
-    not searched for, and infinite if none were found.
+    """What is paid for the plan, and for its fleets "with a loss" (glossary) [USD/h]. The second is 0 if
+    these fleets were not searched for, and infinite if none were found.
     """
-    losses = [
+    with_loss = [
         math.inf if total.paid_usd_per_h is None else total.paid_usd_per_h
         for total in shared.answers
         if total.name == "with-a-loss"
     ]
-    return shared.bill.usd_per_h, losses[0] if losses else 0.0
+    return shared.bill.usd_per_h, with_loss[0] if with_loss else 0.0
 
 
-def _nodes_filled(best: SharedPlan, first: SharedPlan, *, without: Sequence[str]) -> NodesFilled:
-    """The fact that says how much less the plan `best`, made `without` these GPUs, costs than the `first`."""
-    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
-    return NodesFilled(tuple(without), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss))
+def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, without: Sequence[str]) -> NodesFilled:
+    """The fact with both bills of `best`, made without the GPU kinds `without`, and those of `first`."""
+    paid, with_loss = _bills(best)
+    first_paid, first_with_loss = _bills(first)
+    return NodesFilled(
+        tuple(without), paid, _bill_or_none(with_loss), first_paid, _bill_or_none(first_with_loss)
+    )
 
 
 def _bill_or_none(bill: float) -> float | None:
-    """A bill of `_bills`; None for the 0 or the infinity of fleets that are missing."""
+    """A bill of `_bills` for fleets with a loss; None where it is the 0 or the infinity of missing fleets."""
     return bill if 0.0 < bill < math.inf else None
 
 
-def _beside_first(
+def _as_answer_for_all_stock(
     best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
 ) -> SharedPlan:
-    """The plan `best`, made without the kinds `left_out`, as the answer for all of the stock. So its bounds,
-    and the fleets of each LLM alone, are those of the `first` plan, which had all kinds. It says what it
-    saves against that plan.
+    """The plan `best`, made without the GPU kinds `left_out`, as the answer for all of the stock.
+
+    Its bounds, and the fleets that each LLM would have alone, are those of the `first` plan, which had all
+    kinds. A fact says what the answer saves against the `first` plan. Facts of `best` that are findings, or
+    that say that every LLM has the fleet that it would have alone, are left out: they were found without
+    these kinds.
     """
     parts = list(parts)
-    filled = _nodes_filled(best, first, without=sorted(left_out))
+    filled = _nodes_filled_fact(best, first, without=sorted(left_out))
     names = [part.name for part in parts]
-    gives = gives_way_facts(
+    gives_way = gives_way_facts(
         parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
     )
     nothing_left = OthersLeave(tuple(Remainder(FleetLimit("stock", kind), 0.0) for kind in sorted(left_out)))
@@ -212,13 +228,19 @@ def _beside_first(
     for name, plan in best.plans.items():
         assumptions = (nothing_left, *plan.certificate.assumptions)
         plans[name] = replace(plan, certificate=replace(plan.certificate, assumptions=assumptions))
-    bindings: tuple[Binding, ...] = tuple(
+    kept_facts: tuple[Binding, ...] = tuple(
         fact
         for fact in best.in_production or best.binding
         if not isinstance(fact, Finding) and not (isinstance(fact, ProductionShared) and fact.is_each)
     )
-    facts: tuple[Binding, ...] = (filled, *bindings, *(fact for fact in gives if fact not in bindings))
-    binding = tuple(fact for fact in best.binding if not isinstance(fact, Finding))
+    facts: tuple[Binding, ...] = (
+        filled,
+        *kept_facts,
+        *(fact for fact in gives_way if fact not in kept_facts),
+    )
+    on_paper = tuple(fact for fact in best.binding if not isinstance(fact, Finding))
+    # Both searches are exact by GPU prices only over their own kinds. The fleets of `best` are the cheapest
+    # of all kinds only if they cost no more than those of `first`.
     is_as_cheap = best.value_on_paper <= first.value_on_paper * (1 + CHEAPER_FRAC)
     return replace(
         best,
@@ -227,14 +249,17 @@ def _beside_first(
         bound=first.bound,
         level0_bound=min(first.level0_bound, best.level0_bound),
         is_exact=first.is_exact and best.is_exact and is_as_cheap,
-        binding=binding if best.in_production else facts,
+        # The facts belong to the fleets that are to be run: those of production, or else those on paper.
+        binding=on_paper if best.in_production else facts,
         in_production=facts if best.in_production else (),
         simulations=first.simulations + best.simulations,
     )
 
 
 def _kinds_used(shared: SharedPlan) -> list[str]:
-    """The GPUs that are rented, in the order of their names."""
+    """The kinds of GPUs that the plan rents, in the order of their names. Owned GPUs are not among them,
+    because `_without_kinds` leaves them in the stock.
+    """
     gpus = {pool.type.gpu.name for pool in shared.as_one_fleet.running_pools}
     return sorted({_kind_of_gpu(gpu) for gpu in gpus if market_of(gpu) != OWNED})
 
@@ -252,7 +277,7 @@ def _with_tasks(
 
 
 def _without_kinds(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
-    """The task without GPUs of these kinds to rent; owned ones stay."""
+    """The task in which no GPUs of these kinds can be rented. Of those that are owned too, the owned stay."""
     stock = {
         gpu: task.owned[gpu] if _kind_of_gpu(gpu) in kinds else count
         for gpu, count in task.stock.items()

@@ -1,9 +1,10 @@
-"""The largest share of scenarios that several LLMs keep together, if the limits do not allow the shares that
-they require.
+"""Finds the largest share of scenarios in which all of several LLMs can keep their SLOs at once, where the
+limits do not allow the shares that they require (`safety: kept_in`).
 
-The fleets on paper fit together and keep some share. A bisection between that share and the largest required
-one tries a share by serving the LLMs in turn: each takes a fleet of one worker type per pool from what is
-left.
+The fleets on paper fit the limits together, and each keeps its SLO in some share of its scenarios. The search
+bisects between the share that all of them keep and the largest that an LLM requires. To try a share it gives
+the LLMs fleets one after another: each gets a fleet of one worker type per pool from what those before it
+leave of the limits.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from planner.units import in_unit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonShare:
-    """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
+    """A share of scenarios, `kept_frac`, and `fleets` that keep it: one for each LLM's problem.
 
-    An LLM that requires a smaller share keeps only its own, and one without safety only the traffic as
-    written. `kept_frac` would be 1 if every LLM kept what it requires, but it is only asked for where that is
-    impossible. With `is_on_paper` the fleets are those on paper. The search may use all of the `limits`.
+    An LLM that requires a smaller share need keep only that, and one without safety need keep its SLO only in
+    the traffic as written. `is_on_paper`: the fleets are those on paper, because no better ones were found.
+    The `limits` are those that all fleets together must fit.
     """
 
     problems: Sequence[Problem]
@@ -44,11 +45,13 @@ class CommonShare:
 
     @property
     def value(self) -> float:
-        """The objective of all fleets together, as it is paid."""
+        """The sum of the fleets' objectives, in the unit of the objective."""
         return _value(self.problems, self.fleets)
 
     def most_kept(self, on_paper: Sequence[Counts]) -> MostKept | None:
-        """The share and what it costs, beside the fleets `on_paper`; None if no better fleets were found."""
+        """The facts for the error that the LLMs do not fit: the share, what it costs, and what the fleets
+        `on_paper` cost. None if no better fleets than those were found.
+        """
         if self.is_on_paper:
             return None
         return MostKept(
@@ -61,7 +64,7 @@ class CommonShare:
 
     def __str__(self) -> str:
         if self.is_on_paper:
-            # No share is named: the answer on paper names its own, of other scenarios than the search's.
+            # Their share is not named here. The answer on paper names one, counted on other scenarios.
             return (
                 "no fleets were found that keep more scenarios together than those on paper, which use "
                 f"{self._used_text()}"
@@ -75,6 +78,7 @@ class CommonShare:
 
     def _used_text(self) -> str:
         """How much of each limit the fleets use, such as "28 of 32 GPUs (stock of h100-80g)"."""
+        # The fleets are counts of workers per option.
         workers = [(option.type, count) for counts in self.fleets for option, count in counts]
         return ", ".join(
             f"{self.limits.used(limit, workers):g} of {amount:g} {limit.unit} ({limit.name})"
@@ -83,7 +87,7 @@ class CommonShare:
 
     @property
     def relaxation(self) -> str:
-        """The `safety` that slo.yaml may ask for instead."""
+        """The line `safety: ...` of slo.yaml with which these fleets would be enough."""
         return safety_kept(self.kept_frac)
 
 
@@ -93,11 +97,12 @@ def find_common_share(
     limits: FleetLimits,
     out_of_time: Callable[[], bool],
 ) -> CommonShare:
-    """The largest share found until the time is over. The fleets `on_paper` fit together.
+    """The largest share found before `out_of_time`, with fleets that keep it.
 
-    Raises StoppedError if the time is over before their share is known.
+    `on_paper` are the fleets on paper, which fit the `limits` together. Raises StoppedError if the time is
+    over before the share that these keep is known.
     """
-    # A share is tried as a count of scenarios of the LLM that has most of them.
+    # The bisection is over whole counts of scenarios, as one LLM has them: that which has most.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), limits, is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)
@@ -107,16 +112,16 @@ def find_common_share(
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
         kept_frac = None if fleets is None else in_time(partial(_kept_frac, problems, fleets), None)
         if fleets is None or kept_frac is None:
-            too_many = middle  # Nothing was found, or the time is over, which then ends the loop.
+            too_many = middle  # Nothing was found, or the time is over; then the loop ends anyway.
             continue
-        # The fleets keep `middle` at least; a share that rounding made smaller must not undo this step.
+        # The fleets keep `middle` at least, so a smaller count comes from rounding.
         kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac, limits)
     return best
 
 
 def _value(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
-    """The objective of all fleets together, as it is paid."""
+    """The sum of the fleets' objectives, without the amounts that only break ties (`objective_paid`)."""
     return sum(objective_paid(problem, counts) for problem, counts in zip(problems, fleets, strict=True))
 
 
@@ -137,27 +142,33 @@ def _find_fleets_for_share(
     smaller; None if no such fleets were found.
     """
 
-    def serve(k: int, remaining: FleetLimits) -> Counts | None:
+    def find_fleet(k: int, remaining: FleetLimits) -> Counts | None:
+        """A fleet of the k-th LLM within what the others leave; None if none was found."""
         if out_of_time():
             return None
         problem = problem_within(problems[k], remaining)
         scenarios = problem.oracle.scenarios
-        may_miss = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
-        # The bisection repeats this search, so each search gets the smallest budget of simulated requests.
-        limited = with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS)
+        most_missed = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
+        # The bisection repeats this search, so each gets the smallest limit on simulated requests.
+        limited = with_search_limit(with_scenarios(problem, scenarios, most_missed), LEAST_SEARCH_REQUESTS)
         fleet = find_fleet_quickly(limited, start=[], is_mixed=False)
-        # Exchanging rented workers for owned ones changes the limits left for the next LLM, but no latency.
+        # Owned workers take the place of rented ones of the same type. This changes no latency, but it does
+        # change what is left of the limits for the next LLM.
         return None if fleet is None else owned_first(problem, fleet)
 
-    return serve_in_turn(len(problems), limits, serve)
+    return serve_in_turn(len(problems), limits, find_fleet)
 
 
 def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
-    """The smallest kept share among the LLMs that keep less than they require; 1 if none keeps less."""
+    """The smallest kept share among the LLMs that keep less than they require; 1 if none keeps less.
+
+    Raises StoppedError if the time is over before all scenarios are simulated.
+    """
     kept_fracs = [1.0]
     for problem, counts in zip(problems, fleets, strict=True):
-        if scenario_count := len(problem.oracle.scenarios):
-            kept_frac = 1 - problem.oracle.missed_count(counts, scenario_count) / scenario_count
+        if scenario_count := len(problem.oracle.scenarios):  # An LLM without safety has no scenarios.
+            missed = problem.oracle.missed_count(counts, scenario_count)  # All are simulated and counted.
+            kept_frac = 1 - missed / scenario_count
             if kept_frac < _required_frac(problem) - ROUNDING:
                 kept_fracs.append(kept_frac)
     return min(kept_fracs)

@@ -19,7 +19,9 @@ from planner.solvers.placement import NodePlacement
 
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """A shared limit: the `amount` that it allows, and how much all fleets together use."""
+    """A limit that all LLMs share: the `amount` that it allows and how much all fleets together have `used`,
+    both in the unit of the limit.
+    """
 
     limit: FleetLimit
     amount: float
@@ -28,9 +30,10 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTotal:
-    """One of the three answers (three_answers.py) for all LLMs: the sum of their fleets' objectives, and the
-    bill on nodes that they share. Both are None if some LLM has no such fleet within the limits; `lacks`
-    names these LLMs.
+    """One of the three answers (on paper, production, with a loss) for all LLMs.
+
+    `value` is the sum of their fleets' objectives, and `paid_usd_per_h` the bill on nodes that they share.
+    Both are None if some LLM has no such fleet within the limits; `lacks` names these LLMs.
     """
 
     name: AnswerName
@@ -43,17 +46,21 @@ class AnswerTotal:
 class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
-    `paper` is the objective of each LLM's fleet on paper, where it shares the limits with the others; `alone`
-    is the objective of the fleet that it would have with all of the limits for itself. `answers` are the
-    three answers for all LLMs, empty where not every LLM requires safety. `in_production` says how production
-    was chosen, and which LLM gives way to others. All that follows is about the fleets on paper.
+    `plans`, `paper` and `alone` have an entry per LLM, by its name. `paper` is the objective of its fleet on
+    paper, where it shares the limits with the others; `alone` is that of the fleet on paper that it would
+    have with all of the limits for itself. `answers` are the three answers for all LLMs, empty where not
+    every LLM requires safety. `in_production` says how the fleets of production were chosen, and which LLMs
+    pay more there than they would alone. The fields of the next paragraph are about the fleets on paper.
 
-    A value is the sum of the LLMs' objectives. `level0` is the least value found of fleets with one worker
-    type per pool; None if it was not computed, because fleets of several types have a lower value. No fleets
-    with one worker type per pool have a value below `level0_bound`. The search `is_exhausted` if it came to
-    its end, so that only its pruning rules are taken for granted, and `is_exact` if it also simulated all
-    cheaper fleets of each LLM. No fleets at all have a value below `bound`. `binding` are the limits that
-    make the fleets dearer. `rounds` counts how often the master problem chose a fleet for each LLM.
+    A value is the sum of the LLMs' objectives, in `unit`. `level0` is the least value found of fleets with
+    one worker type per pool; None if it was not computed, because fleets of several types have a lower value.
+    No fleets with one worker type per pool have a value below `level0_bound`. The search `is_exhausted` if it
+    came to its end, so that only its pruning rules are taken for granted, and `is_exact` if it also simulated
+    all cheaper fleets of each LLM. No fleets at all have a value below `bound`. `binding` are the limits that
+    make the fleets dearer. `rounds` counts how often the master problem (planner/solvers/master.py) chose a
+    fleet for each LLM.
+
+    `placement` says which fleets are on which nodes; it is None where GPUs are not placed on nodes.
     """
 
     plans: Mapping[str, Plan]
@@ -89,8 +96,9 @@ class SharedPlan:
 
     @property
     def status(self) -> Status:
-        """The weakest status of a plan: "not for production", then "best found". Without these it is the one
-        status of all plans ("on paper" if no LLM requires safety), or "not certified" if they differ.
+        """The status of all plans together. "not for production" if a plan is that; else "best found" if a
+        plan is that, or the search did not come to its end; else the one status that all plans have, or "not
+        certified" if they differ.
         """
         statuses = {plan.status for plan in self.plans.values()}
         if "not for production" in statuses:
@@ -101,7 +109,7 @@ class SharedPlan:
 
     @property
     def gap_frac(self) -> float:
-        """The share of the value on paper that the bound leaves open."""
+        """The share of the value on paper that the bound leaves open; 0 if that value is 0."""
         return (self.value_on_paper - self.bound) / self.value_on_paper if self.value_on_paper else 0.0
 
     @property
@@ -111,7 +119,9 @@ class SharedPlan:
 
     @property
     def as_one_fleet(self) -> Fleet:
-        """The pools of all LLMs as one fleet, for what does not depend on its LLM (the first is taken)."""
+        """The pools of all LLMs as one fleet, to bill and to place. It must not be used for what depends on
+        the LLM: a fleet has one, and this one has the first.
+        """
         return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
 
     @property
