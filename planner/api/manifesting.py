@@ -1,4 +1,4 @@
-"""`manifests`: the deployments of a plan or a fleet, as text by file."""
+"""`fleetplan.manifests`: the files that deploy a plan or a fleet, as text by path."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from planner.units import count_text
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ManifestsResult(Result):
-    """The files of each target, the targets that were refused with the reasons, and notes for whoever applies
-    the files. `doubts` are what is doubtful in the plan.yaml.
+    """The files that deploy `fleet` on `target`, which is the name of a target, or "all".
+
+    `rendered` has the files, the targets that were refused with the reasons, and notes for whoever applies
+    the files. `doubts` say what in the plan.yaml may not be true any more.
     """
 
     fleet: Fleet
@@ -47,7 +49,7 @@ class ManifestsResult(Result):
         return [*self.doubts, *refused, *self.rendered.warnings.values(), *notes]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `plan manifests --json` prints, without the folder."""
+        """What `plan manifests --json` prints, but for the folder to which that writes."""
         rendered = self.rendered
         return {
             "files": list(rendered.files),
@@ -57,12 +59,14 @@ class ManifestsResult(Result):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per file with its lines."""
+        """A row per file with its number of lines."""
         rows = [{"file": name, "lines": text.count("\n")} for name, text in self.files.items()]
         return pd.DataFrame(rows, columns=["file", "lines"])
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write the files, and remove those of an earlier plan for the same targets."""
+        """Write the files into the folder, and remove those of an earlier plan for the same targets. Returns
+        the paths of the files in the folder.
+        """
         check_output_directory(Path(folder))
         names = targets.TARGETS if self.target == "all" else [self.target]
         outdated = [pattern for name in names for pattern in targets.OUTDATED[name]]
@@ -78,11 +82,15 @@ def manifests(
     max_model_len: int | None = None,
     catalog: CatalogLike = None,
 ) -> ManifestsResult:
-    """The deployment of a plan, its folder or a fleet, for one target or for all that can express it.
+    """The files that deploy a plan, for one target or for all that can express it.
 
-    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. If somebody
-    has changed the workers in a plan.yaml, what it says of routers is left out, because that was simulated
-    with other workers. Raises InputError for an unknown target, and for one that cannot express the plan.
+    `plan` is the result of `fleetplan.plan`, or a fleet, a fleet.yaml, a plan.yaml or its folder. A
+    fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. If somebody has
+    changed the workers in a plan.yaml, what it says of routers is left out, because that was simulated with
+    other workers.
+
+    Raises InputError for an unknown target, for one that cannot express the plan, and if `max_model_len` is
+    missing.
     """
     targets.check_target(target)
     if isinstance(plan, PlanResult):
@@ -101,7 +109,9 @@ def manifests(
 
 
 def _document_of(plan: FleetLike) -> tuple[KeysAndValues, Path]:
-    """What a plan.yaml or fleet.yaml says, and its path or what errors name in its place."""
+    """What a plan.yaml or fleet.yaml says, and its path, which begins error messages. Without a file the path
+    is the word "fleet", and a fleet that is an object has an empty document.
+    """
     if isinstance(plan, str | Path):
         file = plan_file(plan)
         return read_yaml(file), file

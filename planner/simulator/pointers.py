@@ -1,10 +1,15 @@
-"""A NamedTuple of arrays, handed from one compiled function to the next as one pointer.
+"""Hands a NamedTuple of arrays, such as the simulator's State, from one compiled function to the next as one
+pointer. A function reads its fields through the pointer as it would read those of the tuple:
+`state.requests`.
 
 For every call Numba takes such a tuple apart into about seven numbers per array. With a pointer, from which
 fields are read one by one, the kernels compile in two thirds of the time and run up to 1.5 times as fast.
 
-Where the arrays lie and how long they are never changes behind a pointer. LLVM cannot see that, and would
-read it again after every write into an array. So these reads are marked as reads of constant memory.
+While a simulation runs, the addresses and the lengths of the arrays do not change; only what is in the arrays
+does. LLVM cannot see that, and would read addresses and lengths again after every write into an array. So
+these reads are marked as reads of constant memory.
+
+Most functions here are hooks of Numba, with the names and arguments that Numba asks for.
 """
 
 from __future__ import annotations
@@ -19,18 +24,20 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, reg
 
 
 class Handle(types.Type):
-    """Numba's type of a pointer to a tuple of type `fields`."""
+    """Numba's type of a pointer to a tuple of the (Numba) type `fields`."""
 
     def __init__(self, fields):
         self.fields = fields
-        # Numba's key of stored code has this name, so it is short and does not change between processes.
+        # The name is a part of Numba's key of stored code. So it must be short, and the same in each process.
         super().__init__(name=f"Handle{hashlib.sha1(str(fields).encode()).hexdigest()[:12]}")
 
 
 def _named(handle, dmm):
-    """The tuple's LLVM type, under a name. Written out at each use, it would be most of LLVM's text."""
+    """The tuple's type in LLVM, under a name, because the text of LLVM would mostly repeat it otherwise.
+    `dmm` is Numba's manager of data models, which knows how a type lies in memory.
+    """
     named = ir.global_context.get_identified_type(handle.name)
-    if named.is_opaque:
+    if named.is_opaque:  # The name is new: it has no fields yet.
         named.set_body(*dmm[handle.fields].get_data_type().elements)
     return named
 
@@ -55,13 +62,15 @@ class _HandleAttribute(AttributeTemplate):
 
 @lower_getattr_generic(Handle)
 def _read(context, builder, handle, pointer, name):
-    """Read the field `name` of the tuple behind the pointer."""
+    """The instructions that read the field `name` of the tuple behind the pointer."""
     i = handle.fields.fields.index(name)
     model, place = (
         context.data_model_manager[handle.fields.types[i]],
         cgutils.gep_inbounds(builder, pointer, 0, i),
     )
-    if model.get_data_type() == model.get_value_type():  # Arrays are read in one instruction, not in twenty.
+    # Numba's own way to read an array takes twenty instructions. If the field has the same form in memory as
+    # in registers, one will do.
+    if model.get_data_type() == model.get_value_type():
         loaded = builder.load(place)
         loaded.set_metadata("tbaa", _constant_tag(builder.module))
         return loaded
@@ -69,7 +78,9 @@ def _read(context, builder, handle, pointer, name):
 
 
 def _constant_tag(module):
-    """LLVM's mark of a read from memory that nobody writes: the last number of a `tbaa` tag says so."""
+    """LLVM's mark of a read from memory that nobody writes, a tag of type-based alias analysis (`tbaa`). The
+    1 at its end says that the memory is constant.
+    """
     zero, one = (ir.Constant(ir.IntType(64), number) for number in (0, 1))
     kind = module.add_metadata(["field of a state", module.add_metadata(["states"]), zero])
     return module.add_metadata([kind, kind, zero, one])
@@ -84,8 +95,8 @@ def pointer_to(typing_context, fields):
         place = cgutils.alloca_once(builder, model.get_data_type())
         builder.store(model.as_data(builder, arguments[0]), place)
         pointer = builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
-        # An instruction of no code, which seems to use all memory: the reads of constant memory behind its
-        # result cannot come before the tuple is stored.
+        # Assembler without any code, which LLVM must take for a function that uses all memory. So LLVM cannot
+        # move reads through its result, although they are marked as constant, before the tuple is stored.
         hides = ir.FunctionType(pointer.type, [pointer.type])
         return builder.asm(hides, "", "=r,0,~{memory}", [pointer], side_effect=True)
 

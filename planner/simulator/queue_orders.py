@@ -1,31 +1,32 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
-Such a queue is a list of all waiting prompts that is searched each time. Other policies have a heap by key
-(queues.py). These stand before LPM in planner/policies.py, so `queue_order <= EDF` means a heap. In fleets
-without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns
-go without prefix caches too: then no prompt is cached, and of equals the first to arrive is next.
+Such a queue is a list of all waiting prompts, which is searched each time. The queue of any other policy is a
+heap by key (queues.py). Those policies stand before LPM in planner/policies.py, so `queue_order <= EDF` means
+a heap. In fleets without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc,
+dlpm and dlpm-turns can be used without prefix caches too: then no prompt is cached, and of equals the first
+to arrive is next.
 
-lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
+lpm (SGLang): first the prompt with the longest cached prefix; of equal ones the first to arrive.
 
-vtc (Sheng et al. 2024): the tenant that the worker served least. A tenant that comes back after a pause
-counts as served no less than the least served one that waits.
+vtc (Sheng et al. 2024): first the prompts of the tenant that the worker has served least. A tenant that comes
+back after a pause counts as served no less than the least served tenant that waits.
 
-dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
-A tenant that comes back keeps its debt, but no credit.
+dlpm (Cao et al. 2025): lpm among the prompts of tenants with credit. Service uses up credit. When no tenant
+that waits has any, each of them gets a quantum of it. A tenant that comes back keeps its debt, but no credit.
 
 dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). The number is the
-tenant's turn: how many quanta of its work were sent before, or the turn that the worker serves if that is
-later, as turns are not saved up. In one turn the longest cached prefix goes first, as the router knew it.
-Outputs are charged when they are complete.
+tenant's turn: how many quanta of its work were sent before, or the turn that the worker serves now if that is
+later, because turns are not saved up. Within a turn the prompt with the longest cached prefix goes first, as
+the router knew the cache. Outputs are charged when they are complete.
 
-preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the best
-first, may send one prompt more than the next lower one.
+preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the one with
+the largest share first, may send one prompt more than the group with the next smaller share.
 
 Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each kind with its
 weight (`extend_weight`, `output_weight`). vtc divides it by the tenant's weight; for dlpm and dlpm-turns that
 weight multiplies the quantum. vtc and dlpm charge output when a run of decode steps ends (decoding.py says
-what runs and lanes are) or a request comes in its middle. Preempted requests go before all others: their key
-is negative. Letters: w is a worker, r a request, u a tenant, l a lane.
+what runs and lanes are), or when a request arrives in the middle of a run. Preempted requests go before all
+others: their key is negative. Letters: w is a worker, r a request, u a tenant, l a lane.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.queues import remove_root
 
-TURN_TOKENS = 2.0**22  # More tokens than any prompt has, so that the cached prefix orders within a turn.
+TURN_TOKENS = 2.0**22  # The places of a turn (`assign_turn`): more than any prompt has tokens.
 
 
 @small_jit
@@ -58,7 +59,7 @@ def assign_turn(state, w, r):
     prompt = caches.prompts[r]
     tenant = caches.tenants[w, prompt.tenant]
     quantum = caches.settings[QUANTUM_TOKENS] * caches.weights[prompt.tenant]
-    # Turns that have begun without the tenant count as sent: they are not saved up.
+    # Turns that have begun without the tenant count as used by it: they are not saved up.
     tenant.sent = max(tenant.sent, caches.workers[w].turn * quantum)
     turn = np.floor(tenant.sent / quantum)
     # `expected_tokens`: what the router took to be cached on worker w when it chose w.
@@ -152,7 +153,9 @@ def leave_queue(state, w, r):
 
 @where_has("caches", lambda state, w: False)
 def may_reorder(state, w):
-    """Whether a step of decodes may change which prompt of worker w is next, and a seat is free for it."""
+    """Whether a step of decodes may change which prompt of worker w is next, and a seat is free for a
+    prompt.
+    """
     worker = state.workers[w]
     kind = state.types[worker.type]
     return kind.queue_order > EDF and worker.waiting > 0 and worker.running < kind.seats
@@ -170,7 +173,8 @@ def next_waiting(state, w):
     if order == DLPM:
         _refill_credit(state, w)
     # The best prompt has the `most` cached nodes or, for vtc and dlpm-turns, the `least` service or place.
-    best, most, least = NONE, NONE, np.inf  # NONE is -1, so 0 cached nodes are more.
+    # `most` begins at NONE, which is -1, so that a prompt with 0 cached nodes beats it.
+    best, most, least = NONE, NONE, np.inf
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
@@ -190,9 +194,10 @@ def next_waiting(state, w):
 
 @kernel_jit
 def _refill_credit(state, w):
-    """Unless a waiting tenant has credit, give each as many quanta as it takes until one of them has some.
+    """If no waiting tenant has credit, give each of them so many quanta that one has some, and no more.
 
-    The loop runs once more to see the credit, and again only if rounding left none.
+    The loop is left in its second round, which finds the credit. It takes more rounds only if rounding errors
+    left no tenant with credit.
     """
     tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:
@@ -212,10 +217,12 @@ def _refill_credit(state, w):
 def _next_by_group(state, w):
     """The next request by preble: the first one of the best group that may still send in this round.
 
-    Group 0 has the smallest cached share. If no group with a waiting prompt may send, a new round begins.
+    Group 0 has the smallest cached share, the last group is the best. If no group with a waiting prompt may
+    send any more, a new round begins.
     """
     caches = state.caches
-    firsts, may_send = caches.firsts, caches.group_left  # Prompts that a group may still send in this round.
+    # The first prompt of each group, and how many prompts each group may still send in this round.
+    firsts, may_send = caches.firsts, caches.group_left
     groups = len(firsts)
     firsts[:] = NONE
     r = state.workers[w].first_waiting
@@ -236,7 +243,9 @@ def _next_by_group(state, w):
 
 @small_jit
 def _charges_service(state, w):
-    """Whether worker w counts the service of tenants as it is given: with vtc and dlpm."""
+    """Whether worker w charges service to tenants as it is given: with vtc and dlpm. (dlpm-turns charges when
+    requests are sent, and when they are finished.)
+    """
     order = state.types[state.workers[w].type].queue_order
     return order == VTC or order == DLPM
 
@@ -264,14 +273,16 @@ def note_admission(state, w, r):
 
 @where_has("caches", lambda state, w, r: None)
 def charge_token(state, w, r):
-    """Charge request r's tenant for a token of no run: the first, also after a preemption, or a draft's."""
+    """Charge the tenant of request r for a token outside of runs: its first, the first after a preemption, or
+    one of speculative decoding.
+    """
     if _charges_service(state, w):
         _charge_tenant(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_has("caches", lambda state, l, steps: None)
 def charge_tokens(state, l, steps):
-    """Charge the tokens of the run of lane l, which ends after `steps` steps, that are not charged yet."""
+    """The run of lane l ends after `steps` steps: charge those of its tokens that were not charged yet."""
     if _charges_service(state, state.lanes[l].worker):
         _charge_up_to(state, l, steps)
         state.caches.charged[l] = 0
@@ -279,21 +290,21 @@ def charge_tokens(state, l, steps):
 
 @where_has("caches", lambda state, w, time_s: None)
 def charge_running(state, w, time_s):
-    """Charge the tokens that worker w has made so far of its run, in the middle of which a request comes."""
+    """A request arrives on worker w in the middle of its runs: charge their tokens so far."""
     if not _charges_service(state, w):
         return
     worker = state.workers[w]
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 1:
-            # Steps that have ended: those before the first that ends at `time_s` or later.
+            # So many steps have ended: those before the first one that ends at `time_s` or later.
             steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
             _charge_up_to(state, l, steps)
 
 
 @kernel_jit
 def _charge_up_to(state, l, steps):
-    """Charge the tokens of the first `steps` steps of the run of lane l that are not charged yet."""
+    """Charge the tokens of the first `steps` steps of the run of lane l, except those charged before."""
     lane, caches = state.lanes[l], state.caches
     service = caches.settings[OUTPUT_WEIGHT] * (steps - caches.charged[l])
     caches.charged[l] = steps
@@ -303,8 +314,8 @@ def _charge_up_to(state, l, steps):
 
 @where_has("caches", lambda state, r: None)
 def charge_output(state, r):
-    """Charge the output of request r, which is finished, for d2lpm and dlpm-turns; e2's window learns its
-    length.
+    """Request r is finished: charge its output for routing d2lpm and queue dlpm-turns, and note the output's
+    length in e2's window (cache_layout.py).
     """
     caches = state.caches
     note_output(state, r)

@@ -1,8 +1,9 @@
 """Queues of requests in the kernel: skew heaps by key, and linked lists, first in first out.
 
-A request is an index into the array `requests`, NONE for no request. Its fields `left` and `right` are its
-children in a heap, `next` its successor in a list; so it is in one heap and one list at most. A list is a
-pair of fields `head[list_number]` and `tail[list_number]` of its owner, a worker or a rank.
+A request is an index into the array `requests` (REQUEST in layout.py), NONE for no request. Its fields `left`
+and `right` are its children in a heap, `next` is its successor in a list; so it is in one heap and one list
+at most. A heap is given by its root. A list is a pair of fields of its owner, a worker or a rank:
+`head[list_number]`, its first request, and `tail[list_number]`, its last one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from planner.simulator.numba_compile import kernel_jit, small_jit
 
 @kernel_jit
 def meld_heaps(requests, a, b):
-    """Merge two skew heaps and return the root: the smallest key, and of equal ones the smallest index."""
+    """Merge the skew heaps with the roots a and b, and return the new root: the request with the smallest
+    key, and of equal ones the smallest index.
+    """
     if a == NONE:
         return b
     if b == NONE:
@@ -23,7 +26,7 @@ def meld_heaps(requests, a, b):
     root = a
     while True:
         right = requests[a].right
-        requests[a].right = requests[a].left  # A skew heap swaps the children it passes.
+        requests[a].right = requests[a].left  # A skew heap swaps the children of each request that it passes.
         if right == NONE:
             requests[a].left = b
             return root
@@ -44,7 +47,7 @@ def insert_in_heap(requests, root, r, key):
 
 @small_jit
 def remove_root(requests, root):
-    """Remove the root of a heap and return the new one."""
+    """Remove the root of a heap and return the new root."""
     return meld_heaps(requests, requests[root].left, requests[root].right)
 
 
@@ -63,13 +66,13 @@ def append_to_list(requests, owner, list_number, r):
 def pop_first(requests, owner, list_number):
     """Take the first request out of list `list_number` of `owner`, which is not empty, and return it."""
     r = owner.head[list_number]
-    owner.head[list_number] = requests[r].next
+    owner.head[list_number] = requests[r].next  # The tail of an empty list is not used, and may stay.
     return r
 
 
 @kernel_jit
 def remove_from_list(requests, owner, list_number, r):
-    """Take request r out of list `list_number` of `owner`, in which it is."""
+    """Take request r out of list `list_number` of `owner`. It must be in that list."""
     previous, current = NONE, owner.head[list_number]
     while current != r:
         previous, current = current, requests[current].next

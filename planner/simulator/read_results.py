@@ -1,4 +1,6 @@
-"""Reads what became of every request and worker from the kernel's arrays after a run."""
+"""Makes a Simulation, the results of every request and worker, from the kernel's arrays (layout.py) after a
+simulation has run.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from planner.traffic.trace import Trace
 
 
 def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
-    """The results of requests, as columns (n,) by name, from their records (layout.py) after a run.
+    """The results of requests, as columns (n,) by name, from their records (REQUEST in layout.py) after a
+    simulation. Times are in seconds; those of tokens are NaN where no token came.
 
-    `last_finish_s` (1,) is the end of the last request, NaN if none finished.
+    The column `last_finish_s` (1,) is the end of the last request, NaN if none finished.
     """
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
-        requests[name].copy()  # Each column is read once, as the records are far apart in memory.
+        requests[name].copy()  # Each column is copied once, because its values are far apart in memory.
         for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
     )
     status = requests["status"].copy()
@@ -32,7 +35,7 @@ def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str,
     has_gaps = is_finished & (output_tokens > 1)
     return {
         "arrival_s": arrival_s,
-        # `scheduled_s` is -1 for a request that was never admitted. Times of tokens are NaN where none came.
+        # `scheduled_s` is -1 for a request that was never admitted.
         "queue_s": np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
         "ttft_s": first_token_s - arrival_s,
         "tpot_s": np.where(has_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
@@ -53,12 +56,13 @@ def read_simulation(
     limits: tuple[Limit, ...],
     columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """The results of a run in the kernel's arrays.
+    """The results of a simulation of `fleet` on `trace`, from the kernel's arrays afterwards.
 
-    `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError where a
-    step was larger than the tables of step times.
+    `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError if a step
+    was larger than the tables of step times.
     """
-    # The time of such a step is NaN, so its lane (layout.py) is busy, but no end of a step is due on it.
+    # A step that is larger than the tables has the time NaN. Then its lane (layout.py) is busy, but the end
+    # of no step is due on it.
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
@@ -76,8 +80,9 @@ def read_simulation(
     finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
     selectors = selectors_of(limits)
-    # Arrivals in sessions depend on the simulation; those of the trace are nominal.
-    is_in_sessions = bool(trace.after.size)
+    # In sessions requests wait for others, so their arrivals depend on the simulation; those of the trace are
+    # nominal.
+    has_sessions = bool(trace.after.size)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
@@ -104,7 +109,7 @@ def read_simulation(
         complete=bool(state.counters[layout.DONE] == len(status)),
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
-        # Below, NONE (-1) tokens of a request that was never admitted become 0.
+        # In this and the next field, NONE (-1) tokens of a request that was never admitted become 0.
         cached_tokens=np.maximum(state.caches.prompts["hit_tokens"], 0)
         if state.caches is not None and fleet.policies.prefix_cache
         else None,
@@ -116,10 +121,10 @@ def read_simulation(
         tenant=trace.tenant,
         tenants=trace.tenants,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
-        nominal_end_s=float(trace.arrival_s[-1]) if is_in_sessions else np.inf,
+        nominal_end_s=float(trace.arrival_s[-1]) if has_sessions else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
         image_tokens=trace.image_tokens,
-        nominal_s=trace.arrival_s if is_in_sessions else arrival_s,
+        nominal_s=trace.arrival_s if has_sessions else arrival_s,
         edges_s=state.edges_s,
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],
@@ -129,11 +134,12 @@ def read_simulation(
 
 
 def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
-    """The records of the fleet's workers, and for each of the kernel's workers (a rank) its worker.
+    """The records of the fleet's workers, and for each data-parallel rank the number of its worker. For the
+    kernel each rank is a worker.
 
     All ranks of a worker are busy in the same steps, so a worker has the record of its first rank, with the
-    tokens of all ranks. The second array has one entry more, NONE at its end: the index NONE (-1) of a
-    request without a worker then gives NONE.
+    tokens of all ranks. The second array has one entry more, NONE at its end: with NONE (-1) as the index, of
+    a request without a worker, it gives NONE.
     """
     assert state.dp_ranks is not None
     firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)

@@ -1,8 +1,10 @@
-"""The metrics of a fleet at one moment, counted from the kernel's arrays.
+"""Reads the metrics of a simulated fleet at a moment while the simulation is paused, from the kernel's
+arrays: what controllers of autoscaling would read from engines.
 
-Gauges are counted at that moment: prompts that wait, requests with a seat, KV blocks in use. All else counts
-what has happened since the reading before. For that the requests under way are looked at again at each
-reading, and marks (HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each was counted already.
+Gauges are what is the case at that moment: prompts that wait, requests with a seat, KV blocks in use. All
+other metrics count what has happened since the reading before. For these each reading looks at all requests
+under way, and marks (HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each request was counted
+before.
 """
 
 from __future__ import annotations
@@ -17,22 +19,25 @@ from planner.simulator.slots import blocks_of_run
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Columns of the counts of each pool. WAITING and RUNNING are gauges. Then come requests that arrived and
-# finished, and their prompt and output tokens. The last four say how many values are in the sums of TTFT,
-# TPOT, output tokens and KV shares.
+# Columns of the counts of each pool. WAITING and RUNNING are gauges. Then come the requests that arrived,
+# those that finished, and the prompt and output tokens of the latter. The last four say how many values are
+# in the sums of TTFT, TPOT, output tokens and KV shares.
 WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, KV_SHARES = range(10)
+# Columns of the sums of each pool: seconds of TTFT and TPOT, and the shares of their KV blocks that workers
+# use.
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
 # Indices into `numbers` (`_read_metrics`): how many requests are under way, and how many had arrived at the
 # last reading.
 UNDER_WAY, SEEN = range(2)
-# Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
+# Bits of a request's mark. Each says what has been counted: its arrival at the first worker, its first token,
+# its hand-off.
 HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
 
 
 @kernel_jit
 def _count_gauges(records, pool_of, results, time_s):
-    """Add up what the ready workers have at `time_s`: prompts that wait, requests with a seat, KV blocks."""
+    """Add what the ready workers have at `time_s`: prompts that wait, requests with a seat, KV blocks."""
     requests, workers, lanes, types = records[0], records[1], records[2], records[3]
     counts, sums = results
     for w in range(len(workers)):
@@ -40,14 +45,15 @@ def _count_gauges(records, pool_of, results, time_s):
         if worker.is_up != 1:  # Not ready: stopped or starting.
             continue
         p, kind = pool_of[w], types[worker.type]
-        # Requests with their last token hold a seat until the engine sees it, but are assigned no longer.
+        # A request with its last token holds a seat until the engine has seen that token. It counts as
+        # running until then, but no longer as assigned to the worker.
         leaving, r = 0, worker.head[LEAVING]
         while r != NONE:
             leaving += 1
             r = requests[r].next
         counts[p, RUNNING] += worker.running
         counts[p, WAITING] += int(worker.assigned) - worker.running + leaving
-        after_s = np.nextafter(time_s, np.inf)  # A step that ends at this moment has ended.
+        after_s = np.nextafter(time_s, np.inf)  # So that a step that ends at `time_s` itself has ended.
         blocks = worker.used_blocks + blocks_of_run(kind, lanes[worker.first_lane], after_s)
         sums[p, KV_SUM] += blocks / kind.kv_blocks
         counts[p, KV_SHARES] += 1
@@ -93,7 +99,7 @@ def _count_request(request, mark, pools, results):
 
 @kernel_jit
 def _heap_size(requests, root, scratch):
-    """How many requests are in a heap; `scratch` is room for a stack of them."""
+    """How many requests are in the heap with this root. `scratch` has room for a stack of requests."""
     number, depth = 0, 0
     if root != NONE:
         scratch[0], depth = root, 1
@@ -112,12 +118,13 @@ def _heap_size(requests, root, scratch):
 
 @entry_jit
 def _read_metrics(records, lists, pools, results, entered, time_s):
-    """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)), and return how many requests are in limbo,
-    when `entered` requests have arrived.
+    """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)) of P pools, and return how many requests no
+    worker has: those in limbo, and those held back (LIMBO and HELD in layout.py). `entered` requests have
+    arrived so far.
 
-    `records` are (requests, workers, lanes, types, counters) of the state. `lists` are remembered from
-    one reading to the next: (requests under way, marks, numbers, scratch). `pools` are (the pool of each
-    worker, 1 for each prefill pool).
+    `records` are (requests, workers, lanes, types, counters) of the state. `lists` are kept from one reading
+    to the next: (requests under way, marks, numbers, scratch). `pools` are (the pool of each worker, 1 for
+    each prefill pool).
     """
     requests, counters = records[0], records[4]
     under_way, marks, numbers, scratch = lists
@@ -139,10 +146,14 @@ def _read_metrics(records, lists, pools, results, entered, time_s):
 
 
 class Counting:
-    """Readings of one run: gauges at a moment, and what has happened since the reading before."""
+    """Readings of one simulation. After each, `counts` (P, COUNTS) and `sums` (P, SUMS) of P pools hold the
+    gauges at that moment, and what has happened since the reading before.
+    """
 
     def __init__(self, state: State, pool_of: Ints, is_prefill: Ints) -> None:
-        """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) 1 for prefill."""
+        """`pool_of` (W,) is the pool of each of the kernel's workers; `is_prefill` (P,) is 1 for prefill
+        pools.
+        """
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
         self._lists = (  # For `_read_metrics`; the stack of `_heap_size` may hold all requests and one more.
@@ -156,6 +167,8 @@ class Counting:
         self.sums = np.zeros((len(is_prefill), SUMS))
 
     def count(self, entered: int, time_s: float) -> int:
-        """Fill `counts` and `sums`; returns how many are in limbo. `entered` requests have arrived."""
+        """Read the metrics at `time_s` into `counts` and `sums`, when `entered` requests have arrived.
+        Returns how many requests no worker has (`_read_metrics`).
+        """
         results = (self.counts, self.sums)
         return int(_read_metrics(self._records, self._lists, self._pools, results, entered, time_s))

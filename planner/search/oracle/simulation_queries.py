@@ -1,9 +1,9 @@
-"""Runs simulations in this process, or in worker processes here or on a cluster
-(planner/parallel/executors.py).
+"""Simulates fleets for the search, in this process or in worker processes, here or on a cluster
+(planner/parallel/executors.py). "Worker processes" are never the workers of a fleet here.
 
-A query is data: a fleet, an SLO, and whether its requests are prompts alone. Its traffic is sent to the
-worker processes once; a scenario is drawn there. An answer says whether the SLO is kept, and how many
-requests had to be simulated until that was clear.
+A query is data: a fleet, an SLO, and how the requests are simulated. Traffic is sent to the worker processes
+once, not with each query; of a scenario only its number is sent, and its requests are drawn there. An answer
+says whether the SLO is kept, and how many requests had to be simulated until that was clear.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simu
 from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
-# The simulator's arrays of a scenario are reused from query to query, unless it has more requests than this:
-# there are dozens of scenarios, and their arrays would fill the memory.
+# The simulator's arrays of a scenario are kept from query to query, unless the scenario has more requests
+# than this: there are dozens of scenarios, and their arrays would fill the memory.
 MOST_REUSED_REQUESTS = 20_000
-# A worker process keeps the `TraceSimulations` of this many traffics; the oldest goes first.
+# A worker process keeps the `TraceSimulations` of so many traces and scenarios; the oldest is dropped first.
 MOST_TRAFFICS = 16
 
 
@@ -49,7 +49,9 @@ class SimulationQuery:
 
 
 class TraceSimulations:
-    """Simulations of one trace, from any thread. With `reused` they share the arrays of its requests."""
+    """Simulates one trace; may be used from several threads. With `reused` the simulations take the same
+    arrays for the records of its requests, one after the other, instead of new ones.
+    """
 
     def __init__(self, trace: Trace, *, reused: bool = True) -> None:
         self.trace, self._reused = trace, reused
@@ -57,7 +59,9 @@ class TraceSimulations:
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
     def _prompts_alone(self) -> tuple[Trace, RequestRecords]:
-        """The trace with one output token per request. Queues still sort by the whole lengths."""
+        """The trace with one output token per request, and its records. Queues that sort requests by their
+        lengths still know the whole lengths.
+        """
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
             self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._reused)
@@ -71,7 +75,9 @@ class TraceSimulations:
 
 
 def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
-    """The verdict, without percentiles, on a simulation to the end of the trace."""
+    """The verdict, without percentiles, on a simulation to the end of the trace. The `is_` fields of the
+    query are not used.
+    """
     slo = query.slo
     record = slo.every_s is not None  # Limits per window need every gap between tokens.
     simulation = simulate(query.fleet, trace, limits=slo.limits, record=record, every_s=slo.every_s)
@@ -82,11 +88,12 @@ def keeps_slo(
     fleet: Fleet, trace: Trace, slo: Slo, requests: RequestRecords, *, is_prefilled: bool = False
 ) -> bool:
     """Whether the fleet keeps the SLO. `requests` are the records of `trace`. With `is_prefilled` every
-    prompt arrives computed, on the first of the fleet's workers.
+    prompt arrives with its KV computed, on the first of the fleet's workers.
 
-    The search needs this answer thousands of times, and nothing else of most simulations. So where the kernel
-    has counted by the end of a run how many values are within each limit, we read the answer from its counts.
-    `judge_slo`, which gathers the times of all requests first, comes to the same answer.
+    The search needs this answer thousands of times, and nothing else of most simulations. So where the
+    kernel's own counts of values within each limit are enough (`is_decided_by_counts`), the answer is read
+    from these. `judge_slo`, which gathers the times of all requests first, would come to the same answer, but
+    slower.
     """
     patience_s = slo.patience_s(judged_span_s(trace))
     if is_decided_by_counts(fleet, trace, slo):
@@ -107,7 +114,10 @@ def keeps_slo(
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
-    """Whether the kernel's counts, rejected requests and the backlog test decide the SLO."""
+    """Whether nothing but the kernel's counts, rejected requests and the backlog test decides if the SLO is
+    kept. It is not so for other engines, long traces, sessions, metrics that the kernel does not count,
+    classes, guarantees, an attainment, and windows.
+    """
     return (
         engine_of(fleet) == STEPWISE
         and not is_long(fleet, trace, slo.limits)
@@ -125,8 +135,9 @@ def _all_are_served(state: State) -> bool:
 
 
 def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
-    """The backlog test (`slo_verdict.Verdict`) of a run in which all requests were served. They are in order
-    of arrival, and the window ends with the last arrival.
+    """Whether a run in which all requests were served passes the backlog test (`slo_verdict.Verdict`): enough
+    of the last requests waited no longer than `patience_s` for a token. The requests must be in order of
+    arrival, and the measured window must end with the last arrival.
     """
     first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
     last = state.requests[first:]
@@ -137,8 +148,8 @@ def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
 
 
 class QueryRunner:
-    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed. `reused` as in
-    `TraceSimulations`.
+    """Answers queries about one traffic: a trace, or a scenario, which is drawn when it is first needed.
+    `reused` is as in `TraceSimulations`; traffic of at most MOST_REUSED_REQUESTS requests is always reused.
     """
 
     def __init__(self, traffic: Trace | Scenario, *, reused: bool) -> None:
@@ -176,22 +187,23 @@ class QueryRunner:
 
 
 def _trace_of(traffic: Trace | Scenario) -> Trace:
-    """The trace of this traffic, drawn now if it is a scenario's first use."""
+    """The trace of this traffic. That of a scenario is drawn at its first use."""
     return traffic.trace if isinstance(traffic, Scenario) else traffic
 
 
-# Traffic that was sent to worker processes: traffic -> (their crew, the crew's reference to it, its name).
-# The dictionaries are weak, so traffic that nobody uses any more is dropped.
+# Traffic that was sent to a crew (a group of worker processes): the traffic -> (the crew, the crew's
+# reference to it, its name). The dictionaries are weak, so traffic that nobody uses any more is dropped.
 _sent: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
 # One lock for each traffic, so that two threads do not send the same one.
 _sending: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()  # Guards the variables of this module.
-_numbers = itertools.count(1)
+_lock = threading.Lock()  # Guards the dictionaries of this module.
+_name_numbers = itertools.count(1)
 
 
 def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
     """The crew's reference to the trace, and a name for it; the trace is sent if the crew does not have it.
-    Of scenarios, what all of them are drawn from is sent once, and each trace is drawn in a worker process.
+    Of scenarios only their source, from which all of them are drawn, is sent, and once; each is drawn in a
+    worker process.
     """
     if isinstance(traffic, Scenario):
         scenarios, number = traffic.source, traffic.number
@@ -201,15 +213,16 @@ def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
 
 
 def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, str]:
-    """What `send` returned for this traffic and this crew, and a name that no other traffic gets. The name
-    has a number, because Python reuses ids.
+    """What `send` returned for this traffic and this crew, and a name that no other traffic gets. `send` is
+    called only if the crew does not have the traffic. The name has a number, because Python gives the id of
+    an object that is gone to another one.
     """
     with _lock:
         lock = _sending.setdefault(traffic, threading.Lock())
     with lock:
         sent_to, reference, name = _sent.get(traffic, (None, None, ""))
         if sent_to is not crew:
-            name = f"{id(crew)} {id(traffic)} {next(_numbers)}"
+            name = f"{id(crew)} {id(traffic)} {next(_name_numbers)}"
             _sent[traffic] = crew, reference, name = crew, send(), name
         return reference, name
 
@@ -224,7 +237,8 @@ def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(make_writable(trace), query)
 
 
-_simulations: dict[str, TraceSimulations] = {}  # Of this worker process: name of the traffic -> simulations.
+# The simulations of this worker process, by the name of their traffic.
+_simulations: dict[str, TraceSimulations] = {}
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
@@ -245,8 +259,8 @@ def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> 
 
 
 def make_writable(trace: Trace) -> Trace:
-    """The trace with copies of its read-only arrays, such as the object store of a cluster returns. Numba
-    takes a read-only array for another type and would compile its functions again.
+    """The trace with copies of its read-only arrays: the object store of a cluster returns such arrays. For
+    Numba a read-only array has another type, for which it would compile all functions again.
     """
     columns = {each.name: getattr(trace, each.name) for each in fields(trace)}
     copies: dict[str, Any] = {

@@ -2,9 +2,13 @@
 its cache, and what that costs.
 
 vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
-before new tokens have filled the room beside the pinned prefixes of its worker. The shortest time in which
-that happens, the turnover, follows from the plan's simulation. If no user has requested a prefix for half of
-the turnover, the router requests it, for one output token; all but the prefix's last block hits.
+before new tokens have filled the cache of its worker beside the pinned prefixes. The shortest time in which
+new tokens fill that room, the turnover, follows from the plan's simulation. If no user has requested a prefix
+for half of the turnover, the router requests it, with one output token. Then only the prefix's last block is
+computed.
+
+A leaf is a pinned prefix that is not the beginning of another one (prefix_placing.py). To request it uses all
+of its beginnings too.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from planner.simulator.simulation import Simulation
 from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.units import HOUR_S
 
-TURNOVER_FRAC = 0.5  # A margin, because traffic may be denser than the trace.
+TURNOVER_FRAC = 0.5  # The router requests a prefix so early because traffic may be denser than the trace.
 # The router checks for unused prefixes once per second, so it requests none more often.
 LEAST_EVERY_S = 1.0
 
@@ -30,7 +34,8 @@ LEAST_EVERY_S = 1.0
 def with_keep_alive(
     prefixes: Sequence[PoolPrefixes], fleet: Fleet, simulation: Simulation, trace: Trace
 ) -> tuple[PoolPrefixes, ...]:
-    """The pools' pinned prefixes, each with the time after which the router requests it."""
+    """The pools' pinned prefixes, each with the time without use after which the router requests it."""
+    # The simulation numbers the workers of all pools one after the other.
     next_worker, first_worker = 0, {}
     for pool in fleet.pools:
         first_worker[pool.name] = next_worker
@@ -60,27 +65,31 @@ def find_keep_alive(
     room_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
-    """How often the router requests each worker's prefixes, and how much of the engines' time that takes.
+    """How often the router requests each worker's prefixes, and how much of the busiest engine's time that
+    takes.
 
-    The pool's workers have the numbers from `first_worker` on in the simulation. Worker r has room for
-    `room_tokens[r]` tokens beside its pinned prefixes, which are `leaves[r]` and their beginnings.
+    The pool's workers have the numbers from `first_worker` on in the simulation, which was one with prefix
+    caches. The pool's r-th worker has room for `room_tokens[r]` tokens beside its pinned prefixes, which are
+    `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None
+    # A prefill worker makes one token of the output, a mixed worker all of them.
     outputs = trace.output_tokens if pool.role == "mixed" else np.ones(len(trace), np.int64)
     new_tokens = trace.input_tokens - simulation.cached_tokens + outputs
     new_tokens = -(-new_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS  # In whole blocks, rounded up.
     span_s = (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
-    all_every_s: list[float | None] = []
+    every_s_by_worker: list[float | None] = []
     request_count, busiest_s = 0, 0.0
     for r, worker_leaves in enumerate(leaves):
         requests = np.flatnonzero(simulation.prefill_worker == first_worker + r)
         turnover_s = turnover_s_of(trace.arrival_s[requests], new_tokens[requests], room_tokens[r])
         if not worker_leaves or math.isinf(turnover_s):
-            all_every_s.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
+            every_s_by_worker.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
             continue
         every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_EVERY_S), 0.0
-        all_every_s.append(every_s)
+        every_s_by_worker.append(every_s)
         for leaf, used_s in zip(worker_leaves, times_of_use_s(trace, requests, worker_leaves), strict=True):
+            # The router requests the leaf in the gaps between its uses by users: once per `every_s`.
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # Engines always compute the last block of a prompt.
@@ -90,25 +99,29 @@ def find_keep_alive(
             busy_s += router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
     return KeepAlive(
-        every_s=tuple(all_every_s),
+        every_s=tuple(every_s_by_worker),
         per_h=HOUR_S * request_count / trace.duration_s,
         busy_frac=busiest_s / trace.duration_s,
     )
 
 
 def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
-    """The shortest time between two arrivals such that they and the requests between them have `room_tokens`
-    together; infinite if all requests together have fewer.
+    """The turnover [s]: the shortest time between two arrivals such that both requests and those between them
+    have `room_tokens` or more together; infinite if all requests together have fewer. `tokens` (n,) are the
+    new tokens of each request, `arrival_s` (n,) its arrival.
     """
     total_tokens = np.cumsum(tokens)
-    # For each request the latest request such that both and those between have `room_tokens`; -1 if none.
+    # For each request, as the last of a row of requests, the latest first one with which the row has
+    # `room_tokens`; -1 if none.
     begin = np.searchsorted(total_tokens - tokens, total_tokens - room_tokens, side="right") - 1
     ends = np.flatnonzero(begin >= 0)
     return float((arrival_s[ends] - arrival_s[begin[ends]]).min()) if len(ends) else math.inf
 
 
 def times_of_use_s(trace: Trace, requests: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
-    """For each leaf the arrivals [s] of those of `requests` that begin with it."""
+    """For each leaf the arrivals [s] of those of `requests` (their numbers in the trace) that begin with
+    it.
+    """
     numbers = {leaf.block_ids: k for k, leaf in enumerate(leaves)}
     lengths = sorted({len(ids) for ids in numbers})
     used_s: list[list[float]] = [[] for _ in leaves]
