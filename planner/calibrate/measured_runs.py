@@ -1,18 +1,20 @@
-"""Corrects a fit by a few measurements, and says how sure the result is.
+"""Corrects a fit of step times by a few measurements, and says how sure the result is.
+
+The corrected step time, in the letters of planner/models/latency.py:
 
     t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
 
-with the letters of planner/models/latency.py. c scales the compute-bound part of a step, m the
-bandwidth-bound part (as `StepLatency.scale_times` splits them), h is host overhead [s]. Measurements are step
-times, or latencies of benchmark runs (MeasuredRun, planner/importers/benchmark_runs.py: the load of one
-engine, and its statistics by metric), which our own simulator predicts. r is the log of predicted over
-measured, and we solve
+c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.scale_times` splits
+them), and h is host overhead [s]. Measurements are step times, or latencies of benchmark runs (MeasuredRun,
+planner/importers/benchmark_runs.py: the load of one engine, and its statistics by metric). What a run's
+latencies would be with t' is predicted by our own simulator. r is the log of predicted over measured, and we
+solve
 
     min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
 
-The last three terms are priors. They keep the value of a factor on which no measurement depends. sigma, the
-scatter of measurements around the corrected fit, is estimated in turn with the fit, starting at SIGMA. The
-covariance is the inverse of the Hessian of the sum; the standard error of a step time follows from it and
+The last three terms are priors: a factor on which no measurement depends stays at 1 (c, m) or 0 (h). sigma,
+the scatter of measurements around the corrected fit, is estimated in turn with the fit, starting at SIGMA.
+The covariance is the inverse of the Hessian of the sum; the standard error of a step time follows from it and
 from sigma.
 """
 
@@ -42,19 +44,22 @@ from planner.traffic.trace import Trace
 # The priors were set by hand: wide enough that a dozen measurements outweigh them.
 FACTOR_PRIOR = 0.3  # s: the prior standard deviation of log c and of log m.
 HOST_PRIOR_S = 5e-3  # s_h: the prior standard deviation of h.
-SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
+SIGMA = 0.05  # The prior of sigma, a relative error. It counts as SIGMA_POINTS measurements.
 SIGMA_POINTS = 2.0
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these seeds.
 ROUNDS = 3  # The factors are fitted this many times, each time with the sigma of the fit before.
 # In one round this many values of the factors are tried; each trial simulates all runs several times.
 MOST_TRIALS = 30
-# Derivatives with respect to z are differences over these steps. Simulated percentiles jump where requests
-# change their order, so runs need a large step; step times are smooth.
+# Derivatives with respect to z (`_fit_factors`) are differences over these relative steps. Simulated
+# percentiles jump where requests change their order, so runs need a large step; the formula of step times is
+# smooth.
 RUN_STEP = 0.05
 FORMULA_STEP = 1e-4
+ABOVE_ONE, BELOW_BOUND = 1e-6, 1e-9  # How far above 1 the search begins, how far below the lower bound is.
 FACTOR_RANGE = (0.1, 10.0)  # The range of c and of m.
 MOST_HOST_S = 1.0  # The upper limit of h.
-# Steps over which the standard error is averaged: four prefills, then four decodes. Columns: N, A_p, D, K, P.
+# Steps over which the standard error is averaged: four prefills of n tokens alone, then four steps of d
+# decodes alone. Columns: N, A_p, D, K, P.
 USUAL_STEPS = np.array(
     [[n, n * (n + 1) / 2, 0, 0, 1] for n in (128, 512, 2048, 8192)]
     + [[d, 0, d, d * 1024, 0] for d in (1, 8, 32, 128)],
@@ -64,7 +69,7 @@ USUAL_STEPS = np.array(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
-    """The engine that was measured. Without `kv_tokens` the memory model computes them."""
+    """The engine that was measured, on `tp` GPUs. Without `kv_tokens` the memory model computes them."""
 
     llm: Llm
     gpu: Gpu
@@ -77,12 +82,12 @@ class MeasuredEngine:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A corrected fit: c is `compute`, m `bandwidth`, h `host_s`. `standard_errors` are those of log c, of
-    log m, and of h [s].
+    """A corrected fit, `latency`, and the correction: c is `compute`, m `bandwidth`, h `host_s`.
 
-    `before_frac` and `after_frac` are the root mean squares of the log errors before and after the
-    correction. `errors` are predicted / measured - 1 after the correction, by (run, statistic). `points` is
-    the number of measurements.
+    `standard_errors` are those of log c, of log m, and of h [s]. `before_frac` and `after_frac` are the root
+    mean squares of log(predicted / measured) before and after the correction. `errors` are predicted /
+    measured - 1 after the correction, for runs only, by (name of the run, statistic). `points` is the number
+    of measurements.
     """
 
     latency: StepLatency
@@ -97,11 +102,11 @@ class Calibrated:
 
     @property
     def uncertainty_frac(self) -> float:
-        """The relative standard error of the calibration; 0 if it is not known."""
+        """The relative standard error of a corrected step time; 0 if it is not known."""
         return self.latency.uncertainty_frac or 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers of the calibration as a document has them."""
+        """The numbers of the calibration, as they are written to documents."""
         compute, bandwidth, host_s = self.standard_errors
         return {
             "compute": self.compute,
@@ -124,7 +129,7 @@ def _host_of(z: Array) -> float:
 
 
 def correct_latency(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
-    """The step times t' of the formula at the top of this module."""
+    """The step times t' of the formula at the top of this module. The host time is never below 0."""
     return replace(latency.scale_times(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
 
 
@@ -137,8 +142,10 @@ def calibrate_host(
 ) -> Calibrated:
     """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them.
 
-    Runs include the engine's host time. So the known part of it (models/engine.py) is added to the latency
-    first, and h is what differs from that.
+    The latencies of runs include the engine's host time. So the known part of it (models/engine.py) is added
+    to the latency first, and h is what is left to correct.
+
+    Raises InputError without measurements, without the engine of runs, and for runs that cannot be simulated.
     """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
@@ -150,7 +157,7 @@ def calibrate_host(
     weights = np.concatenate([np.ones(len(y)), [target.weight for target in targets]])
 
     def log_errors(z: Array) -> Array:
-        """log(predicted / measured) of the steps, then of the runs' statistics, for the z of
+        """log(predicted / measured) of the steps, then of the runs' statistics. z is that of
         `_fit_factors`.
         """
         trial = correct_latency(latency, z[0], z[1], _host_of(z))
@@ -168,8 +175,9 @@ def calibrate_host(
     host_s = max(_host_of(z), -latency.h_s)
     corrected = correct_latency(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
+    # Step times of engines and latencies of runs include host time, so the result is of whole steps.
     kind = latency.kind if all(table.is_kernel_time for table in steps) and not runs else "steps"
-    error = np.sqrt(np.diag(covariance))
+    z_errors = np.sqrt(np.diag(covariance))
     return Calibrated(
         latency=replace(
             corrected,
@@ -182,7 +190,11 @@ def calibrate_host(
         compute=compute,
         bandwidth=bandwidth,
         host_s=host_s,
-        standard_errors=(float(error[0] / z[0]), float(error[1] / z[1]), float(error[2] * HOST_PRIOR_S)),
+        standard_errors=(
+            float(z_errors[0] / z[0]),
+            float(z_errors[1] / z[1]),
+            float(z_errors[2] * HOST_PRIOR_S),
+        ),
         before_frac=_rms(before, weights),
         after_frac=_rms(after, weights),
         points=len(weights),
@@ -196,10 +208,11 @@ def calibrate_host(
 def _fit_factors(
     log_errors: Callable[[Array], Array], weights: Array, h_s: float, step: float
 ) -> tuple[Array, Array, float]:
-    """Minimise the sum at the top of this module. Returns z, its covariance, and sigma. `h_s` is the host
-    time of the latency, which h may lower to 0 at most.
+    """Minimise the sum at the top of this module. Returns z, its covariance, and sigma.
 
     z = (c, m, 1 + h / HOST_PRIOR_S): all near 1, so that one relative `step` suits the numerical derivatives.
+    `log_errors(z)` are the r of all measurements, each of which counts with its weight. `h_s` is the host
+    time of the latency; h may bring it down to 0, but not below.
     """
 
     def residuals(z: Array, sigma: float) -> Array:
@@ -207,11 +220,11 @@ def _fit_factors(
         return np.concatenate([log_errors(z) * weights / sigma, prior])
 
     points = float(np.sum(weights**2))
-    # The solver wants z strictly inside its bounds, so the lower one is a little below and z a little above
-    # 1.
-    lowest = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - 1e-9]
+    # The solver wants z strictly inside its bounds. Without host time the bound of z[2] is 1; so the bound is
+    # a little less, and the search begins at a little more.
+    lowest = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - BELOW_BOUND]
     highest = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
-    z, sigma, used_sigma = np.ones(3) + 1e-6, SIGMA, SIGMA
+    z, sigma, used_sigma = np.ones(3) + ABOVE_ONE, SIGMA, SIGMA
     for _ in range(ROUNDS):  # The fit depends on sigma and sigma on the fit, so they are computed in turn.
         used_sigma = sigma
         solution = least_squares(
@@ -229,15 +242,17 @@ def _fit_factors(
         z = np.asarray(solution.x)
         squares = float(np.sum((log_errors(z) * weights) ** 2))
         sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + squares) / (SIGMA_POINTS + points)))
-    # The solver's Jacobian is of residuals over the sigma before the last; the priors' rows do not depend on
-    # it.
+    # The rows of measurements in the solver's Jacobian were divided by the sigma before the last one; the
+    # rows of the three priors do not depend on it.
     rescaled = np.append(np.full(len(weights), used_sigma / sigma), [1.0] * 3)
     jacobian = np.asarray(solution.jac) * rescaled[:, None]
     return z, np.linalg.inv(jacobian.T @ jacobian), sigma
 
 
 def add_host_time(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatency:
-    """The latency plus the engine's host time, unless that is included already or no version is known."""
+    """The latency plus the engine's host time, unless that is included already or no version is known. Raises
+    InputError without an engine.
+    """
     if engine is None:
         raise InputError("calibration: runs need the engine that served them")
     if engine.version is None or latency.has_host:
@@ -249,7 +264,9 @@ def add_host_time(latency: StepLatency, engine: MeasuredEngine | None) -> StepLa
 def _predict_run(
     shared: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
 ) -> dict[tuple[str, str], float]:
-    """`predict_run`, with arguments as `executors.run_items` gives them."""
+    """As `predict_run`, with its arguments in the order of `executors.run_items`: what all items share
+    first.
+    """
     engine, latency = shared
     assert engine is not None
     return predict_run(run, engine, latency)
@@ -258,8 +275,12 @@ def _predict_run(
 def predict_run(
     run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency
 ) -> dict[tuple[str, str], float]:
-    """The statistics of a run [s] as our simulator predicts them, by (metric, statistic), for those that were
-    measured. Runs whose requests are drawn are simulated with all SEEDS, and the mean is taken.
+    """The statistics of a run [s] as our simulator predicts them, by (metric, statistic); only those that the
+    fit compares (`_targets`). A run whose requests must be drawn is simulated with all SEEDS, and the mean is
+    taken.
+
+    Raises InputError if the engine's KV cache is too small for the requests, or a statistic cannot be
+    simulated.
     """
     budget = run.max_num_batched_tokens or engine.max_num_batched_tokens
     seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
@@ -286,8 +307,8 @@ def predict_run(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _MeasuredStatistic:
-    """One measured statistic. Several statistics of one metric depend on each other, so `weight` makes them
-    count as one measurement together.
+    """One measured statistic of a run; `key` is (metric, statistic), such as ("ttft", "p90"). The statistics
+    of one metric depend on each other, so their weights make them count as one measurement together.
     """
 
     run: MeasuredRun
@@ -298,7 +319,8 @@ class _MeasuredStatistic:
 
 def _targets(run: MeasuredRun) -> list[_MeasuredStatistic]:
     """The statistics that the fit compares: of TTFT and TPOT (or the mean TBT), and of E2E only if one of
-    these two is missing. Shares of requests within a limit (`_at_most`) are no times.
+    these two is missing. Statistics named `..._at_most` are left out: they are shares of requests and no
+    times. Raises InputError if none is left.
     """
     usable = {
         metric: {name: value for name, value in values.items() if not name.endswith("_at_most")}
@@ -313,6 +335,7 @@ def _targets(run: MeasuredRun) -> list[_MeasuredStatistic]:
     if not metrics:
         raise InputError(f"run {run.name}: holds neither TTFT, TPOT nor end-to-end times to compare with")
     return [
+        # The fit sums squares, so k statistics with the weight k^-0.5 count as one.
         _MeasuredStatistic(run, (metric, name), value, len(usable[metric]) ** -0.5)
         for metric in metrics
         for name, value in usable[metric].items()
@@ -320,14 +343,16 @@ def _targets(run: MeasuredRun) -> list[_MeasuredStatistic]:
 
 
 def _run_trace(run: MeasuredRun, seed: int) -> Trace:
-    """The requests of a run; lengths and arrivals that were not recorded are drawn with the seed."""
+    """The requests of a run. Lengths and arrivals that were not recorded are drawn with the seed. Raises
+    InputError if nothing is known of the arrivals.
+    """
     n, rng = run.requests, np.random.default_rng(seed)
     lengths = []
     for values in (run.input_tokens, run.output_tokens):
         spread = run.length_spread_frac if len(values) < n else 0.0
         drawn = np.array(values) * (rng.uniform(1 - spread, 1 + spread, n) if spread else np.ones(n))
         lengths.append(np.maximum(np.rint(drawn), 1).astype(np.int64))
-    if run.concurrency is not None:
+    if run.concurrency is not None:  # The simulation keeps so many requests in flight, whatever the arrivals.
         arrival_s = np.zeros(n)
     elif run.arrival_s:
         order = np.argsort(run.arrival_s, kind="stable")
@@ -342,8 +367,9 @@ def _run_trace(run: MeasuredRun, seed: int) -> Trace:
 
 
 def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], run: MeasuredRun) -> float:
-    """A simulated statistic [s], such as the mean TTFT. `values` (n,) are by metric, `gaps` (n,) the number
-    of gaps of each request.
+    """The simulated statistic `key` [s], such as the mean TTFT. `values` (n,) are the seconds of each request
+    by metric, `gaps` (n,) the number of its gaps between tokens. Raises InputError if the statistic has no
+    value, or is 0 and has no log.
     """
     metric, name = key
     if metric == "tbt":  # Every gap counts once, so a request counts as often as it has gaps.
@@ -364,7 +390,9 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
 
 
 def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
-    """KV tokens of the measured engine by the memory model; raises InputError where the LLM does not fit."""
+    """KV tokens of the measured engine by the memory model, with a token budget of `budget` and so many
+    seats. Raises InputError if the LLM does not fit.
+    """
     kv_tokens = worker_memory(
         engine.llm,
         engine.gpu,
@@ -379,7 +407,9 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
 
 
 def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
-    """The variance of log step times that the `covariance` of z gives, as a mean over USUAL_STEPS."""
+    """The variance of log step times that follows from the `covariance` of z: the mean over USUAL_STEPS of
+    g' covariance g, where g is the gradient of the log step time at z.
+    """
 
     def logs(at: Array) -> Array:
         trial = correct_latency(latency, at[0], at[1], _host_of(at))
@@ -392,11 +422,11 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
 
 
 def _rms(log_errors: Array, weights: Array) -> float:
-    """The weighted root mean square."""
+    """The weighted root mean square of log errors."""
     return float(np.sqrt(np.sum((log_errors * weights) ** 2) / np.sum(weights**2)))
 
 
 def _measured_text(steps: int, runs: int) -> str:
-    """For instance "8 steps and 1 run"."""
+    """How much was measured, for instance "8 steps and 1 run"; without what was not measured."""
     counted = ((steps, "step"), (runs, "run"))
     return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counted if count)

@@ -1,8 +1,8 @@
 """certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-A fact is a dataclass of facts.py. planner/reports writes each as a sentence under `certificate` or
-`warnings`. The same fact stands under `facts` as values, in the same order: first `kind`, its class, then its
-fields. Sentences are never parsed.
+A fact is a dataclass of facts.py. planner/reports writes each as a sentence in the part `certificate` or
+`warnings` of the file. The part `facts` has the same facts as values, in the same order: first `kind`, which
+names the class, then the fields. Sentences are never parsed: a certificate is read from the values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Document = dict[str, Any]
 Say = Callable[[Any], str]
 """Writes a fact as a sentence."""
 
-ROUNDING_FRAC = 1e-12  # A smaller share of a value is an error of rounding.
+ROUNDING_FRAC = 1e-12  # A difference by a smaller share of a value is a rounding error.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
-"""The keys of `certificate` that hold sentences."""
+"""The keys of the part `certificate` that hold facts as sentences."""
 
 Written = TypeVar("Written")  # A class whose fields are written to the file.
 
@@ -157,7 +157,9 @@ class Throughput:
 
 
 def certificate_document(certificate: Certificate, say: Say) -> Document:
-    """The part `certificate` of certificate.json, with the facts in IN_SENTENCES as sentences."""
+    """The part `certificate` of certificate.json. The facts under IN_SENTENCES are sentences there, written
+    by `say`.
+    """
     document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
         "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
@@ -188,12 +190,14 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
 
 
 def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
-    """The part `facts` of certificate.json: for each list of sentences its facts as values, in order."""
+    """The part `facts` of certificate.json: for each list of sentences, by its name, its facts as values, in
+    the same order.
+    """
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
 def fact_document(fact: facts.Fact) -> Document:
-    """A fact as plain values."""
+    """A fact as values that JSON has, with its `kind`."""
     return {"kind": fact_kind(type(fact)), **plain_values(fact)}
 
 
@@ -203,7 +207,9 @@ def fact_kind(fact: type) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """The fields of a fact as plain values; limits also get their names."""
+    """A value of a field, as values that JSON has: a dataclass becomes its fields. Limits also get their
+    names.
+    """
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
         return {"name": value.name, **dataclasses.asdict(value), **unit}
@@ -244,9 +250,10 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
 
 
 def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The values of `robustness`. Older certificates call it `around`, and its part `headroom` there `ends`.
+    """The values of `robustness`. An older certificate calls it `around`, and its part `headroom` by the name
+    `ends`.
 
-    None where an older certificate has no such values, or lacks one for which there is no default.
+    None if an older certificate has no such values, or lacks one of them for which there is no default.
     """
     written = row.get("robustness", row.get("around"))
     if written is None:
@@ -260,7 +267,9 @@ def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
-    """The warnings of certificate.json: `values` are the facts of the `sentences`."""
+    """The warnings of certificate.json: `values` are the facts that its `sentences` say. Raises ValueError if
+    they are not what this module writes.
+    """
     warnings: tuple[facts.Warned, ...] = value_of(
         tuple[facts.Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
     )
@@ -268,7 +277,9 @@ def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
 
 
 def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
-    """The `values` of the sentences `written`; raises ValueError if their numbers differ."""
+    """The `values` of the sentences `written`, unchanged; raises ValueError if there are not as many of
+    both.
+    """
     sentences = value_of(tuple[str, ...], written, where)
     if not isinstance(values, list) or len(values) != len(sentences):
         raise ValueError(f"facts: {where} has other than one fact for each of its sentences")
@@ -276,7 +287,7 @@ def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
 
 
 def read_alternative(row: Mapping[str, Any], fleet: Fleet | None) -> Alternative:
-    """One of `alternatives`, with the `fleet` that the caller has read from it."""
+    """One of `alternatives` of the file (`row`), with the `fleet` that the caller has read from it."""
     value = row["bound"] if row["at_least"] else row["objective"]
     completed_row = {**row, "objective": math.inf if value is None else value}
     return dataclass_of(Alternative, completed_row, "alternatives", fleet=fleet)
@@ -289,7 +300,9 @@ def key_in_file(row: Mapping[str, Any], name: str) -> str:
 
 
 def dataclass_of(of_class: type[Written], row: Any, where: str, **given: Any) -> Written:
-    """A dataclass from its written fields; fields in `given` do not come from `row`."""
+    """A dataclass from its written fields. Fields in `given` do not come from `row`. `where` begins messages
+    of errors: the ValueError for a value of another type; a missing key raises LookupError.
+    """
     hints = get_type_hints(of_class)
     if of_class in NULL_STANDS_FOR:
         null = NULL_STANDS_FOR[of_class]
@@ -320,14 +333,16 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
     accepted = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-    # isinstance(True, int) is True, but `true` in a file is no number.
+    # For Python True is an int, but `true` in a file is no number.
     if isinstance(value, accepted.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{where} is {value!r:.80}")
 
 
 def _one_of(inner: tuple[Any, ...], value: Any, where: str) -> Any:
-    """A value of a union: None, the only other type, or the fact whose class `kind` names."""
+    """`value` as one of the types `inner` of a union: None, the only other type, or the fact whose class
+    `kind` names. Raises ValueError if it is none of these.
+    """
     if types.NoneType in inner:
         if value is None:
             return None

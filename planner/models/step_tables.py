@@ -7,10 +7,12 @@
     1,512,0,131328,0,0,0.037
     0,0,0,0,64,131072,0.0207
 
-Each is a sum over the step: `prefill_tokens` are new tokens of prompts, `cached_tokens` lie in the KV cache
-before them, `prefill_pairs` is A_p, and `kv_tokens` is K, the tokens to which decodes attend, the new one
-included. Columns `op_NAME_s` are the seconds of one operator in the whole step, timed apart from `t_s`. Other
-columns are kept and ignored.
+A row is one step, and each column a sum over the step's requests. `n_prefill` and `n_decode` count these:
+prompts, and decodes. `prefill_tokens` are the new tokens of prompts, and `cached_tokens` those before them
+that lie in the KV cache already. `prefill_pairs` is A_p, the pairs of a query and a key of prompts
+(models/latency.py). `kv_tokens` is K, the tokens to which decodes attend, the new one included. `t_s` is the
+time of the step [s]. Columns `op_NAME_s` are the seconds of one operator in the whole step, timed apart from
+`t_s`. Other columns are kept and ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from planner.errors import InputError
 from planner.files.text_tables import as_floats, parse_csv, read_text
 from planner.models.latency import Array
 
-NOT_INCLUDED = "not included"  # The value of host_overhead in a table of kernel times.
+NOT_INCLUDED = "not included"  # The value of the line `# host_overhead: ...` in a table of kernel times.
+LEAST_COUNT = -0.5  # Counts above this pass, because rounding may have left a count of 0 just below 0.
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
 
 # Operators of the columns `op_NAME_s` that readers of tables know.
@@ -51,7 +54,7 @@ class StepShape(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
-        """KV tokens in the cache after the step."""
+        """The KV tokens of these requests in the cache after the step. (Not the column `kv_tokens`.)"""
         return self.prompts * (self.new + self.cached) + self.decodes * self.context
 
     @property
@@ -64,8 +67,8 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P of planner/models/latency.py, `y` (n,) has
-    seconds, and `about` the `#` lines.
+    """Steps and their times, as the module's docstring says. `about` has the `#` lines by their keys. Raises
+    InputError for steps that cannot be fitted (`check_step_table`).
     """
 
     steps: pd.DataFrame
@@ -76,7 +79,7 @@ class StepTable:
 
     @property
     def X(self) -> Array:
-        """(n, 5): the columns of latency.py: tokens, pairs, decodes, KV tokens, prompts."""
+        """(n, 5): N, A_p, D, K and P of latency.py: tokens, pairs, decodes, KV tokens, prompts."""
         steps = self.steps
         tokens = steps.prefill_tokens + steps.n_decode
         columns = [tokens, steps.prefill_pairs, steps.n_decode, steps.kv_tokens, steps.n_prefill]
@@ -89,7 +92,9 @@ class StepTable:
 
     @property
     def operators(self) -> pd.DataFrame | None:
-        """Seconds of every operator in every step, a column for each; None unless all steps have all."""
+        """Seconds of each operator in each step, a column for each operator by its NAME. None if a step lacks
+        the time of an operator, or if there are no operators.
+        """
         names = {
             column: column.removeprefix("op_").removesuffix("_s")
             for column in self.steps.columns
@@ -101,15 +106,15 @@ class StepTable:
 
     @property
     def is_kernel_time(self) -> bool:
-        """Whether these are times of kernels alone, without the host's part."""
-        host_s = self.about.get("host_s", "")  # "0: ..." says why there is none.
+        """Whether these are times of kernels alone, without the time that the host takes."""
+        host_s = self.about.get("host_s", "")  # "0: ..." says that there is none, and why.
         return self.about.get("host_overhead") == NOT_INCLUDED or host_s.startswith("0:")
 
     @property
     def reads_cached(self) -> bool:
-        """Whether the times include the time in which prefills read their cached tokens. AIConfigurator's
-        times of attention go by pairs alone: for 72 tokens after 95,000 cached ones they are shorter than an
-        H100 takes to read the KV.
+        """Whether the times include that in which prefills read their cached tokens. Those of AIConfigurator
+        do not: its times of attention depend on pairs alone, and for 72 tokens after 95,000 cached ones they
+        are shorter than an H100 takes to read the KV.
         """
         is_measured = not self.about.get("source", "").startswith("AIConfigurator")
         return is_measured and bool((self.steps.cached_tokens > 0).any())
@@ -125,13 +130,13 @@ def without_next_launch(
 ) -> Array:
     """Step times (n,) of an engine that schedules asynchronously, each without the launch of the next step.
 
-    Such an engine launches a step before it reads the tokens of the one before. The launch of a prefill takes
-    long, since the host starts every layer by itself, and the step before seems to last as long: on an H100
-    34 ms for a decode of 8 ms, and then 4 ms for the prefill. Only the sum of both is measured rightly. So
-    the seconds of a step that `was_launched_meanwhile` (n,) and of the one before are added up and divided in
-    the ratio of `predicted_s` (n,).
+    Such an engine launches a step before it reads the tokens of the step before. The launch of a prefill
+    takes long, because the host starts every layer by itself, and the measured time of the step before
+    includes it: on an H100 34 ms for a decode of 8 ms, and then 4 ms for the prefill. Only the sum of both is
+    measured rightly. So the measured seconds `t_s` (n,) of a step that `was_launched_meanwhile` (n,) and of
+    the step before are added up, and divided in the ratio of their `predicted_s` (n,).
     """
-    group = np.cumsum(~was_launched_meanwhile)
+    group = np.cumsum(~was_launched_meanwhile)  # A step and those launched meanwhile have one number.
     measured_s, expected_s = (np.bincount(group, weights=each)[group] for each in (t_s, predicted_s))
     return np.asarray(predicted_s * measured_s / expected_s)
 
@@ -151,7 +156,9 @@ def read_step_table(path: Path) -> StepTable:
 
 
 def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
-    """Refuse a table that cannot be fitted, naming the column and the first row at fault (1 = first step)."""
+    """Raise InputError for a table that cannot be fitted. The message begins with `where`, and names the
+    column and the first wrong row (1 is the first step).
+    """
     if missing := [column for column in COLUMNS if column not in steps.columns]:
         raise InputError(f"{where}: lacks the column(s) {', '.join(missing)}; needs {', '.join(COLUMNS)}")
     if steps.empty:
@@ -159,7 +166,7 @@ def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
     for column in COLUMNS:
         values = as_floats(steps[column])
         is_time = column == "t_s"
-        is_possible = values > 0 if is_time else values > -0.5  # Counts that rounding left just below 0 pass.
+        is_possible = values > 0 if is_time else values > LEAST_COUNT
         bound = "> 0" if is_time else ">= 0"
         _refuse_rows(~(np.isfinite(values) & is_possible), steps, column, f"must be a number {bound}", where)
     work = steps.prefill_tokens + steps.n_decode
@@ -188,7 +195,7 @@ def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
 
 
 def _refuse_rows(bad: object, steps: pd.DataFrame, column: str, why: str, where: str) -> None:
-    """Raise InputError for the first row that is bad, if one is."""
+    """Raise InputError for the first row that is `bad` (n,), if there is one, with what is wrong (`why`)."""
     if (rows := np.flatnonzero(np.asarray(bad))).size:
         row = int(rows[0])
         raise InputError(f"{where}: step {row + 1}: {column} is {steps[column].iloc[row]}: {why}")

@@ -256,11 +256,8 @@ def make_caches(
     caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
     for name in ("oldest", "newest", "first_late", "last_late", "last_waiting", "served_tenant"):
         caches[name] = NONE
-    caches["token_s"][:workers] = np.array([prefill_token_s(worker) for worker in worker_types])[type_indices]
-    # While a request is decoded, its mean context is its prompt and half of its output.
-    context_tokens = float((trace.input_tokens + trace.output_tokens / 2).mean())
-    output_s = [output_token_s(worker, context_tokens, policies.decode_batch) for worker in worker_types]
-    caches["output_s"][:workers] = np.array(output_s)[type_indices]
+    token_s, output_s = _token_seconds(trace, worker_types, policies.decode_batch)
+    caches["token_s"][:workers], caches["output_s"][:workers] = token_s[type_indices], output_s[type_indices]
 
     # One entry for each copy of a node that KV memory could hold. `prefix_cache` is a bool here: without it
     # workers keep 0 tokens.
@@ -277,8 +274,7 @@ def make_caches(
     if has_window:  # Entries of evicted copies remain while a request of the window shares them.
         most_entries += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(most_entries, dtype=ENTRY)  # Zeros take neither time nor memory before they are used.
-    # No free entry follows the last one: NONE, as ENTRY.newer is counted. (A slice, as there may be no
-    # entries.)
+    # No free entry follows the last one (ENTRY.newer). A slice, because there may be no entries.
     entries["newer"][-1:] = NONE - most_entries
     # A power of two, and at most half full, so searches in the hash index are short.
     index_length = 1 << max(2 * most_entries, 1).bit_length()
@@ -309,6 +305,18 @@ def make_caches(
         notices=np.zeros(most_notices, dtype=NOTICE),
         numbers=_first_numbers(block, nodeless, has_entries=most_entries > 0),
         settings=_setting_values(policies, trace),
+    )
+
+
+def _token_seconds(
+    trace: Trace, worker_types: list[WorkerType], decode_batch: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Seconds of each worker type to prefill a token, and to decode one in a batch of `decode_batch`."""
+    # While a request is decoded, its mean context is its prompt and half of its output.
+    context_tokens = float((trace.input_tokens + trace.output_tokens / 2).mean())
+    return (
+        np.array([prefill_token_s(worker) for worker in worker_types]),
+        np.array([output_token_s(worker, context_tokens, decode_batch) for worker in worker_types]),
     )
 
 

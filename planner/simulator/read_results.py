@@ -61,8 +61,7 @@ def read_simulation(
     `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError if a step
     was larger than the tables of step times.
     """
-    # A step that is larger than the tables has the time NaN. Then its lane (layout.py) is busy, but the end
-    # of no step is due on it.
+    # The time of such a step is NaN. Then its lane (layout.py) is busy, but no end of a step is due there.
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
@@ -80,8 +79,7 @@ def read_simulation(
     finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
     selectors = selectors_of(limits)
-    # In sessions requests wait for others, so their arrivals depend on the simulation; those of the trace are
-    # nominal.
+    # In sessions the arrivals depend on the simulation; those of the trace are nominal.
     has_sessions = bool(trace.after.size)
     return Simulation(
         arrival_s=arrival_s,

@@ -1,4 +1,6 @@
-"""How much of its fair share of service each tenant gets while it has work waiting.
+"""How much of its fair share of service each tenant gets in a simulation while it has work waiting.
+
+"Service" is the weighted tokens that a tenant's requests are given:
 
 Sets   u  tenant      r  request
 Data   p_r, o_r   prompt tokens that are computed (not found cached), output tokens
@@ -12,15 +14,15 @@ Fair     F_u(t1, t2) = w_u / sum_{v active} w_v  x  sum_v W_v(t1, t2),   active:
 
   share_u(t1, t2) = W_u / min(F_u, W_u + B_u(t2))
 
-A stretch of the measured time in which u has work waiting all along is cut into as many equal windows as can
-be at least `window_s` long; a shorter stretch has none. The share of a tenant is the least one of its
-windows. The term with B_u limits what a tenant is owed to the work that it has: if its requests wait only for
-a step or two and all get served, the share is 1 or more; with much work waiting it is owed its fair share.
+A span of the measured time in which u has work waiting all along is cut into as many equal windows as can be
+at least `window_s` long; a shorter span has none. The share of a tenant is the least share of its windows. A
+tenant is owed no more than the work that it has, W_u + B_u: if its requests wait only for a step or two and
+all get served, its share is 1 or more. With much work waiting it is owed its fair share F_u.
 
 Service, weights and backlogged intervals are those of VTC (Sheng et al. 2024, arXiv:2401.00588, section 3 and
 Theorem 4.4), whose figures take windows of a minute; only computed prompt tokens count, as in DLPM (Cao et
-al. 2025, arXiv:2501.14312). VTC bounds how many tokens a tenant may be behind; a share is relative. Preempted
-requests and requests that wait to be handed over do not count as waiting.
+al. 2025, arXiv:2501.14312). VTC bounds by how many tokens a tenant may be behind; our share is relative.
+Preempted requests and requests that wait to be handed over do not count as waiting.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of time, in order.
+Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends [s] of disjoint spans of time, in order.
+SHARE_TOLERANCE = 1e-9  # A share that is too small by no more than this part of it is too small by rounding.
+PARTS_TOLERANCE = 1e-12  # Rounding may lose so much of a span, which must not lose a window.
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The least share of a tenant over its `windows`, and the window that has it.
+    """The least share of a tenant over its windows, and the start and end of the window that has it [s].
 
-    Without windows `share_frac` is NaN and `window_s` is None.
+    `windows` is their number. Without windows `share_frac` is NaN and `window_s` is None.
     """
 
     tenant: str
@@ -65,10 +69,9 @@ class GuaranteeLine:
 
     @property
     def holds(self) -> bool:
-        """Whether the least share is large enough; also where no tenant waited for a whole window."""
-        # `not <` in place of `>=`, so that the guarantee holds where the share is NaN; a share that is too
-        # small by rounding alone holds as well.
-        return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
+        """Whether the least share is large enough. True also if no tenant waited for a whole window."""
+        # `not <` in place of `>=`, so that the guarantee holds where the share is NaN.
+        return not self.least.share_frac < self.guarantee.share_frac * (1 - SHARE_TOLERANCE)
 
 
 def judge_guarantees(simulation: Simulation, slo: Slo) -> tuple[GuaranteeLine, ...]:
@@ -86,7 +89,9 @@ def judge_guarantees(simulation: Simulation, slo: Slo) -> tuple[GuaranteeLine, .
 def tenant_shares(
     simulation: Simulation, window_s: float, tenants: Sequence[int] | None = None
 ) -> tuple[TenantShare, ...]:
-    """The least share of each of these tenants, by default of all."""
+    """The least share of each of these tenants (indices into `simulation.tenants`), by default of all.
+    `window_s` is the least length of a window.
+    """
     all_tenants = [
         _ServiceCurve.of_requests(simulation, simulation.tenant == u) for u in range(len(simulation.tenants))
     ]
@@ -94,18 +99,19 @@ def tenant_shares(
     weights, (start_s, end_s) = simulation.tenant_weights, simulation.window_s
     shares = []
     for u in range(len(simulation.tenants)) if tenants is None else tenants:
-        own, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
+        own, windows = all_tenants[u], 0
+        worst = math.nan, (0.0, 0.0)  # The least share so far, and its window.
         for edges_s in _windows_in_spans(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
             served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
             active = np.array([_meets_windows(each.present, edges_s) for each in all_tenants])  # (U, windows)
             # The tenant's own weight counts, active or not.
             fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
             owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
-            # A tenant that is owed nothing waits for nothing in this window.
-            for v in np.flatnonzero(owed > 0):
+            # In a window in which the tenant is owed nothing it has no share.
+            for i in np.flatnonzero(owed > 0):
                 windows += 1
-                if not served[v] / owed[v] >= worst[0]:  # Also if the worst is NaN, as at first.
-                    worst = float(served[v] / owed[v]), (float(edges_s[v]), float(edges_s[v + 1]))
+                if not served[i] / owed[i] >= worst[0]:  # Also if the worst is NaN, as at first.
+                    worst = float(served[i] / owed[i]), (float(edges_s[i]), float(edges_s[i + 1]))
         span_s = worst[1] if windows else None
         shares.append(TenantShare(simulation.tenants[u], worst[0], span_s, windows))
     return tuple(shares)
@@ -115,7 +121,8 @@ def tenant_shares(
 class _ServiceCurve:
     """The service W of some requests over time, as the sum of a piecewise linear curve and of jumps.
 
-    `waiting` are the spans in which some of them wait, `present` those in which some wait or run.
+    `waiting` are the spans in which some of them wait to be first scheduled, `present` those in which some of
+    them have arrived and not ended. An amount is service: weighted tokens.
     """
 
     waiting: Spans
@@ -131,7 +138,7 @@ class _ServiceCurve:
 
     @classmethod
     def of_requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceCurve:
-        """The service of the requests in the mask `own` (n,), but for rejected ones."""
+        """The service of the requests that the mask `own` (n,) chooses, without rejected ones."""
         own = own & (simulation.status != REJECTED)
         of_prompt, of_output = simulation.token_weights
         arrival_s = simulation.arrival_s[own]
@@ -151,11 +158,11 @@ class _ServiceCurve:
         starts_s = np.concatenate([scheduled_s, first_s])
         ends_s = np.concatenate([first_s, finish_s])
         amounts = np.concatenate([prompt, np.maximum(output - of_output, 0.0)])
+        # Service that had not ended when the simulation did counts as not given: how much was is not known.
         is_known = np.isfinite(ends_s)
-        # What never ended gave no service that is known.
         starts_s, ends_s, amounts = starts_s[is_known], ends_s[is_known], amounts[is_known]
+        # Service is a ramp from its start to its end or, if that takes no time, a jump.
         is_ramp = ends_s > starts_s
-        # A stretch without length is a jump.
         knots_s, at_knots = _sum_ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
         begun_decode = np.isfinite(first_s)
         steps_s, after_steps = _sum_jumps(
@@ -172,40 +179,43 @@ class _ServiceCurve:
         )
 
     def until(self, times_s: Floats) -> Floats:
-        """The service given from time zero until each of these times."""
+        """The service given from time zero until each of these times [s]."""
         ramps = np.interp(times_s, self.knots_s, self.at_knots) if len(self.knots_s) else 0.0
         return ramps + self.after_steps[np.searchsorted(self.steps_s, times_s, "right")]
 
     def waiting_at(self, times_s: Floats) -> Floats:
-        """Service of the requests that wait just before these times."""
+        """The service that the requests need which wait just before each of these times [s]: B_u."""
         arrived = self.arrived[np.searchsorted(self.arrival_s, times_s)]
         return np.asarray(arrived - self.begun[np.searchsorted(self.scheduled_s, times_s)])
 
 
 def _sum_ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
-    """The sum of ramps, each from 0 at its start to its amount at its end: its knots and values there."""
+    """The knots of the sum of ramps, and its values there. A ramp grows from 0 at its start to its amount at
+    its end, and keeps that.
+    """
     rates = amounts / (ends_s - starts_s)
     times_s = np.concatenate([starts_s, ends_s])
     order = np.argsort(times_s, kind="stable")
     times_s = times_s[order]
-    rate = np.cumsum(np.concatenate([rates, -rates])[order])
+    rate = np.cumsum(np.concatenate([rates, -rates])[order])  # The slope of the sum after each knot.
     return times_s, np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(times_s))])[: len(times_s)]
 
 
 def _sum_jumps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
-    """The times in order, and the sum of the first 0, 1, ... amounts."""
+    """The times in order, and the sums (n + 1,) of the first 0, 1, ... of the amounts at these times."""
     order = np.argsort(times_s, kind="stable")
     return times_s[order], np.concatenate([[0.0], np.cumsum(amounts[order])])
 
 
 def _union_of_spans(starts_s: Floats, ends_s: Floats) -> Spans:
-    """The union of these spans as disjoint ones."""
+    """The union of these spans of time as disjoint spans. Spans without length are left out."""
     is_span = ends_s > starts_s
     order = np.argsort(starts_s[is_span], kind="stable")
     starts_s, ends_s = starts_s[is_span][order], ends_s[is_span][order]
     if not len(starts_s):
         return np.zeros((0, 2))
-    reached_s = np.maximum.accumulate(ends_s)
+    reached_s = np.maximum.accumulate(ends_s)  # The latest end of each span and all before it.
+    # A span is the first of a disjoint one if it starts after the end of all before it.
     is_first = np.concatenate([[True], starts_s[1:] > reached_s[:-1]])
     last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(starts_s) - 1]])
     return np.stack([starts_s[is_first], reached_s[last]], axis=1)
@@ -215,15 +225,14 @@ def _windows_in_spans(spans: Spans, within_s: tuple[float, float], window_s: flo
     """The edges of the windows in each span, clipped to `within_s`: equal parts of at least `window_s`."""
     edges = []
     for start_s, end_s in np.clip(spans, *within_s).tolist():
-        # A factor above 1, so that rounding does not lose a window.
-        parts = math.floor((end_s - start_s) / window_s * (1 + 1e-12))
+        parts = math.floor((end_s - start_s) / window_s * (1 + PARTS_TOLERANCE))
         if parts:
             edges.append(np.linspace(start_s, end_s, parts + 1))
     return edges
 
 
 def _meets_windows(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
-    """Whether any of the spans has a part in each window between the edges."""
+    """For each window between two edges, whether some part of the spans is in it."""
     first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # The first span that ends after the start.
     starts_s = np.append(spans[:, 0], np.inf)[first]  # inf: no span after the window's start.
     return np.asarray(starts_s < edges_s[1:])

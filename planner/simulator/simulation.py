@@ -1,4 +1,4 @@
-"""What a simulation returns: what became of every request, and what every worker did.
+"""The result of a simulation: what became of every request, and what every worker did.
 
 `planner/simulator/read_results.py` fills a `Simulation` from the records of the compiled engines, and
 `planner/simulator/slo_verdict.py` judges it against an SLO.
@@ -26,12 +26,16 @@ STATUS = ("finished", "rejected", "unfinished")  # In the order of layout.FINISH
 class Simulation:
     """What happened to every request and worker. n requests, W workers, L limits, V windows, R recorded runs.
 
-    Fields of requests are (n,), in the trace's order, and NaN for what never happened. `window_s` is the part
-    of the simulation that counts, without the warm-up. `counted` and `violations` are how many values each
-    limit counted, and how many of them were above it; 0 for a metric that the kernel does not count.
-    `counted_in` and `violations_in` are the same in each window between `edges_s`, if there are any.
-    `complete` is False if the simulation was stopped because a limit could no longer hold. `nominal_s` are
-    the arrivals in sessions if answers took no time.
+    Fields of requests are (n,), in the trace's order. Times are in seconds from the request's arrival, except
+    `arrival_s`; they are NaN for what never happened. `queue_s` is the wait until it was first scheduled.
+    `prefill_worker` and `decode_worker` are indices into `worker_names`, layout.NONE for no worker.
+
+    `window_s` is the measured window, the part of the simulation that counts, without the warm-up; `end_s` is
+    the end of the simulation. `counted` and `violations` are how many values each of the `limits` counted in
+    it, and how many of them were above the limit; 0 for a metric that the kernel does not count. `counted_in`
+    and `violations_in` are the same in each of the windows between `edges_s`, if there are any. `complete` is
+    False if the simulation was stopped because a limit could no longer hold. `nominal_s` are the times at
+    which requests would have arrived if no answer that a session waits for took any time.
     """
 
     arrival_s: Floats
@@ -60,15 +64,15 @@ class Simulation:
     cached_tokens: Ints | None = None  # Found in a prefix cache at first admission; None without caches.
     tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # An index into `tenants`.
     tenants: tuple[str, ...] = ()  # Empty if the trace names none.
-    tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
+    tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))  # (U,) by tenant.
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
-    # How much service to a tenant a prompt token and an output token are, for queues that share it fairly.
+    # How much a prompt token and an output token count as service to a tenant (service_shares.py).
     token_weights: tuple[float, float] = (1.0, 1.0)
     # layout.PART: chunks of prompts and preemptions, by their step in `runs`; empty if not recorded.
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
-    reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without it.
-    disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
-    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) Seconds waited for that load.
+    reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without offload.
+    disk_tokens: Ints | None = None  # How many of these came from the disk behind CPU memory.
+    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) Seconds of waiting for that load.
     image_tokens: Ints | None = None  # Input tokens that an encoder makes of images; None if not recorded.
     nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
@@ -83,11 +87,13 @@ class Simulation:
     of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def class_number(self, selector: Selector | None) -> int:
-        """The number in `of_class` of the class that a selector chooses; layout.NONE without a selector."""
+        """The number in `of_class` of the class that a selector chooses; layout.NONE without a selector. The
+        selector must be one of the `limits`.
+        """
         return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
 
     def limited_requests(self, limit: Limit) -> npt.NDArray[np.bool_]:
-        """(n,) bool: the requests that a limit counts."""
+        """Which requests (n,) a limit is about: those of its class, or all."""
         if limit.selector is None:
             return np.ones(len(self.arrival_s), dtype=bool)
         return np.asarray(self.of_class == self.class_number(limit.selector))
@@ -108,7 +114,7 @@ class Simulation:
 
     @property
     def token_disk_frac(self) -> float | None:
-        """Share of the input tokens that came from a disk behind CPU memory; None without CPU memory."""
+        """The share of input tokens that came from a disk behind CPU memory; None without such memory."""
         if self.disk_tokens is None:
             return None
         return float(self.disk_tokens.sum() / self.input_tokens.sum())

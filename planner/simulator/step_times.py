@@ -1,9 +1,10 @@
 """Seconds of a step, in each form of step times that the simulator knows.
 
 Symbols are those of planner/models/latency.py. A step has N tokens. D of them are decodes, which read K
-tokens of KV. The others belong to P chunks of prompts: n new tokens each after c cached ones, with A_p pairs
-of a query and a key and C cached tokens in all. a, b, d, e, m and h are fitted numbers, of which h is the
-host's time; f, p, q, u, v and w are tables, g and r fitted functions, and o and o' overheads.
+tokens of KV. The others belong to P chunks of prompts. A chunk has n new tokens after c cached ones; all
+chunks together have A_p pairs of a query and a key, and C cached tokens. a, b, d, e, m and h are fitted
+numbers, of which h is the host's time; f, p, q, u, v and w are tables, g and r fitted functions, and o and o'
+overheads. [P > 1] is 1 if P > 1, else 0.
 
 FIVE_NUMBERS      t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with h in f
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
@@ -16,9 +17,13 @@ SPECULATIVE       FIVE_NUMBERS of all tokens that are checked, and a drafter's p
                   (planner.models.speculation)
 
 In VIDUR_TABLES C is the sum over the prompts of ceil(c / 64). In SPLITWISE_LOOKUP a setting says whether the
-tokens of p include those of decodes. A step beyond the tables takes infinitely long, and
-`read_results.read_simulation` says so. planner/models/foreign_forms.py makes the tables and the numbers k,
-and says what each of these is.
+tokens of p include those of decodes. A step beyond the tables takes infinitely long; then
+`read_results.read_simulation` raises an error. planner/models/foreign_forms.py makes the tables and the
+numbers (`kind.numbers`, here k), and says what each of these is.
+
+`lane` is the step that was formed (layout.py): `kv_sum` are the KV tokens of its decodes, `pairs` A_p,
+`cached` C, `squares` the sum of n^2, `prefills` P. `is_decoding` is 0 in a step whose decodes wait. `kind` is
+the record of the worker's type.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE_NUMBERS,
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)  # More steps than any run has.
-# Where step times fall, a run is cut so that they fall by no more than this share. Set by hand.
+# Where step times fall from step to step, a run is cut so that they fall by no more than this share. Set by
+# hand.
 LONGEST_FALL_FRAC = 0.001
 
 

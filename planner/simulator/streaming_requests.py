@@ -1,14 +1,14 @@
-"""Simulate long traces in little memory: a request has its record in memory only while it is under way.
+"""Simulates long traces in little memory: a request has its record in memory only while it is under way.
 
-A record (`layout.REQUEST`) has 28 fields, and the results of a request take a quarter of its bytes. The
-records of all requests are one array of reserved memory, of which the operating system hands out a page when
-something is written there. The kernel (`planner/simulator/kernel.py`) pauses every CHUNK_REQUESTS requests.
-At a pause the records of the next requests are written, the results of all finished chunks are read, and the
-memory of these chunks is given back. The kernel still sees one array of all requests, and a pause moves no
-event, so results are equal to the last bit.
+A record (`layout.REQUEST`) takes four times the bytes of the results of a request. The records of all
+requests are one array of reserved memory, of which the operating system hands out a page only when something
+is written there. The kernel (`planner/simulator/kernel.py`) pauses every CHUNK_REQUESTS requests, which are a
+chunk. At a pause the records of the next requests are written ("laid out"), the results of all finished
+chunks are read, and the memory of these chunks is given back. The kernel still sees one array of all
+requests, and a pause moves no event, so results are equal to the last bit.
 
 Recorded runs of steps (`layout.RUN`) are read at each pause too. The gaps between their tokens are counted
-(`GapCounts`). The runs themselves are kept only in SAMPLES parts of the simulation, evenly spread over it.
+(`GapCounts`). The runs themselves are kept only of SAMPLES parts of the simulation, evenly spread over it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ Columns = dict[str, npt.NDArray[Any]]
 LONG_REQUESTS = 2_000_000  # Longer traces are streamed; the records of this many requests take 430 MB.
 # Requests between two pauses. Their records take 28 MB, little beside the results of a long trace.
 CHUNK_REQUESTS = 1 << 17
-RUNS_PER_REQUEST = 64  # Room to record runs of steps, per request of a chunk. Only what is used takes memory.
+# Room for recorded runs of steps, per request of a chunk. Only what is used takes memory.
+RUNS_PER_REQUEST = 64
 # The number of parts of the simulation whose runs are kept, and the most runs that are kept of each part. Set
-# by hand: means over them stand for the whole, and together they take less memory than the results.
+# by hand: means over these parts stand for the whole, and the runs take less memory than the results.
 SAMPLES, SAMPLE_RUNS = 8, 100_000
 MOST_WORKERS = 2**15 - 1  # The results have the number of a worker in two bytes.
 # Columns of results whose numbers need fewer than eight bytes.
@@ -57,9 +58,10 @@ def reserve_array(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void
 class StreamedRequests:
     """The requests of a long trace on their way through the kernel.
 
-    `lay_out(first, records)` writes the records of the requests from index `first` on, in the state before
-    their arrival. `read(records, rows)` (`read_results.columns_of`) returns the columns of results of the
-    requests `rows`. `arrival_s` (n,) rises, and `chunk` is the number of requests between two pauses.
+    `lay_out(first, records)` writes the records of the requests from index `first` on, as they are before
+    their arrival. `read(records, rows)` returns the columns of results of the requests `rows` (as
+    `read_results.columns_of`). `arrival_s` (n,) never falls, and `chunk` is the number of requests between
+    two pauses.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class StreamedRequests:
         self._n = len(arrival_s)
         self.requests, self._memory = reserve_array(self._n, layout.REQUEST)
         self._laid_out = 0  # How many requests have a record.
-        # The index of the first request of each chunk whose results were not read yet.
+        # Each chunk whose results were not read yet, as the index of its first request.
         self._unread = list(range(0, self._n, chunk))
         self._columns: Columns = {"arrival_s": arrival_s}
         self._last_finish_s = np.nan
@@ -84,16 +86,18 @@ class StreamedRequests:
         self.gaps: GapCounts | None = None
 
     def disturbances(self) -> npt.NDArray[np.void]:
-        """The pauses, as records of the array in which the kernel also reads of failures."""
+        """The pauses as disturbances. The kernel has one list of these, with failures of workers and
+        pauses.
+        """
         rows = np.zeros(len(self.pauses_s), layout.DISTURBANCE)
         rows["time_s"], rows["kind"] = self.pauses_s, layout.PAUSE
         return rows
 
     def run(self, state: State, advance: Callable[[State], None], deadline: float = math.inf) -> None:
-        """Run the kernel (`advance`) from pause to pause until the simulation ends.
+        """Let `advance` run the kernel from pause to pause until the simulation ends.
 
-        Raises OutOfTime at the first pause after `deadline` [s on time.monotonic's clock], and MoreRuns where
-        more runs were recorded than `state.runs` has room for.
+        Raises OutOfTime at the first pause after `deadline` (seconds on the clock of time.monotonic), and
+        MoreRuns if more runs were recorded than `state.runs` has room for.
         """
         if len(state.runs):
             self.gaps = GapCounts(float(state.window[0]), float(state.window[1]))
@@ -109,7 +113,7 @@ class StreamedRequests:
             self._read_done(state)
 
     def columns(self, state: State) -> Columns:
-        """The results of all requests, (n,) each, at the end of the run."""
+        """The results of all requests, (n,) each by name, once the simulation has ended."""
         self._read_done(state, at_the_end=True)
         return self._columns | {"last_finish_s": np.array([self._last_finish_s])}
 
@@ -131,7 +135,8 @@ class StreamedRequests:
         for first in self._unread:
             end = min(first + self._chunk, self._n)
             rows = slice(first, end)
-            # The kernel may still read a chunk at the edge of what is laid out.
+            # The kernel may still read the last chunk that is laid out, because it may compare the arrival of
+            # its last request with other events.
             is_done = at_the_end or (
                 end < self._laid_out
                 and (self.requests["status"][rows] != layout.UNFINISHED).all()
@@ -153,15 +158,16 @@ class StreamedRequests:
                 self._columns[name] = np.empty(self._n, _SMALL_TYPES.get(name, column.dtype))
             self._columns[name][rows] = column
         size = layout.REQUEST.itemsize
+        # Only whole pages can be given back: from the first page that begins in these rows on.
         first_page, end_page = -(-rows.start * size // mmap.PAGESIZE), rows.stop * size // mmap.PAGESIZE
-        if end_page > first_page:  # Whole pages only.
+        if end_page > first_page:
             start, length = first_page * mmap.PAGESIZE, (end_page - first_page) * mmap.PAGESIZE
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
-        release_memory(self.arrival_s)
+        release_memory(self.arrival_s)  # If these lie in a file, their pages are read again when needed.
 
     def _read_runs(self, state: State, pause: int) -> None:
-        """Count the gaps of the runs that were recorded since the last pause, and keep the runs where this
-        pause ends one of the SAMPLES parts.
+        """Count the gaps of the runs that were recorded since the last pause. Keep the runs themselves if
+        what lies between that pause and this one is one of the SAMPLES parts.
         """
         if self.gaps is None:
             return
@@ -170,7 +176,7 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
-        # Pauses between two parts; the middle one is kept.
+        # Of so many stretches from one pause to the next, the middle one is a part whose runs are kept.
         every = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % every == every // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()
@@ -187,7 +193,9 @@ class OutOfTime(Exception):
 
 
 class MoreRuns(Exception):
-    """Between two pauses more runs of steps came than there was room for: `replay` starts again with more."""
+    """Between two pauses more runs of steps came than there was room for; replay.py starts again with
+    more.
+    """
 
 
 def _leaving_requests(state: State) -> list[int]:

@@ -1,10 +1,11 @@
 """How much of its GPUs a simulated pool uses: time, FLOP, bandwidth, KV cache, and how large its batches are.
 
 These are the replica and hardware metrics of Vidur (Agrawal et al. 2024, arXiv:2405.05465, section 5), over
-the measured window. FLOP are 2 per active parameter and token of a step, without those of attention; bytes
-are weights and KV cache, as in the power model (`planner.models.power.step_utilisations`). Both are shares of
-the peak of all GPUs over the whole window, idle time included. KV in use is a mean over the time of steps,
-batches over their number.
+the measured window. FLOP are counted as 2 per active parameter and token of a step, without those of
+attention; bytes are those of weights and KV cache, as in the power model
+(`planner.models.power.step_utilisations`). Both are given as shares of the peak of all GPUs over the whole
+window, idle time included. The KV cache in use is a mean over the time in which steps ran; the size of
+batches is a mean over steps.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
+SUM_TOLERANCE = 1e-12  # More than the relative rounding error of a sum of weights.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """How a pool used its GPUs. KV cache and batches are NaN if no step ran in the window."""
+    """How a pool used its GPUs. Shares of KV cache and sizes of batches are NaN if no step ran in the
+    window.
+    """
 
     pool: str
     workers: int
     busy_frac: float  # Share of the window in which steps ran, the mean of workers or of pipeline stages.
-    mfu_frac: float  # Model FLOP utilisation.
-    bandwidth_frac: float
-    kv_mean_frac: float
-    kv_most_frac: float
-    decodes_mean: float  # Decodes in a step: mean, 99th percentile, largest number.
-    decodes_p99: float
-    decodes_most: int
-    tokens_mean: float  # Tokens in a step, of prompts and decodes.
+    mfu_frac: float  # Model FLOP utilisation: the share of the peak FLOP/s of the GPUs.
+    bandwidth_frac: float  # The share of the peak memory bandwidth of the GPUs.
+    kv_mean_frac: float  # The share of a rank's KV cache in use: its mean ...
+    kv_most_frac: float  # ... and the largest share at the begin of a run of steps.
+    decodes_mean: float  # Decodes in a step of a rank: the mean, ...
+    decodes_p99: float  # ... the 99th percentile, ...
+    decodes_most: int  # ... and the largest number.
+    tokens_mean: float  # The mean of tokens in a step of a rank, of prompts and decodes.
 
 
 def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
@@ -46,14 +50,15 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
     if not len(simulation.runs):
         return ()
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
-    window_s, first, uses = end_s - start_s, 0, []
+    window_s, uses = end_s - start_s, []
+    first = 0  # The number of the pool's first worker in the simulation.
     for pool in fleet.running_pools:
         worker_type, end = pool.type, first + pool.count
         is_of_pool = (runs["worker"] >= first) & (runs["worker"] < end) & (inside_s > 0)
         first = end
         pool_runs, seconds = runs[is_of_pool], inside_s[is_of_pool]
         if not len(pool_runs):
-            # No step ran, so all shares of the window are 0, and means over steps are NaN.
+            # No step ran, so all shares of the window are 0, and what is measured over steps is NaN.
             nan = float("nan")
             uses.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
@@ -65,7 +70,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         )
         worker_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
         kv_frac = pool_runs["blocks"] * float(KV_BLOCK_TOKENS) / worker_type.kv_tokens
-        # A run that crosses an edge of the window counts with the share of its steps inside.
+        # A run that crosses an edge of the window counts with the share of its time inside.
         steps = pool_runs["steps"] * seconds / whole_runs_s
         uses.append(
             PoolUse(
@@ -79,7 +84,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
                 decodes_p99=_weighted_percentile(pool_runs["decodes"], steps, 0.99),
                 decodes_most=int(pool_runs["decodes"].max()),
-                # The tokens are those of all ranks, the mean is for one rank.
+                # `tokens` are those of all ranks of a worker, `tokens_mean` is of one rank.
                 tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,
             )
         )
@@ -87,9 +92,9 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
 
 
 def _weighted_percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac: float) -> float:
-    """Smallest value with at least this share of the weight at or below it."""
+    """The smallest value with at least this share of all weight at or below it."""
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])
     # The product may be rounded up, and could then lie above every cumulated weight.
-    index = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - 1e-12))
+    index = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - SUM_TOLERANCE))
     return float(values[order[min(index, len(order) - 1)]])

@@ -1,11 +1,14 @@
-"""The nodes of each worker, if the network has a topology, and so the link between two workers.
+"""Says on which nodes each worker is, if the network has a topology, and so which link two workers have.
 
 Workers are dealt out to nodes of their GPU. Prefill and decode workers take turns, in proportion to their
 counts, so that nodes hold both; each worker goes to the first node with room. A worker with more GPUs than a
-node has takes whole nodes. The nodes of a worker are its place. Two workers at the same place hand over by
-NVLink (the GPU row's link_bandwidth; transfers do not slow each other down), stage beside stage (DistServe,
-arXiv:2401.09670, section 4.2). Others use the NIC of the prefill worker's node (`network: bandwidth`), and
-between racks the uplink of its rack if that is slower. A transfer waits for earlier ones on its link alone.
+node has takes whole nodes. The nodes of a worker are its place.
+
+Two workers at the same place hand over by NVLink (its bandwidth is `link_bandwidth` of the GPU's row in
+catalogs/gpus.yaml; transfers do not slow each other down), each pipeline stage beside the same stage of the
+other worker (DistServe, arXiv:2401.09670, section 4.2). Others use the NIC of the prefill worker's node
+(`network: bandwidth`), and between racks, if that is slower, the uplink of its rack instead. A transfer waits
+only for earlier ones on its own link.
 """
 
 from __future__ import annotations
@@ -25,9 +28,11 @@ MOST_PLACES = 4096  # The matrix of links between all pairs of places then has 1
 
 
 def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
-    """The numbers of the nodes of every running worker, in the simulator's order."""
+    """The numbers of the nodes of every running worker, in the order in which the simulator numbers
+    workers.
+    """
     pools = fleet.running_pools
-    nodes: list[tuple[str, int]] = []  # The GPU of each node, and how many of them are free.
+    nodes: list[tuple[str, int]] = []  # The name of each node's GPUs, and how many of these are free.
     pool_nodes: list[list[tuple[int, ...]]] = [[] for _ in pools]
     for p in _in_turns(pools):
         worker_type = pools[p].type
@@ -35,7 +40,7 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
         if worker_type.gpus > per_node:
             new_nodes = -(-worker_type.gpus // per_node)
             pool_nodes[p].append(tuple(range(len(nodes), len(nodes) + new_nodes)))
-            nodes += [(gpu_name, 0)] * new_nodes
+            nodes += [(gpu_name, 0)] * new_nodes  # GPUs that the worker leaves there stay idle.
             continue
         first_with_room = next(
             (i for i, (gpu, free) in enumerate(nodes) if gpu == gpu_name and free >= worker_type.gpus),
@@ -58,9 +63,10 @@ def _in_turns(pools: Sequence[Pool]) -> list[int]:
 
 
 def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The place of each of the kernel's workers (W,), and the link from each place to each other (P, P).
+    """The place of each of the kernel's workers (W,), and the link from each place to each other (P, P). For
+    the kernel each data-parallel rank is a worker.
 
-    A link is an index into `make_links`. Raises InputError for more than MOST_PLACES places.
+    A link is an index into what `make_links` returns. Raises InputError for more than MOST_PLACES places.
     """
     topology = fleet.network.topology
     assert topology is not None
@@ -71,11 +77,11 @@ def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     ranks = [pool.type.dp for pool in fleet.running_pools for _ in range(pool.count)]
     place_of = np.repeat([numbers[nodes] for nodes in nodes_of_workers], ranks)
     racks, count = _rack_numbers(topology, list(numbers)), len(numbers)
-    # `make_links` has the network's own link first, then `count` NVLinks, `count` NICs, and the uplinks by
-    # rack.
+    # `make_links` returns the network's own link first, then an NVLink of each place, a NIC of each place,
+    # and the uplink of each rack.
     nvlinks, nics, uplinks = 1 + np.arange(count), 1 + count + np.arange(count), 1 + 2 * count + racks
-    links = np.repeat(nics[:, None], count, axis=1)  # [from, to]: the NIC of the place that sends
-    # The slower of NIC and uplink limits what goes between racks.
+    links = np.repeat(nics[:, None], count, axis=1)  # [from, to]: the NIC of the place that sends.
+    # Between racks the slower of NIC and uplink is the link.
     if topology.rack_bytes_per_s < fleet.network.bandwidth_bytes_per_s:
         links = np.where(racks[:, None] == racks[None, :], links, uplinks[:, None])
     np.fill_diagonal(links, nvlinks)
@@ -83,7 +89,9 @@ def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def with_link_numbers(state: State, fleet: Fleet) -> State:
-    """The state with the places of its workers and the links between them; as it was without a topology."""
+    """The state with the places of its workers and the links between them; the same state if the network has
+    no topology.
+    """
     if fleet.network.topology is None:
         return state
     place_of, links = link_numbers(fleet)
@@ -91,7 +99,9 @@ def with_link_numbers(state: State, fleet: Fleet) -> State:
 
 
 def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
-    """All links: the network's own, and with a topology the NVLink of every place, its NIC, every uplink."""
+    """The records of all links, all idle: the network's own and, with a topology, the NVLink of every place,
+    then the NIC of every place, then the uplink of every rack. Raises InputError without a bandwidth.
+    """
     network, topology = fleet.network, fleet.network.topology
     if not network.bandwidth_bytes_per_s > 0:
         raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
@@ -104,9 +114,8 @@ def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
         _idle_link(fleet, topology.within_bytes_per_s or gpu.link_bytes_per_s, is_shared=False, latency_s=0.0)
         for gpu in gpu_at.values()
     ]
-    uplinks = [_idle_link(fleet, topology.rack_bytes_per_s)] * (
-        1 + int(_rack_numbers(topology, list(gpu_at)).max())
-    )
+    rack_count = 1 + int(_rack_numbers(topology, list(gpu_at)).max())
+    uplinks = [_idle_link(fleet, topology.rack_bytes_per_s)] * rack_count
     return np.concatenate([base, *nvlinks, *[base] * len(gpu_at), *uplinks])
 
 
@@ -119,12 +128,14 @@ def _rack_numbers(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.
 def _idle_link(
     fleet: Fleet, bytes_per_s: float, *, is_shared: bool = True, latency_s: float | None = None
 ) -> npt.NDArray[np.void]:
-    """The record (1,) of an idle link with this bandwidth; the network's latency unless another is given."""
+    """The record (1,) of an idle link with this bandwidth. Its latency is the network's unless another is
+    given. Unless `is_shared` its transfers do not slow each other down.
+    """
     llm, network = fleet.llm, fleet.network
     link = np.zeros(1, dtype=layout.LINK)
     link["block_s"] = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / bytes_per_s
     link["latency_s"] = network.latency_s if latency_s is None else latency_s
-    # With layerwise transfer all layers but the last go while the prompt is computed.
+    # With layerwise transfer the KV of all layers but the last is sent while the prompt is computed.
     link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
     link["overlap_tokens"] = network.layerwise_tokens
     link["is_shared"], link["slow_factor"] = network.is_shared and is_shared, 1.0

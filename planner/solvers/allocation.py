@@ -1,4 +1,6 @@
-"""The cheapest mix of workers that serves the traffic, if the rates that each type sustains are known.
+"""Finds the cheapest mix of workers that serves the traffic, if the rates that each type sustains are known.
+
+A bucket is the requests of similar prompt and output lengths.
 
 Sets   i  request bucket      j  worker type
 Data   r_i   arrival rate of bucket i                                          [requests/s]
@@ -14,9 +16,9 @@ Vars   x_ij in [0, 1] share of bucket i sent to j, a multiple of 1/f if f is giv
 
 After Griggs et al. 2024 (Mélange, arXiv:2404.14527). There each bucket has f equal slices with a binary
 variable each; here identical slices are merged into one integer. With f None any split is allowed, so the
-answer is no dearer than with any f. A type that costs no less and sustains no more than another one without a
-limit is left out. Rates add up linearly, and workers may be used fully: the k_ij must leave room for
-queueing.
+answer is no dearer than with any f. A type is left out if another one with unlimited stock costs no more and
+sustains no less. The loads of buckets on a worker add up linearly, and workers may be used fully: the k_ij
+must leave room for queueing.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ SMALLEST_SHARE = 1e-9  # Smaller shares of a bucket are the solver's rounding er
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """The data above: `rate_rps` (I,) is r, `sustained_rps` (I, J) is k, 0 where a type cannot serve a
-    bucket, `price_usd_per_h` (J,) is c, `stock` (J,) is s and `slice_factor` is f.
+    """The data of the model above. `rate_rps` (I,) is r, `sustained_rps` (I, J) is k, 0 where a type cannot
+    serve a bucket, `price_usd_per_h` (J,) is c, `stock` (J,) is s and `slice_factor` is f.
     """
 
     buckets: tuple[str, ...]
@@ -53,7 +55,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """`counts` per type and `share` (I, J) of each bucket; no mix is cheaper than `bound_usd_per_h`."""
+    """The answer: `counts` is n, the workers of each type, and `share` (I, J) is x, the share of each bucket
+    that each type serves. No mix is cheaper than `bound_usd_per_h`. It `is_optimal` if the cost is no higher
+    than that.
+    """
 
     counts: tuple[int, ...]
     share: Floats
@@ -63,9 +68,11 @@ class Allocation:
 
 
 def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
-    """Solve the model above. If the time limit ends it, the answer is feasible and `is_optimal` is False.
+    """Solve the model above. If the time limit ends the solver first, the answer serves the traffic, but
+    `is_optimal` may be False.
 
-    Raises InfeasibleError: "latency" for a bucket that no type serves, "capacity" for too small a stock.
+    Raises InfeasibleError of kind "latency" for a bucket that no type serves, of kind "capacity" if the stock
+    is too small; PlannerError if no answer was found in time.
     """
     r, k = instance.rate_rps, instance.sustained_rps
     for i in np.flatnonzero((r > 0) & ~(k > 0).any(axis=1)).tolist():
@@ -82,7 +89,8 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
-    # The time ended first. The relaxation gives a bound, and its counts if the solver has found none.
+    # The time ended first. The relaxation, the model without whole numbers, gives a bound; and counts if the
+    # solver has found none.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed)
     if relaxation.status == "infeasible":
@@ -93,21 +101,22 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
         raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
-    # Rounded up, the counts of the relaxation serve the traffic. They stay within the stock, since that is
-    # whole.
+    # Rounded up, the counts of the relaxation still serve the traffic, and they stay within the stock,
+    # because that is whole. Shares need not be whole without slices.
     for variable in relaxed_n:
         variable.varValue = float(np.ceil(variable.value() - ROUNDING))
     return _allocation(instance, relaxed_n, relaxed_x, outcome)
 
 
 Shares = dict[tuple[int, int], pulp.LpVariable]
+"""The variables f x_ij by (i, j), or x_ij without f."""
 
 
 def _formulate(
     instance: Instance, *, is_integer: bool = True, may_exceed_stock: bool = False
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], Shares]:
-    """The model, its variables n_j, and f x_ij by (i, j). With `may_exceed_stock` it minimises the workers
-    beyond the stock (variables e_j) in place of the cost.
+    """The model, its variables n_j, and its Shares. Without `is_integer` counts and slices need not be whole.
+    With `may_exceed_stock` it minimises the workers beyond the stock (variables e_j) in place of the cost.
     """
     r, k, c, f = instance.rate_rps, instance.sustained_rps, instance.price_usd_per_h, instance.slice_factor
     buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))

@@ -1,10 +1,14 @@
-"""Detects when a mean leaves a band, window by window, with a bound on false alarms: an e-detector.
+"""Detects when the mean of a series leaves a band, window by window, with a bound on false alarms: an
+e-detector.
+
+A drift is a time in which the true mean is outside of the band.
 
 Data   x_t  how far the mean of window t lies beyond the band's edge, relative to the edge; its expectation
             is <= 0 while the true mean is within the band
        v_t  long-run variance of x_t, which accounts for correlated neighbours
        k    sizes of drift that are tested, in standard deviations of a window
-       z_t  = x_t / sqrt(v_t), clipped to [-CLIP, CLIP], so that one extreme window raises no alarm
+       z_t  = x_t / sqrt(v_t), clipped to [-CLIP_SIGMA, CLIP_SIGMA], so that one extreme window raises no
+       alarm
 
   L_t(k)  = exp(k z_t - k^2 / 2)                    its expectation is <= 1 within the band
   M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings of a drift
@@ -31,11 +35,12 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# The values of k in the formula, and how far from the edge a window counts at most: our choice. What it gives
-# on recorded bursts: benchmarks/watch.py.
+# The values of k in the formula, and the most by which a window counts as beyond the edge, in standard
+# deviations: both our choice. benchmarks/watch.py shows what they give on recorded bursts.
 SIZES_SIGMA = (0.2, 0.5, 1.0)
 CLIP_SIGMA = 3.0
-# A drift is over when its log evidence has fallen this far below its maximum: odds of 1000 to 1 against it.
+# A drift is over when its log evidence (the sum of log L_t) has fallen so far below its maximum: odds of 1000
+# to 1 against the drift.
 OVER_AFTER_FALL = math.log(1000.0)
 
 
@@ -62,14 +67,14 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
     alarms: list[Alarm] = []
     start = 0
     while (first_alarm := _first_alarm(evidence[start:], log_sum_threshold)) is not None:
-        k, windows_before = first_alarm
+        k, windows_before = first_alarm  # k is the index of the size.
         noticed = start + windows_before
         # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
         summed = np.append(0.0, np.cumsum(evidence[start : noticed + 1, k]))
         began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
         windows_to_alarm = noticed + 1 - began
-        # The sum M counts all beginnings; from this one, another size may be likelier.
+        # M sums over all beginnings of a drift. For this beginning alone another size may be likelier.
         likeliest_size = int(np.argmax(sums[windows_to_alarm - 1]))
         drift_evidence = sums[:, likeliest_size]
         highest = np.maximum.accumulate(drift_evidence)
@@ -98,7 +103,9 @@ def _first_alarm(evidence: Floats, log_sum_threshold: float) -> tuple[int, int] 
 
 
 def log_evidence(beyond_frac: Floats, variance: Floats) -> Floats:
-    """log L_t(k) of each window and each size of drift: (n, len(SIZES_SIGMA))."""
+    """log L_t(k) of each window and each size of drift: (n, len(SIZES_SIGMA)). 0 for a window that is no
+    evidence (`find_alarms`).
+    """
     x, v = np.asarray(beyond_frac, float)[:, None], np.asarray(variance, float)[:, None]
     is_known = np.isfinite(x) & np.isfinite(v) & (v > 0)
     z = np.clip(np.where(is_known, x, 0.0) / np.sqrt(np.where(is_known, v, 1.0)), -CLIP_SIGMA, CLIP_SIGMA)

@@ -1,10 +1,12 @@
-"""Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to fit it anew.
+"""Aladdin's rule for the number of workers, N = ceil(k5 r + c5) at the arrival rate r, and when to fit it
+anew (arXiv:2405.06856).
 
-The rule is fitted to pairs (arrival rate, workers that sufficed). The paper leaves out rates below some R, at
-which too few requests arrive in a heartbeat of the controller to represent the traffic's lengths (eq. 7 of
-arXiv:2405.06856); the pairs here come from simulations of enough requests. The paper asks for change-point
-detection without saying which. `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in its self-starting
-form (Hawkins, The Statistician 1987), which takes one heartbeat after the other.
+The rule is fitted to pairs (arrival rate, workers that were enough). The paper leaves out rates below some R,
+at which too few requests arrive in a heartbeat (a period of the controller) to represent the traffic's
+lengths (its equation 7). Here no rate is left out, because the pairs come from simulations of enough
+requests. To know when to fit anew, the paper asks for change-point detection, without saying which.
+`SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in its self-starting form (Hawkins, The Statistician
+1987), which takes one value after the other.
 """
 
 from __future__ import annotations
@@ -19,19 +21,23 @@ from planner.domain import ROUNDING
 from planner.errors import InputError
 
 DRIFT_SIGMA = 0.5  # The CUSUM's allowance: half the shift that should be detected, in standard deviations.
-THRESHOLD_SIGMA = 8.0  # With that allowance there is one false alarm in some ten thousand heartbeats.
-LEAST_ABOVE = 1e-6  # The fitted line is at least this much above the counts minus one, so that they round up.
+# A shift is detected when the CUSUM is above this. With that allowance there is one false alarm in some ten
+# thousand heartbeats.
+THRESHOLD_SIGMA = 8.0
+# The fitted line is at least this much above each pair's count minus one, so that it rounds up to that count.
+LEAST_ABOVE = 1e-6
+HALF_WORKER = 0.5  # Counts were rounded up, so on average they are so much above the line.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRule:
-    """N = ceil(slope r + offset); the offset may be < 0."""
+    """N = ceil(slope r + offset); slope and offset are the paper's k5 and c5. The offset may be below 0."""
 
     slope_workers_per_rps: float
     offset_workers: float
 
     def workers(self, rate_rps: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Workers at these rates, at least one."""
+        """The number of workers at each of these rates, at least one."""
         line = self.slope_workers_per_rps * np.asarray(rate_rps, float) + self.offset_workers
         workers: npt.NDArray[np.int64] = np.maximum(np.ceil(line - ROUNDING), 1).astype(np.int64)
         return workers
@@ -41,8 +47,7 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRu
     """Fit the rule by least squares to the pairs with a rate above 0. Then the line is raised until the rule
     gives no fewer workers than any of these pairs.
 
-    Counts were rounded up, so on average they are half a worker above the line. That half is subtracted
-    first.
+    HALF_WORKER is subtracted from the counts first. Raises InputError without two different rates above 0.
     """
     rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
     has_rate = rate > 0
@@ -50,16 +55,17 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRu
         raise InputError(
             f"the worker rule needs pairs at two rates above 0, found {len(np.unique(rate[has_rate]))}"
         )
-    slope, offset = np.polyfit(rate[has_rate], count[has_rate] - 0.5, 1)
+    slope, offset = np.polyfit(rate[has_rate], count[has_rate] - HALF_WORKER, 1)
     slope = max(float(slope), 0.0)
-    # ceil(line) >= count if the line is above count - 1.
+    # The rule gives at least `count` where the line is above count - 1.
     offset = max(float(offset), float((count[has_rate] - 1 - slope * rate[has_rate]).max()) + LEAST_ABOVE)
     return WorkerRule(slope, offset)
 
 
 class SeriesLevel:
-    """The level of a series that is given value by value; `mean` is the mean of the `count` values so far.
-    The first `learn` values only set the level; after them shifts of it are detected.
+    """The level of a series that is given value by value, and whether it shifts. `mean` is the level, the
+    mean of the `count` values so far. The first `learn` values only set the level; with later ones shifts are
+    detected. After a shift a new SeriesLevel is needed.
     """
 
     def __init__(
@@ -77,10 +83,10 @@ class SeriesLevel:
         """
         count = self.count
         if count >= self.learn:
-            # Equal values have no spread. It is then taken to be a rounding error, so any other value is a
-            # shift.
+            # Equal values have no spread. Then the spread is taken to be a rounding error, so that any other
+            # value shows a shift.
             spread = max(math.sqrt(self._squares / (count - 1)), ROUNDING * max(abs(self.mean), 1.0))
-            # The last factor is for the error of the mean itself.
+            # The last factor allows for the error of the mean itself.
             z = (value - self.mean) / spread * math.sqrt(count / (count + 1))
             for side in self._sums:
                 self._sums[side] = max(0.0, self._sums[side] + side * z - self.drift_sigma)

@@ -1,4 +1,4 @@
-"""The progress of a plan: the stages that it reports, with the share of its time at which each begins."""
+"""The messages by which a plan reports its progress, and its stages, from which the time left is guessed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ medians of eight plans (two shared cores, 2026-11-28). Plans differ widely, so t
 
 
 class Message(str):
-    """A progress message: the `phase`, which is what is being done, and `best_so_far`, words such as "best so
-    far 12.00 USD/h" or none. A page that shows the best fleet elsewhere takes the phase alone (`phase_of`).
+    """A progress message, which is its own text: the `phase`, which says what is being done, and
+    `best_so_far`, words such as "best so far 12.00 USD/h", or none.
+
+    A page that shows the best fleet elsewhere takes the phase alone (`phase_of`).
     """
 
     __slots__ = ("best_so_far", "phase")
@@ -46,13 +48,13 @@ class Message(str):
 
 
 class Stage(Message):
-    """A message that opens a stage, with the share of the plan's time that has passed when it begins."""
+    """A message at the begin of a stage. `done_frac` is the share of the plan's time that has passed then."""
 
     __slots__ = ("done_frac",)
     done_frac: float
 
     def __new__(cls, phase: str, name: str, best_so_far: str = "") -> Self:
-        """`name` is one of STAGE_BEGINS."""
+        """`name` is that of the stage in STAGE_BEGINS."""
         stage = super().__new__(cls, phase, best_so_far)
         stage.done_frac = STAGE_BEGINS[name]
         return stage
@@ -65,7 +67,7 @@ class Stage(Message):
 
 
 def phase_of(message: str) -> str:
-    """What is being done, of a message that may also name the best fleet so far."""
+    """What is being done, without the best fleet so far that a message may name."""
     return message.phase if isinstance(message, Message) else message
 
 
@@ -79,5 +81,8 @@ LEAST_DONE_FRAC = 0.4  # Before the stage "test" the guess of the time left is t
 
 
 def left_s(worked_s: float, done_frac: float, limit_left_s: float) -> float | None:
-    """About how long the plan will still take, at most until the time limit; None before LEAST_DONE_FRAC."""
+    """About how long the plan will still take [s], at most until the time limit; None before LEAST_DONE_FRAC.
+
+    It has worked for `worked_s`, `done_frac` is that of its stage, and `limit_left_s` is left of the limit.
+    """
     return None if done_frac < LEAST_DONE_FRAC else min(worked_s * (1 / done_frac - 1), limit_left_s)

@@ -1,8 +1,9 @@
 """Finds scenarios in which even an idle worker misses a limit because steps take longer there, so that no
 fleet keeps the SLO in them.
 
-The check is made before any search, so that no time is spent on a question that no fleet can solve. The
-requests of the trace are checked first: a scenario's own traffic is drawn only if they come near a limit.
+They are looked for before any search, so that no time is spent on a question that no fleet can solve. To draw
+the traffic of a scenario takes time. So first the requests of the trace are taken with the step times of each
+scenario; the scenario's own traffic is drawn only if they come near a limit.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-# The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit: it is
-# assumed that percentiles of a scenario differ from those of the trace by less than the remaining quarter. Of
-# 200 requests the 90th percentile of a scenario's TTFT was up to a fifth longer.
+# The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit. So it
+# is assumed that percentiles of a scenario are longer than those of the trace by less than the remaining
+# quarter. In scenarios of 200 requests the 90th percentile of TTFT was up to a fifth longer.
 LIKELY_FRAC = 0.75
 
 UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that no idle worker keeps, each with the fastest type's seconds and name."""
+"""Limits that no idle worker keeps, each with the seconds and the name of the worker type that is fastest."""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
-    """The limit that idle workers miss in most scenarios. None if they miss limits in no more of the search's
-    scenarios than a fleet may miss, and for tasks without `safety`.
+    """The limit that idle workers miss in the most scenarios, with the facts for the error. None if they miss
+    limits in no more of the search's scenarios than a fleet may miss, and for tasks without `safety`.
     """
     if problem.task.safety is None or problem.search_scenarios is None:
         return None
@@ -42,10 +43,11 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
     in_trace = judge_traffic(problem, problem.trace)
-    # If even the slowest prefills and decodes of all scenarios come near no limit, the scenarios need not be
-    # checked one by one.
-    prefills, decodes = zip(*(scenario.step_time_sigmas for scenario in scenarios), strict=True)
-    if not _unreachable_limits(problem, tight_slo, (max(prefills), max(decodes)), in_trace):
+    # If even the slowest prefills of a scenario together with the slowest decodes of a scenario come near no
+    # limit, the scenarios need not be looked at one by one.
+    prefill_sigmas, decode_sigmas = zip(*(scenario.step_time_sigmas for scenario in scenarios), strict=True)
+    slowest = max(prefill_sigmas), max(decode_sigmas)
+    if not _unreachable_limits(problem, tight_slo, slowest, in_trace):
         return None
     likely = [
         scenario
@@ -69,7 +71,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
             by_limit.setdefault(limit, []).append((least_s, fastest))
     limit, fastest_times = max(by_limit.items(), key=lambda row: len(row[1]))
     fastest_times.sort(reverse=True)
-    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. Where this
+    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. If this
     # limit by itself is missed in no more than `allowed` scenarios, `enough_s` is the longest time of all.
     enough_s, fastest = fastest_times[allowed if len(fastest_times) > allowed else 0]
     return IdleMisses(
@@ -98,15 +100,15 @@ def _unreachable_limits(
 
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
-    """The error for idle misses, which says what would help."""
-    limit, lower_share = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
+    """The error that even idle workers miss a limit in too many scenarios, with what would help."""
+    limit, or_less_safety = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
         f"{limit.name} <= {show_s(limit.limit_s)}, as steps may take longer than predicted: no "
         f"number of workers keeps it in {100 * idle.asked_frac:g} % of scenarios. Relax it to "
-        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){lower_share}, measure "
+        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){or_less_safety}, measure "
         "the steps (plan profile), or add a faster GPU",
         kind="latency",
         constraint=limit.name,
-        relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{lower_share}",
+        relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{or_less_safety}",
     )

@@ -1,9 +1,11 @@
-"""The most traffic within the limits, for the objective throughput: first on paper, then in production.
+"""Finds the most traffic within the limits, for the objective throughput: first on paper, then in production.
 
-In production a rate is sustained if a fleet is found that keeps the SLO in enough of the scenarios that a
-search sees (cheapest_kept.py). The scenarios depend on the rate, and a search for production is limited in
-simulated requests. So a rate at which no fleet is found is refuted, but not proved impossible. certify.py
-then tests the fleet in scenarios that the search has not seen.
+A rate [requests/s] is sustained if a fleet is found for it, and refuted if none is found. Both searches climb
+from a first rate until a refuted rate is near a sustained one (RateClimb).
+
+In production a fleet must keep the SLO in enough of the scenarios that a search sees (cheapest_kept.py). The
+scenarios depend on the rate, and a search for production is limited in simulated requests. So a rate that is
+refuted is not proved impossible. certify.py then tests the fleet in scenarios that the search has not seen.
 """
 
 from __future__ import annotations
@@ -39,22 +41,22 @@ RATE_STEP_FRAC = 0.01
 # So coarse where the rate on paper is only where production begins to search: a refuted rate takes longest.
 COARSE_STEP_FRAC = 0.05
 
-# The rate of the first fleet found is multiplied by this until it fails.
+# The rate of the first fleet found is multiplied by this, the stride, until the fleet's worker types fail.
 FIRST_STRIDE = 2.0
 # In production the refuted rate is at most this share above the highest rate that is sustained.
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# The fleet on paper is simulated at falling rates, each KNOWN_STEP_FRAC of the one before, down to
-# KNOWN_LEAST_FRAC of the first. The range is so large because step times that were not measured may be three
-# times as long in the scenarios that decide.
+# In production the worker types of the fleet on paper are tried at falling rates, each KNOWN_STEP_FRAC of the
+# one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step times that were not
+# measured may be three times as long in the scenarios that decide.
 KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
-# Without a known fleet the rate is lowered to this share at a time until a fleet is found.
+# If no fleet is found with these, the rate is lowered to this share at a time until a fleet is found.
 FALL_FRAC = 0.5
-# Once a rate is known to be sustained the next strides are small. They are these many times `step_frac`:
-# NEXT_STRIDE_STEPS for other worker types, which sustain little more than the first ones; NEAR_STRIDE_STEPS
-# if a rate is known to fail, which is near then.
+# Once a rate is known to be sustained, strides are small: 1 + `step_frac` times NEXT_STRIDE_STEPS for other
+# worker types, which sustain little more than the first ones; 1 + `step_frac` times NEAR_STRIDE_STEPS if a
+# rate is known to fail, which is near then.
 NEXT_STRIDE_STEPS = 8
 NEAR_STRIDE_STEPS = 4
 # After a failed test the traffic is lowered by this share.
@@ -63,17 +65,16 @@ LESS_RATE_FRAC = 0.03
 # A trace is thinned to no fewer requests than these, because percentiles of fewer say nothing.
 _FEWEST_REQUESTS = 20
 
-
 FindFleetAtRate = Callable[[float, Fleet | None], Fleet | None]
-"""Finds a fleet that sustains a rate [requests/s]. If a fleet is given, only its worker types are used.
-Returns None if there is no such fleet, and raises StoppedError if the time is over.
+"""Finds a fleet that sustains a rate [requests/s]. If a fleet is given as well, only its worker types are
+used. Returns None if no fleet was found, and raises StoppedError if the time is over.
 """
 
 
 @dataclass(slots=True)
 class RateClimb:
-    """A search for the highest rate at which there is a fleet: so far there is `fleet` at `holds_rps`, and
-    none at `failed_rps`. Rates below `least_rps` are not simulated.
+    """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
+    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` nothing is simulated.
     """
 
     find_fleet: FindFleetAtRate
@@ -89,12 +90,12 @@ class RateClimb:
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
     def climb_from(self, rate_rps: float, candidate: Fleet | None = None) -> None:
-        """Climb until a refuted rate is at most `step_frac` above a rate with a fleet, until no rate above
-        `least_rps` is left, or until the time is over.
+        """Climb from `rate_rps` until a refuted rate is at most `step_frac` above a sustained one, until no
+        rate above `least_rps` is left, or until the time is over.
 
         The worker types of a fleet that was found are taken to their highest rate before all types are
-        searched again. So each type is refuted once or twice, and not at every rate. The worker types of a
-        `candidate` come first, at falling rates down to KNOWN_LEAST_FRAC of the first.
+        searched again. So each type fails once or twice, and not at every rate. The worker types of a
+        `candidate` are tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:
@@ -108,8 +109,8 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # Other worker types sustain little more than these did, and may hold at a rate where these
-                # fail.
+                # All worker types are tried a step above. Others sustain little more than these did, so the
+                # next stride is small; and they may hold at a rate at which these failed.
                 stride, known_failed_rps = 1 + NEXT_STRIDE_STEPS * self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
@@ -119,8 +120,8 @@ class RateClimb:
             pass
 
     def climb_with_other_policies(self) -> bool:
-        """Climb beyond the refuted rate, after the caller has given `find_fleet` other policies. Returns
-        whether there is a fleet at that rate.
+        """Climb from the refuted rate on, after the caller has given `find_fleet` other policies. Returns
+        whether these sustain that rate.
         """
         rate_rps, self.failed_rps = self.failed_rps, math.inf
         try:
@@ -133,8 +134,8 @@ class RateClimb:
         return is_sustained
 
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
-        """Whether a fleet with these worker types (None: with any) sustains the rate. Only a search of all
-        worker types refutes it.
+        """Whether a fleet with the worker types of `workers_of` (None: with any) sustains the rate; notes
+        what was found. Only a search of all worker types refutes a rate.
         """
         fleet = self.find_fleet(rate_rps, workers_of)
         if fleet is not None and rate_rps > self.holds_rps:
@@ -144,15 +145,16 @@ class RateClimb:
         return fleet is not None
 
     def _take_further(self, fleet: Fleet, stride: float, failed_rps: float) -> None:
-        """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`. The first
-        rate is `stride` times the one that is known to hold; at `failed_rps` they are known to fail.
+        """Raise the rate with the worker types of `fleet` alone, until they fail at a rate that is at most
+        `step_frac` above one that holds. The first rate is `stride` times the one that is known to hold, or a
+        smaller stride if `failed_rps` is finite: there they are known to fail.
         """
         factor = stride if math.isinf(failed_rps) else 1 + NEAR_STRIDE_STEPS * self.step_frac
         while failed_rps > self.holds_rps * (1 + self.step_frac):
             # The next rate is a stride further, but not beyond the geometric mean with the rate that fails.
             rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
-                break  # There is no rate with four digits between the two.
+                break  # There is no rate of four significant digits between the two.
             if self._try_rate(rate_rps, fleet):
                 factor = min(factor * factor, FIRST_STRIDE)  # Strides grow as long as rates hold.
             else:
@@ -174,9 +176,9 @@ def _climb(
     deadline: float,
     failed_rps: float = math.inf,
 ) -> RateClimb:
-    """The climb from a rate with fleets of level 0, or, if these sustain no rate, with any mix of worker
-    types. `find_fleet` is a FindFleetAtRate that also takes `any_mix`; the other parameters are as in
-    RateClimb.
+    """The climb from a rate with fleets of level 0 or, if these sustain no rate, with any mix of worker
+    types. `find_fleet` is a FindFleetAtRate that also takes `any_mix`; `candidate` is as in `climb_from`, and
+    the other parameters are as in RateClimb.
     """
     for any_mix in (False, True):
         climb = RateClimb(partial(find_fleet, any_mix=any_mix), step_frac, least_rps, failed_rps=failed_rps)
@@ -187,9 +189,9 @@ def _climb(
 
 
 def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -> tuple[Throughput, Fleet]:
-    """The most requests per second that a fleet of level 0 within the limits sustains, and such a fleet. If
-    level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same way. The rate
-    is exact to `step_frac`, or as far as the time allowed.
+    """The most requests per second that a fleet of level 0 within the limits sustains on paper, and such a
+    fleet. If level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same
+    way. The rate is exact to `step_frac`, or as far as the time allowed.
 
     If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
     it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
@@ -198,12 +200,12 @@ def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -
     Raises InfeasibleError if no rate is sustained, OutOfTimeError if the time ends before one is found.
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # Progress names the rate that is tried; the stages of the search at each rate are not reported.
+    # These conditions report no progress: the rate that is tried is reported here, not each search's stages.
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
-    best_fleets: list[Fleet] = []
+    best_fleets: list[Fleet] = []  # The last fleet found, with which the next search begins.
     sustained_rps: list[float] = []
-    choices = list(task.policy_choices())
+    choices = list(task.policy_choices())  # `_climb_with_raced` may replace its items.
 
     def problem_at(rate_rps: float) -> plan_problem.Problem:
         return plan_problem.on_all_draws(with_relaxation(at_rate(quiet_inputs, rate_rps).problem))
@@ -232,7 +234,7 @@ def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -
 
     climb = _climb(
         find_fleet,
-        float(f"{trace.rate_rps:.3g}"),  # A round rate to begin with, near that of the trace.
+        float(f"{trace.rate_rps:.3g}"),  # A round number near the rate of the trace.
         step_frac=step_frac,
         least_rps=_FEWEST_REQUESTS / trace.duration_s,
         deadline=conditions.deadline,
@@ -249,15 +251,16 @@ def find_most_kept_traffic(
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
     in enough of the search's scenarios, and that fleet. If level 0 has no fleet at any rate, fleets of any
     mix of worker types are searched in the same way. The rate is exact to KEPT_STEP_FRAC, or as far as the
-    time allowed; None if the time ends before the first fleet. `paper_fleet` is the fleet on paper.
+    time allowed. None if the time ends before a fleet is found.
 
-    Raises InfeasibleError if no rate has such a fleet.
+    `on_paper` is the most traffic on paper, and `paper_fleet` its fleet. Raises InfeasibleError if no rate
+    has a fleet.
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # As on paper, only the rate that is tried is reported.
+    # As in `find_most_traffic`, only the rate that is tried is reported.
     quiet = plan_problem.Conditions(conditions.deadline)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
-    # The fleets found under each choice of policies, the last one first, with which searches start.
+    # The fleets found under each choice of policies, the last one first. Searches begin with them.
     known_fleets: dict[Policies, list[Fleet]] = {}
     sustained_rps: list[float] = []
     raced = [paper_fleet.policies] if task.policies.raced_changes else []
@@ -316,8 +319,9 @@ def _climb_with_raced(
     choices: list[Policies],
     deadline: float,
 ) -> None:
-    """Go on with the climb as long as some raced policies sustain the rate that was refuted. `choices` is the
-    list from which `find_fleet` of the climb takes its policies: it is replaced by the winner of each race.
+    """Go on with the climb as long as some raced policies (policy_search.py) sustain the rate that was
+    refuted. `choices` is the list from which the climb's `find_fleet` takes its policies; the winner of each
+    race takes their place in it. Raced are the policies that the task lets the search choose.
     """
     for _ in range(MOST_ROUNDS):
         if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
@@ -328,15 +332,15 @@ def _climb_with_raced(
             return
         if raced is None:
             return
-        before, choices[:] = list(choices), [raced]
+        own_choices, choices[:] = list(choices), [raced]
         if not climb.climb_with_other_policies():
-            choices[:] = before
+            choices[:] = own_choices
             return
 
 
 def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
-    """The raced policies with which the cheapest of some fleets holds, None if with none: of `fleet`, and of
-    those that fill the limits with more workers of one of its pools.
+    """The raced policies with which `fleet` holds, or else a fleet that fills the limits with more workers of
+    one of its pools: those of the cheapest such fleet. None if no such fleet holds with any of them.
     """
     changes, counts = problem.task.policies.raced_changes, counts_of(fleet, every_option(problem))
     if not changes or counts is None:
@@ -349,14 +353,14 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
 
 
 def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) -> str:
-    """For progress: the rate that is searched now, and the highest one that is known to be sustained."""
+    """The text of progress: the rate that is tried now, and the highest one that is known to be sustained."""
     best_text = f"best so far {max(sustained_rps):g}" if sustained_rps else "none found yet"
     return f"{what}: trying {rate_rps:g} requests/s, {best_text}"
 
 
 def name_rate_in_messages(inputs: SearchInputs) -> SearchInputs:
-    """The same inputs with progress messages that name their rate first. The messages show costs of fleets
-    for this rate, while the user asked for the most traffic.
+    """The same inputs, of which each progress message first names the rate of the task. The user asked for
+    the most traffic, while the messages show costs of fleets for this rate.
     """
     conditions, prefix = inputs.conditions, f"{inputs.task.rate_rps:g} requests/s found; "
 
@@ -392,14 +396,18 @@ def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> p
 
 
 def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
-    """The same problem with the scenarios of the longest steps first, which most failing fleets miss."""
+    """The same problem with the scenarios of the longest steps first, because most fleets that fail miss
+    these.
+    """
     oracle = problem.oracle
     scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.step_time_sigmas))
     return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
 
 
 def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
-    """The given throughput, then rates each of which is LESS_RATE_FRAC below the one before."""
+    """The given throughput, then throughputs without end, each LESS_RATE_FRAC below the one before, which
+    counts as refuted.
+    """
     while True:
         yield throughput
         lower_rps = _round_rate(throughput.rate_rps * (1 - LESS_RATE_FRAC))
@@ -414,8 +422,8 @@ def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_proble
 
 
 def at_rate(inputs: SearchInputs, rate_rps: float) -> SearchInputs:
-    """The inputs of a search for the cheapest fleet at a rate. If the rate is so near to the trace's own that
-    all draws are the same requests, the task has one draw.
+    """The inputs of a search for the cheapest fleet at a rate. If two draws of the traffic are the same
+    requests, as at the trace's own rate, the task has one draw.
     """
     task = replace(inputs.task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
