@@ -25,13 +25,16 @@ from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
+# Versions of vLLM as (major, minor).
 # From this version on vLLM first reuses cache blocks that no prompt can find (vllm-project/vllm#43447).
-FINDABLE_KEPT = (0, 23)
+FINDABLE_KEPT_SINCE = (0, 23)
 # From this version on vLLM caches the KV of sliding windows and the states of recurrent layers only where a
 # prompt ends and where prompts have diverged: the default of --prefix-cache-retention-interval became 0
 # (vllm-project/vllm#52216, after 0.26).
-ENDS_KEPT = (0, 27)
-MAX_NUM_SEQS = 256  # The default of vLLM's --max-num-seqs, the sequences in one step of an engine.
+ENDS_KEPT_SINCE = (0, 27)
+MAX_NUM_SEQS = (
+    256  # The default of vLLM's --max-num-seqs, the sequences in one step of an engine. Names leave it out.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,38 +78,47 @@ class WorkerType:
             )
 
     def with_llm(self, llm: Llm) -> WorkerType:
-        """The same worker type with an LLM, whose windows and states occupy part of the KV cache."""
+        """The same worker type with the fields that depend on the LLM: what its windows and states occupy of
+        the KV cache, and its layers of latent attention.
+        """
         beside = kv_layout(llm, self.tp).beside
         return replace(self, kv_beside=beside, latent_layers=llm.latent_layers)
 
     @property
     def taken_blocks_per_token(self) -> float:
-        """How many free KV blocks a computed token takes, its own and those of sliding windows. Free blocks
-        may still hold cached prompts, which are lost when the blocks are taken. It is 0 if windows have no
-        influence on what the cache keeps.
+        """How many free KV blocks a computed token takes: its own share of one, and those of sliding windows.
+
+        Free blocks may still hold cached prompts, which are lost when the blocks are taken. The result is 0,
+        not the token's own share, if windows have no influence on what the cache keeps.
         """
         beside = self.kv_beside
-        version = self._vllm
+        version = self._vllm_version
         own_blocks = 1 / KV_BLOCK_TOKENS
-        if beside.window_ratio and version < ENDS_KEPT:
+        if beside.window_ratio and version < ENDS_KEPT_SINCE:
             # Every block of a window is kept, as it can be found.
             return own_blocks * (1 + beside.window_ratio)
         if not beside.passing_blocks:
             return 0.0
-        return own_blocks + (beside.passing_blocks if version < FINDABLE_KEPT else beside.findable_blocks)
+        return own_blocks + (
+            beside.passing_blocks if version < FINDABLE_KEPT_SINCE else beside.findable_blocks
+        )
 
     @property
     def keeps_ends_alone(self) -> bool:
-        """Whether its engine caches windows or states only where prompts end or diverge (ENDS_KEPT)."""
-        return (self.kv_beside.is_any or self.kv_beside.passing_blocks > 0) and self._vllm >= ENDS_KEPT
+        """Whether the engine caches windows or states only where prompts end or diverge (ENDS_KEPT_SINCE)."""
+        return (
+            self.kv_beside.is_any or self.kv_beside.passing_blocks > 0
+        ) and self._vllm_version >= ENDS_KEPT_SINCE
 
     @property
-    def _vllm(self) -> tuple[int, ...]:
-        """The first two numbers of vLLM's version."""
+    def _vllm_version(self) -> tuple[int, ...]:
+        """The first two numbers (major, minor) of the version of vLLM that the engine is, or that is assumed
+        where no engine is given.
+        """
         return tuple(map(int, re.findall(r"\d+", vllm_version_of(self.engine))[:2]))
 
     def _check_ranks(self) -> None:
-        """Refuse data-parallel ranks with settings for which they are not simulated."""
+        """Raise InputError if data-parallel ranks have settings for which they are not simulated."""
         where = f"{self.name}: dp {self.dp}"
         if self.pp > 1:
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {self.pp}")
@@ -120,8 +132,9 @@ class WorkerType:
 
     @property
     def name(self) -> str:
-        """GPU, TP, DP, EP and PP if they are used, and token budget per step: 'h100-80g tp4 2048'. Sequences
-        per step follow if they are not MAX_NUM_SEQS ('h100-80g tp4 2048 seqs64'), then drafts ('... spec2').
+        """GPU, TP, then DP, EP and PP if they are used, and the token budget of a step: 'h100-80g tp4 2048'.
+        The most sequences of a step follow if they are not MAX_NUM_SEQS ('h100-80g tp4 2048 seqs64'), then
+        the draft tokens of a decode ('... spec2').
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         sequences = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
@@ -137,8 +150,8 @@ class WorkerType:
 
     @property
     def step_times(self) -> StepForm:
-        """The step times that the simulator uses: with drafts, of ranks, in another program's form, or
-        plain.
+        """The step times that the simulator uses: those of drafts and their checks, of data-parallel ranks,
+        of another program, or `latency` itself.
         """
         if self.speculation is not None:
             return SpeculativeSteps(self.latency, self.speculation)
@@ -160,6 +173,7 @@ class WorkerType:
 
     @property
     def gpus(self) -> int:
+        """How many GPUs one worker occupies."""
         return self.tp * self.pp * self.dp
 
     @property
@@ -194,8 +208,8 @@ class WorkerType:
 
     @property
     def host(self) -> tuple[HostTime, HostTime]:
-        """The time that the engine's host adds to each step, and the rest of it that asynchronous scheduling
-        does not hide.
+        """The time that the CPU of the engine (its host) adds to each step, and of that time the part that
+        asynchronous scheduling does not hide, called the rest.
 
         The rest was fitted as what measured steps take beyond the sum of their kernel times. Roofline step
         times exceed this sum by more than the rest, so no rest is added to them.
@@ -207,7 +221,7 @@ class WorkerType:
 
     @property
     def power_w(self) -> float:
-        """Provisioned for the GPUs of one worker: the board's limit, or its cap."""
+        """The power [W] to provision for the GPUs of one worker: the limit of each board, or its cap."""
         return self.gpus * self.gpu.power_w
 
 
@@ -231,7 +245,7 @@ class Pool:
 
     @property
     def worker_names(self) -> tuple[str, ...]:
-        """Names of its workers in files and results: pool, dash, number."""
+        """Names of its workers in files and results: the pool's name, a dash, and a number from 0 on."""
         return tuple(f"{self.name}-{number}" for number in range(self.count))
 
 
@@ -352,13 +366,16 @@ class Policies:
     balance_ratio: float = 1.5
     balance_requests: int = 64  # ... with cache-aware only if they differ by more than this count too.
     cache_threshold_frac: float = 0.3  # cache-aware: it follows a match of more than this share of a prompt.
-    seed: int = 0  # The seed of routings that draw at random.
+    # Routings that draw at random:
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """An event at `time_s`: worker `worker` (numbered over all pools) goes "down" or comes "up", or from then
-    on its steps ("slow") or all transfers ("link") take `factor` times as long.
+    """An event at `time_s` in a simulation.
+
+    Worker `worker` (its number, counted over all pools) goes "down" or comes "up"; or from `time_s` on its
+    steps take `factor` times as long ("slow"), or the transfers of the whole fleet do ("link").
     """
 
     time_s: float
@@ -431,6 +448,7 @@ class Fleet:
         return replace(self, pools=tuple(sized))
 
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
+        """The same fleet with `change` of each pool's worker type, also of pools without workers."""
         return replace(self, pools=tuple(replace(pool, type=change(pool.type)) for pool in self.pools))
 
     @property
@@ -441,6 +459,7 @@ class Fleet:
     @property
     def leaves_choice(self) -> bool:
         """Whether a router can choose between workers for arriving requests or for hand-offs."""
+        # Arriving requests go to prefill and mixed workers, hand-offs to decode workers.
         decode_workers = sum(pool.count for pool in self.running_pools if pool.role == "decode")
         return max(decode_workers, self.workers - decode_workers) > 1
 
@@ -449,7 +468,7 @@ class Fleet:
         return self.with_types(lambda worker: replace(worker, engine=None))
 
     def with_engines(self, change: Callable[[Engine], Engine]) -> Fleet:
-        """The same fleet with other engines, where it has some."""
+        """The same fleet with `change` of each worker type's engine; types without one stay as they are."""
         return self.with_types(
             lambda worker: worker if worker.engine is None else replace(worker, engine=change(worker.engine))
         )
@@ -460,23 +479,29 @@ class Fleet:
 
     @property
     def lora(self) -> Lora | None:
-        """How adapters are served; all pools agree."""
+        """How LoRA adapters are served: as the first pool that serves them says, since all such pools agree.
+
+        None if no pool serves any.
+        """
         return next((pool.type.lora.lora for pool in self.pools if pool.type.lora is not None), None)
 
     @property
     def front_end_s(self) -> float:
-        """The time from a request's arrival until the engine that computes its prompt has it [s]; the
-        smallest of all pools.
+        """The time from a request's arrival until the engine that computes its prompt has it [s].
+
+        Where pools differ, the smallest of those that compute prompts.
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 
     @property
     def workers(self) -> int:
+        """How many workers the fleet has, over all pools."""
         return sum(pool.count for pool in self.pools)
 
     @property
     def gpus(self) -> int:
+        """How many GPUs the workers of all pools occupy."""
         return sum(pool.count * pool.type.gpus for pool in self.pools)
 
     @property

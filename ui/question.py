@@ -37,14 +37,15 @@ Form = dict[str, Any]
 INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}
 Fields = Mapping[str, Any]  # Some values of a form, or of a row of its table of GPUs.
 
-OWN_LIMITS = "own limits"
+OWN_LIMITS = "own limits"  # The choice among presets of limits that are typed in.
+# What the inputs of percentiles and of windows offer.
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
 WINDOWS = ("whole", "busiest 10 min", "busiest 1 h", "first 10 min", "first 1 h")
-WORKERS, NODES = "workers", "nodes"
+WORKERS, NODES = "workers", "nodes"  # What the number `spare` counts.
 SAMPLE, UPLOAD, DESCRIBED = "sample", "upload", "describe"
 SOURCES = (SAMPLE, UPLOAD, DESCRIBED)
 """Where requests come from: a sample trace, an uploaded one, or a description in slo.yaml."""
-OWN_LENGTHS = "own lengths"
+OWN_LENGTHS = "own lengths"  # The choice among tasks of lengths that are typed in.
 LENGTHS = ("input", "output")
 PROFILES: dict[str, dict[str, Any]] = {
     "on paper": {"kept_in": None, "spare": 0},
@@ -54,7 +55,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 """The safety profiles: kept on the traffic as it is written, in most scenarios, and also after the loss of a
 node.
 """
-OWN_PROFILE = "own"
+OWN_PROFILE = "own"  # Inputs of safety that are no profile.
 PRICES = {
     "USD/h": "on_demand",
     "reserved": "reserved",
@@ -163,7 +164,7 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
 
 
 def _firm_terms(terms: Fields) -> dict[str, Any]:
-    """The prices at which a GPU is rented around the clock."""
+    """Of these prices those at which a GPU is rented around the clock."""
     return {key: terms[key] for key in ("on_demand", "reserved") if key in terms}
 
 
@@ -182,7 +183,7 @@ def parse_map(written: str) -> dict[str, str]:
 
 
 def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """A line for each key in which two questions differ: "traffic.rate: 20, now 30"."""
+    """A line for each key of slo.yaml in which two questions differ: "traffic.rate: 20, now 30"."""
     old, new = _texts_by_key(before), _texts_by_key(after)
     return [
         f"{key}: {old.get(key, 'not asked')}, now {new.get(key, 'not asked')}"
@@ -203,7 +204,7 @@ def llm_name(llm: str) -> str:
 
 
 def slo_summary(form: Mapping[str, Any]) -> str:
-    """The limits of the inputs in a line."""
+    """The preset and the limits of the inputs, in one line."""
     limits = [
         f"{row.abbreviation} {form[f'{metric}_percentile']} ≤ {show_s(form[f'{metric}_ms'] / 1e3)}"
         for metric, row in INPUT_METRICS.items()
@@ -347,7 +348,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     has_classes = "classes" in (form["more"].get("slo") or {})
     usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
     policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
-    if policies["queue"]:  # The default, first come, first served, overtakes nobody: no wait to limit.
+    if policies["queue"]:  # In the default queue no prompt overtakes another, so no wait need be limited.
         policies["longest_wait"] = _with_unit(form["longest_wait"], "s")
     robust = {
         "step_times": _with_unit(form["robust_steps"] or None, "%"),
@@ -495,6 +496,7 @@ def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
         if form[f"{metric}_ms"] is not None
     }
     if form["attainment"] is not None:
+        # Without the digits that only the division made.
         lines["attainment"] = round(form["attainment"] / 100, 12)
     return lines
 

@@ -10,8 +10,8 @@ The best parameters, and the best controller, have the lowest bill plus the cost
 a missed window costs what the static fleet pays for a window. With `missed_frac` the best is instead the
 cheapest of those that miss no larger share of the windows; where all miss more, the one that misses fewest.
 
-The search for the optimum changes sizes only on a grid of times. A controller that keeps every window for
-less is itself a feasible sequence, and then becomes the optimum.
+The search for the optimum changes sizes only on a grid of times. A controller may change them at any time. If
+its day keeps every window and costs less than what the search found, that day becomes the optimum.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from planner.units import DAY_S, HOUR_S, show_s
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
-ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
+ALL_AT_ONCE = "all limits at once"  # Names the attainment of an SLO where windows name a limit.
 # The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
-LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
+LEAST_OPTIMUM_S = 20.0  # The search for the optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
 SHORT_DAY_S = 12 * HOUR_S  # A warning says that shorter traffic is not a day.
-WHOLE_ROUNDING = 1e-9  # A number of windows that a rounding error put below a whole one counts as whole.
-MOST_VARIANTS = 40  # Settings of one controller that tuning tries, each by a simulation of a day.
+WHOLE_ROUNDING = 1e-9  # A number of windows that is below a whole one by at most this counts as whole.
+MOST_VARIANTS = 40  # Tuning simulates at most this many settings of one controller.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,13 +84,13 @@ class DayQuestion:
     stock: Mapping[str, int] = field(default_factory=dict)
     is_paid_all_day: bool = False  # Whether the peak number of GPUs is paid all day (several LLMs).
     sleep_level: int = 0  # The level of vLLM's sleep mode: 1 or 2, or 0 for workers that start anew.
-    sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs, in sentences.
+    sleep_notes: tuple[str, ...] = ()  # What sleeping workers occupy beside GPUs, in sentences.
     warnings: tuple[str, ...] = ()  # What the question asks that the days do not heed, in sentences.
     is_least_given: bool = False  # Whether the question itself says how many workers every pool has at least.
 
     @property
     def optimum_pools(self) -> tuple[ElasticPool, ...]:
-        """The bounds of the optimum.
+        """The least and the most workers of each pool, as the optimum may choose them.
 
         Unless the question gives the least, a paid pool may be empty beside an owned pool of the same role,
         which costs nothing and keeps its least. Controllers keep the least of every pool: most read only the
@@ -119,8 +119,8 @@ class WindowVerdict:
     """The verdict of one window of the SLO.
 
     `holds` is True if every limit and the attainment, if any, are kept. `short_limit` names the limit that is
-    kept worst: the one with the smallest share of values within it (`kept_frac`), of the limits that fail,
-    or of all limits where none fails.
+    kept worst: of the limits that fail, or of all where none fails, the one with the smallest share of
+    values within it (`kept_frac`).
     """
 
     start_s: float
@@ -134,8 +134,9 @@ class WindowVerdict:
 class ChangeEffect:
     """The effect of one change of a pool's size, from `before` to `after` workers; `pool` is an index.
 
-    At most `rerouted` requests lost their worker when it was stopped (`_count_rerouted`). `late` requests
-    arrived while new workers were starting, and missed a limit; each counts for the first such change.
+    `rerouted` bounds from above how many requests lost their worker when it was stopped (`_count_rerouted`).
+    `late` requests arrived while new workers were starting, and missed a limit; a request counts only for the
+    earliest change whose workers were starting then.
     """
 
     time_s: float
@@ -188,7 +189,9 @@ class ControllerDay:
 
     @property
     def worst(self) -> WindowVerdict:
-        """The window with the lowest share within its limit, of those that fail if any does."""
+        """The window that is kept worst: of those that fail, or of all where none fails, the one with the
+        lowest `kept_frac`.
+        """
         return min(self.windows, key=lambda each: (each.holds, each.kept_frac))
 
 
@@ -349,7 +352,7 @@ def study_day(
             best_day = best_sizes(
                 judged_question, rows, time_limit_s=deadline - time.monotonic(), progress=progress
             )
-        except PlannerError as error:  # The time limit too: the days of controllers are not lost.
+        except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
             why = str(error)
     warnings = warnings_of(question, train, rows)
     return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
@@ -357,10 +360,10 @@ def study_day(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayInputs:
-    """What every controller of a day is run on.
+    """What a process needs to run any controller of a day.
 
     The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any. Tuning
-    may take `left_s` seconds: not a deadline, because clocks of other processes may have another zero.
+    may take `left_s` seconds. This is no deadline, because the clocks of two processes may not agree.
     """
 
     question: DayQuestion
@@ -377,7 +380,10 @@ class DayInputs:
 def _run_controllers(
     inputs: DayInputs, chosen: Sequence[ChosenController], progress: Progress
 ) -> list[tuple[ControllerDay | None, str]]:
-    """The day of each controller, run by the executor; None and the reason for a day that could not run."""
+    """The day of each controller with "", in their order; None and the reason for a day that could not run.
+
+    They run here one by one, or side by side in the processes of the executor where there are some.
+    """
     if executors.current_crew() is None:
         deadline, rows = time.monotonic() + inputs.left_s, []
         for k, each in enumerate(chosen, 1):
@@ -398,7 +404,7 @@ def _run_controllers(
 def _run_to_send(
     inputs: DayInputs, chosen: ChosenController
 ) -> tuple[ControllerDay | None, dict[str, Any], str]:
-    """What a worker process sends back: the day or None, the tuned settings, and the reason for a None.
+    """What a process of the executor sends back: the day or None, the tuned settings, and why it is None.
 
     The day comes without the controller and the knowledge, which the caller has already.
     """
@@ -437,7 +443,7 @@ def best_sizes(
     """The cheapest known sequence of sizes that keeps every window.
 
     The search on the grid finds one, `finer_day` moves its changes to other moments, and the cheapest
-    controller that keeps all windows replaces it if its day cost less.
+    controller that keeps all windows replaces that sequence if the controller's day costs less.
 
     Raises InfeasibleError where a window fails with the most workers all day.
     """
@@ -539,14 +545,14 @@ class MissTerms:
 
 
 def score_day(row: ControllerDay, terms: MissTerms) -> tuple[int, float, int]:
-    """The sort key of a day; the least is the best."""
+    """The sort key of a day (`MissTerms.score`); the day with the smallest key is the best."""
     return terms.score(row.usd, row.missed_windows, len(row.windows))
 
 
 def simulate_controller(
     question: DayQuestion, chosen: ChosenController, knowledge: Knowledge
 ) -> ControllerDay:
-    """Simulate one controller on the question's traffic."""
+    """The day of one controller, simulated on the question's traffic."""
     slo, controller = question.slo, chosen(knowledge)
     part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
     (run,) = simulate_together([part], question.stock)
@@ -557,7 +563,7 @@ def simulate_controller(
 def summarize_run(
     question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]
 ) -> ControllerDay:
-    """Summarize one simulated day: bill, windows, changes of size and oscillations."""
+    """Summarize one simulated day under this name: bill, windows, changes of size and oscillations."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
     terms = terms_of(question)
     return ControllerDay(
@@ -580,10 +586,13 @@ def tune_controller(
     deadline: float,
     progress: Progress,
 ) -> tuple[ChosenController, int]:
-    """The best settings of a controller on the question's traffic, and the number of settings simulated."""
+    """The controller with its best settings on the question's traffic, and the number of settings simulated.
+
+    At the deadline (of `time.monotonic`) it takes the best so far.
+    """
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
-        # The first variant has the settings as they were chosen, and is always simulated.
+        # The first variant has the settings as they were given, and is simulated even after the deadline.
         if settings_count and time.monotonic() > deadline:
             break
         row = simulate_controller(question, variant, knowledge)
@@ -609,7 +618,7 @@ def window_verdicts(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
 
 
 def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Floats, Floats]:
-    """The mean numbers of paid and of ready workers in each window, two arrays (pools, windows)."""
+    """The mean numbers of paid workers and of ready workers in each window: two arrays (pools, windows)."""
     paid, ready = np.zeros((pools, len(edges_s) - 1)), np.zeros((pools, len(edges_s) - 1))
     lengths_s = np.diff(edges_s)
     for span in run.spans:
@@ -625,7 +634,7 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
-    # Entry i counts the requests that missed a limit among the first i.
+    # Entry i: how many of the first i requests missed a limit.
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     spans_of_pool = [
         [span for span in run.spans if span.pool == p] for p in range(run.requested_sizes.shape[1])
@@ -633,7 +642,8 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     # A request counts for one change only, although workers of several changes may start at the same time:
     # requests before this index have been counted.
     counted = 0
-    # Decision d is the later of two in a row that differ in the size of pool p.
+    # The controller requests sizes again and again. Request d is one whose size of pool p differs from that
+    # of the request before.
     for before, p in np.argwhere(np.diff(run.requested_sizes, axis=0)).tolist():
         d = before + 1
         sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
@@ -663,10 +673,11 @@ def _count_rerouted(simulation: Simulation, gone_s: Floats) -> int:
 
 
 def _highest_rps(trace: Trace, window_s: float) -> float:
-    """The highest request rate of any window of a trace."""
+    """The highest request rate [requests/s] of the windows that follow one another through a trace."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + window_s, window_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
-    # A trace shorter than a window is one window of its own length, of at least a second.
+    # A trace shorter than a window counts as one window of its own length, but at least of a second, so that
+    # nothing is divided by 0.
     return float(counts.max() / min(window_s, max(trace.duration_s, 1.0)))
 
 
@@ -743,7 +754,7 @@ def check_step(question: DayQuestion) -> None:
 
 
 def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
-    """Everything that a reader of the answer should be warned of, in sentences."""
+    """Everything that a reader of the answer should be warned of, in sentences. `rows` are the days."""
     return (*question.warnings, *_short_day_warnings(question.trace), *_untrained_warnings(train, rows))
 
 

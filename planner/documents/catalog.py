@@ -62,6 +62,7 @@ from planner.units import parse_quantity
 Document = Mapping[str, Mapping[str, Any]]
 Row = TypeVar("Row")
 CatalogLike: TypeAlias = "Catalog | str | Path | None"
+# The files of a catalog with rows by name.
 FILES = (
     "gpus.yaml",
     "llms.yaml",
@@ -72,7 +73,8 @@ FILES = (
     "tasks.yaml",
 )
 PRICES = "prices.yaml"  # Only a catalog directory of the user's has this file.
-PROVENANCE = ("aliases", "source", "date")
+PROVENANCE = ("aliases", "source", "date")  # Keys that rows of every file may have.
+# The keys of rows in gpus.yaml, beside PROVENANCE.
 GPU_KEYS = (
     "memory_vendor",
     "memory",
@@ -95,13 +97,16 @@ GPU_KEYS = (
     "all_reduce",
     "mixed_kv_bandwidth",
 )
-SOLD_AS = ("gpu", "node")
-PRICE_IS = ("listed", "remembered")
+SOLD_AS = ("gpu", "node")  # The values of `sold_as`,
+PRICE_IS = ("listed", "remembered")  # and of `price_is`.
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
-MOST_NAMED = 12  # An error about an unknown name lists all rows of a file if there are at most this many.
+MOST_NAMED = (
+    12  # Set by hand: an error about an unknown name lists all rows of a file if there are at most this many.
+)
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-capped GPU's row alone.
+# The keys of rows in llms.yaml. Those of LLM_COUNTS are required of a row without `groups`.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
     "head_dim",
@@ -118,7 +123,7 @@ LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights
 # The keys of LLM_COUNTS and LLM_OPTIONAL that a row with `groups` has, because all layers share them.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
 _ACTIVE = re.compile(r"-a\d+b(?=-|$)")  # The active parameters in a name: qwen3-235b-a22b.
-WORDING = Wording(whole="expected a whole number > 0")  # How the catalog refuses counts.
+WORDING = Wording(whole="expected a whole number > 0")  # What the error for a wrong count says.
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,8 @@ class Catalog:
 
     def gpu(self, name: str) -> Gpu:
         """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market,
-        "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit.
+        "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit. Raises
+        CatalogError for an unknown name.
         """
         gpu, market = self._gpu_without_market(row_of(name.lower())), market_of(name.lower())
         if gpu is None:
@@ -194,7 +200,9 @@ class Catalog:
         return capped(self.gpus[self.gpu_aliases[base]], power_w)
 
     def llm(self, name: str) -> Llm:
-        """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
+        """An LLM by name or alias, or from a Hugging Face config.json: its path, its folder, or its name on
+        huggingface.co. Raises CatalogError if there is none.
+        """
         if self.has_llm(name):
             return self.llms[self._llm_names[name.lower()][0]]
         if is_path(name):
@@ -213,7 +221,8 @@ class Catalog:
         raise _unknown_name("LLM", name, self.llms, self.llm_aliases, "llms.yaml", advice)
 
     def served_llm(self, name: str) -> Llm:
-        """`llm` under the name of the checkpoint that engines load: a row stands for several of one shape.
+        """The same as `llm`, but under the name of the checkpoint that engines load: a row of the catalog
+        stands for several checkpoints of one shape.
 
         "llama-3.1-8b-instruct" is the row meta-llama/Llama-3.1-8B, served as
         meta-llama/Llama-3.1-8B-Instruct.
@@ -329,7 +338,7 @@ class Catalog:
             splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
             if splits:
                 return tuple(splits)
-        return (llm.slices_cut_blocks(tp),)
+        return (llm.slices_cut_blocks(tp),)  # True, whole experts, where slices would cut blocks.
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
         """The numbers (> 1) of data-parallel ranks of `tp` GPUs on one node that have a fit.
@@ -373,7 +382,7 @@ class Catalog:
         """
         tp, ep, dp, _ = split
         latency = roofline(llm, gpu, tp, dp=dp, exchange=exchange)
-        is_power_of_two = tp & (tp - 1) == 0
+        is_power_of_two = tp & (tp - 1) == 0  # Such a number has one bit, which tp - 1 lacks.
         if is_power_of_two or dp > 1:
             return latency
         fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
@@ -431,7 +440,7 @@ class Catalog:
 
     @cached_property
     def _by_shape(self) -> dict[Llm, list[str]]:
-        """The names of all rows by what step times depend on."""
+        """The names of all rows by the LLM without what step times do not depend on (`_step_shape`)."""
         names: dict[Llm, list[str]] = {}
         for name, row in self.llms.items():
             names.setdefault(_step_shape(row), []).append(name)
@@ -457,7 +466,9 @@ class Catalog:
                     self.gpu_aliases.get(named_gpu.lower(), named_gpu),
                 )
                 fit_paths.setdefault(pair, []).append(path)
-            self._fit_paths.update(fit_paths)  # At once, as a UI reads one catalog from several threads.
+            # All are added at once, because threads of a UI share a catalog: another thread must see either
+            # none of them or all.
+            self._fit_paths.update(fit_paths)
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
             for path in self._fit_paths.get((llm, gpu), []):
@@ -469,7 +480,9 @@ class Catalog:
 
 
 def _step_shape(llm: Llm) -> Llm:
-    """The LLM without what step times do not depend on: equal for LLMs that share fits."""
+    """The LLM with the same value in every field that step times do not depend on. LLMs for which the results
+    are equal share fits.
+    """
     return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
@@ -486,8 +499,8 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
         # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
-        # A process may have the rights of another user than the one who started it. Those rights count, where
-        # the system can tell.
+        # A process may have the rights of another user than the one who started it. Its own rights count,
+        # where the system can test those.
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
@@ -500,7 +513,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     gpus, gpu_aliases = _rows_and_aliases(paths["gpus.yaml"], _parse_gpu, provenance)
     llms, llm_aliases = _rows_and_aliases(paths["llms.yaml"], _parse_llm, provenance)
     slos, _ = _rows_and_aliases(paths["slos.yaml"], _parse_preset, provenance)
-    # The rows of these four files hold their sources themselves.
+    # The rows of the files that are read with {} hold their sources themselves.
     engines, _ = _rows_and_aliases(paths["engines.yaml"], _parse_engine_row, {})
     spreads, _ = _rows_and_aliases(paths["spreads.yaml"], _parse_spread_row, {})
     if directory is not None and (directory / PRICES).exists():
@@ -624,7 +637,9 @@ def _parse_aliases(row: Section) -> list[str]:
 
 
 def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
-    """A GPU of gpus.yaml, the `document`. With `cap_of`, what it does not state is in the uncapped row."""
+    """A GPU of gpus.yaml; `document` has all rows of that file. What a row with `cap_of` does not state, it
+    takes from the row of the uncapped GPU.
+    """
     base, uncapped_w = name, None
     refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:
@@ -649,7 +664,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
                 raise InputError(
                     f"{row.path_of(key)}: only for a row with cap_of, the name of the uncapped GPU"
                 )
-    # Nothing is computed from these, but a row must state them.
+    # Nothing is computed from these three, but a row must state them.
     row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
         row.plain_text(key)
@@ -688,7 +703,7 @@ def _parse_unchecked(row: Section) -> str:
 
 
 def _parse_all_reduce(row: Section) -> Iterator[AllReduce]:
-    """`all_reduce: {2: {latency: 4 us, bandwidth: 120 GB/s}, ...}`, by the number of GPUs."""
+    """What the key `all_reduce` says of each number of GPUs: {2: {latency: 4 us, bandwidth: 9 GB/s}, ..}."""
     by_gpus = row.get("all_reduce", {})
     where = row.path_of("all_reduce")
     if not isinstance(by_gpus, Mapping):
@@ -756,7 +771,10 @@ def _llm_of_groups(name: str, row: Section, beside_layers: dict[str, Any]) -> Ll
 def _refusing_unknown(
     keys: Sequence[str], parse: Callable[[str, Section], Row]
 ) -> Callable[[str, Section, Document], Row]:
-    """`parse` for `_rows_and_aliases`, once all keys of the row are among `keys` and PROVENANCE."""
+    """A parser for `_rows_and_aliases` that refuses keys beside `keys` and PROVENANCE, then calls `parse`.
+
+    It drops the document, which these rows do not need.
+    """
 
     def parse_row(name: str, row: Section, document: Document) -> Row:
         refuse_unknown(row.values, (*keys, *PROVENANCE), row.where)
@@ -795,7 +813,7 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
 
 
 def _last_part(name: str) -> str:
-    """The name behind the "/", in lower case."""
+    """The part of a name after its last "/", in lower case; all of a name without one."""
     return name.rpartition("/")[2].lower()
 
 
@@ -803,7 +821,7 @@ def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
     """The error for a name that no row and no alias of `file` has, with up to three rows that it may mean."""
-    # Several aliases may name one row, so five of them are looked at for three rows.
+    # Two near aliases may name one row, so five are looked up to have three rows.
     hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3]
     if not hints and len(rows) <= MOST_NAMED:
         hints = list(rows)

@@ -58,6 +58,7 @@ from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, 
 from planner.traffic.trace import MAX_TOKENS
 from planner.units import HOUR_S, read_tokens
 
+# Keys for the kind of the requests, which a task may have too.
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
 )
@@ -65,23 +66,23 @@ SHAPE_KEYS = (
 KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)
 # Under these keys stand numbers of tokens, which may be written 1.5k.
 TOKEN_KEYS = ("input", "output", "agents", "sessions", "prefixes")
-TASK_KEYS = ("of", *SHAPE_KEYS)
+TASK_KEYS = ("of", *SHAPE_KEYS)  # The keys of a row of catalogs/tasks.yaml, beside its source.
 # Coefficient of variation of lengths of which only the mean is known; in public traces it is 0.7 to 1.3.
 USUAL_CV = 1.0
 # Without `duration`, the time of about USUAL_REQUESTS at the busiest rate, within these two bounds.
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 # Without `duration`, agents work long enough for this many tasks each.
 USUAL_TASKS = 3.0
-WEEK_H = 168
+WEEK_H = 168  # Hours.
 DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is drawn and then scaled.
 # Values above the next seven are most likely typing errors: no trace has such values.
 MOST_INTERVALS = 100_000  # Intervals of a curve of rates; ten weeks have about this many minutes.
-MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
-MOST_CV = 100.0
-MOST_SKEW = 10.0
+MOST_COUNT = 100_000  # Clients, prefixes or tenants.
+MOST_CV = 100.0  # The coefficient of variation of gaps.
+MOST_SKEW = 10.0  # The exponent of clients: the k-th sends k^-skew of the requests.
 MOST_DRIFT = 5.0  # In standard deviations.
-MOST_SPREAD_FRAC = 0.99  # Spread of mean lengths between clients.
-MOST_GROWTH_FRAC = 10.0  # In a month.
+MOST_SPREAD_FRAC = 0.99  # The share of the variance of lengths that is between clients.
+MOST_GROWTH_FRAC = 10.0  # The growth in a month: 10.0 is eleven times the rate.
 # The keys of one tenant, if tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
@@ -129,7 +130,8 @@ def is_description(traffic: Section) -> bool:
 
 def describes_traffic(path: Path) -> bool:
     """Whether this slo.yaml describes its traffic; False for a pipe, as it can be read only once."""
-    # Path.is_file raises OSError for a name that is too long, of which the question's reader has a message.
+    # Path.is_file would raise OSError for a name that is too long; the module that reads the question
+    # refuses such a name with a message.
     if not os.path.isfile(path):  # noqa: PTH113
         return False
     traffic = read_yaml(path).get("traffic")
@@ -167,7 +169,7 @@ def parse_description(
             )
         section = Section({**section.values, "rate": DRAWN_RPS}, traffic.where)
     lengths = []
-    # Sentences on what was assumed.
+    # Sentences on what was assumed; `_parse_lengths` adds some.
     basis = [] if task is None else [f"task {task.name}: {task.measured_on}"]
     fitting_tasks = [row.name for row in tasks.values() if not has_agents or "agents" in row.values]
     for key in ("input", "output"):
@@ -176,8 +178,8 @@ def parse_description(
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
                 f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
             )
-        # A mean in slo.yaml scales the lengths of the task. Without this key the section has the task's
-        # lengths.
+        # A mean in slo.yaml scales the lengths of the task. Where slo.yaml has no lengths, `section` has
+        # those of the task, and nothing is scaled.
         task_lengths = task_values.get(key) if key in traffic else None
         lengths.append(_parse_lengths(section.get(key), section.path_of(key), task_lengths, basis))
     input_lengths, output_lengths = lengths
@@ -309,7 +311,7 @@ def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
 
 
 def _parse_rates(value: object, where: str) -> list[float]:
-    """Requests/s in each interval of a curve."""
+    """Check the requests/s in each interval of a curve, and return them as a list."""
     listed = check_rows(value, where, "requests/s, one for each interval", least=1)
     if len(listed) > MOST_INTERVALS:
         raise InputError(f"{where}: holds {len(listed)} numbers, expected at most {MOST_INTERVALS}")
@@ -342,7 +344,8 @@ def _parse_growth(traffic: Section) -> float:
 def _duration_s(
     traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
 ) -> float:
-    """How long the drawn traffic is [s]: `duration`, if given.
+    """How long the drawn traffic is [s]: `duration`, if given. `agent_task_s` is the mean time of a task and
+    of the pause before it [s]; None if the traffic is not of agents.
 
     Otherwise a curve is drawn as a whole, but of a week at most one hour; other traffic lasts until its rate,
     or the tasks of its agents, give enough requests.
@@ -544,7 +547,7 @@ def _parse_clients(traffic: Section, tenants: int) -> Clients:
 
 
 def _parse_sessions(traffic: Section) -> Sessions | None:
-    """How requests follow one another in conversations; None: each request stands alone."""
+    """How requests follow one another in conversations; None without the key: each request stands alone."""
     if "sessions" not in traffic:
         return None
     section = traffic.subsection("sessions", ("turns", "think_time", "most_tokens"))
@@ -582,7 +585,7 @@ def description_document(description: Description) -> dict[str, Any]:
     rate: Any = {"curve": curve, "every": duration_text(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}
     if description.agents is not None:
-        # `or 1` is for mypy: with agents their number is known.
+        # `or 1` is for mypy: `agent_count` is a number where there are agents.
         agents = replace(description.agents, count=description.agent_count or 1)
         load = {"agents": agents_document(agents, _lengths_document)}
     document: dict[str, Any] = {
@@ -647,5 +650,5 @@ def _lengths_document(lengths: Lengths) -> dict[str, Any]:
 
 
 def _without_point(value: float) -> int | float:
-    """The number as an int where it is whole, so that it is written without a point."""
+    """The number, as an int where it is whole: 30 and not 30.0 is what a user would write."""
     return int(value) if float(value).is_integer() else float(value)

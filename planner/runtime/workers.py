@@ -1,11 +1,12 @@
-"""Keeps a plan's workers alive: one engine process each, on a port of its own, watched and restarted.
+"""Keeps the workers of a plan running on this machine: one engine process for each, on a port of its own,
+which is watched, and started again when it fails.
 
 A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
 and started again on another port, after a pause that doubles with every failure. A worker that fails too
 often in a row is not started for a while, and never again if it has never been up, because then its settings
 are wrong. Every start of an engine has an identity, which is in all its answers, so that another server on
-the same port is not taken for it. Each engine is a session of its own: Ctrl-C in the terminal reaches only
-this process, which stops the engines. If this process is killed, the kernel ends them
+the same port is not taken for this engine. Each engine is a session of its own, so Ctrl-C in the terminal
+reaches only this process, which stops the engines. If this process is killed, the kernel ends them
 (planner/runtime/launch.py).
 """
 
@@ -38,9 +39,9 @@ from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine_command, kv_store
 from planner.runtime import launch
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Pools with these names can name files.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # The names of pools that may be part of the name of a file.
 LOG = logging.getLogger("fleetplan.workers")
-STEADY_S = 60.0  # Once a worker is up for this time, its earlier failures are forgotten.
+STEADY_S = 60.0  # Once a worker has been up for this time, its earlier failures do not count any more.
 # While an engine starts, its health is asked for ten times as often as later, and every
 # LONGEST_START_POLL_S at least.
 START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
@@ -95,7 +96,7 @@ class EngineCommand:
     environment: Mapping[str, str]
 
 
-# Called with the place and a port; says how to start an engine there.
+# A function of a place and a port; it returns the process that starts an engine there.
 Commands = Callable[[WorkerPlace, int], EngineCommand]
 
 
@@ -144,6 +145,7 @@ class LiveWorker:
     def __init__(
         self, place: WorkerPlace, commands: Commands, patience: Patience, note: Callable[[str, str], None]
     ):
+        """`note` is called with the worker's name and what happened to it."""
         self.place, self.commands, self.patience, self.note = place, commands, patience, note
         self.name = place.name
         self.is_up = False
@@ -159,7 +161,7 @@ class LiveWorker:
     can_turn = True  # `turn` works here, as this process starts the engine itself (`router.Backend`).
 
     def turn(self, role: Role) -> None:
-        """Have the engine end, and start again in another role."""
+        """Have `run` stop the engine and start it again in this role; returns at once."""
         self.place = replace(self.place, pool=replace(self.place.pool, role=role))
         self.turn_requested.set()
 
@@ -260,7 +262,10 @@ class LiveWorker:
         return {launch.STEP_LOG: str(path), launch.STEP_LOG_BYTES: str(self.place.log_bytes)}
 
     def _shorten_log(self) -> None:
-        """Copy a full log and empty it in place, because the engine keeps it open and appends to it."""
+        """Once the log has half of `log_bytes`, copy it to a file (.1) beside it and empty it.
+
+        It is emptied in place, because the engine keeps it open and appends to it.
+        """
         with suppress(OSError):
             if 0 < self.place.log_bytes // 2 <= self.log.stat().st_size:
                 shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
@@ -331,7 +336,7 @@ class LiveWorker:
             return False
 
     async def _stop(self) -> None:
-        """Ask the engine to end, and kill it after `stop_s`."""
+        """Ask the engine to end. When its first process has ended, or `stop_s` is over, kill what is left."""
         if self.process is not None and self._exit is None:
             self._signal(signal.SIGTERM)
             with suppress(TimeoutError):
@@ -339,7 +344,7 @@ class LiveWorker:
         await self._kill()
 
     async def _kill(self) -> None:
-        """Kill the whole session, because an engine core may outlive the server that started it."""
+        """Kill the whole session, because the core of an engine may outlive the server that started it."""
         self._signal(signal.SIGKILL)
         if self.process is not None:
             await self.process.wait()
@@ -403,7 +408,7 @@ async def run_engines(
 
 
 def _exit_text(code: int) -> str:
-    """'signal 9' or 'exit code 1'."""
+    """An exit code of a process in words: 'signal 9' for -9, 'exit code 1' for 1."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
@@ -470,6 +475,7 @@ def _on_cpu(
 ) -> tuple[dict[str, engine_command.Setting], dict[str, str]]:
     """The settings and further environment of an engine that runs on CPU cores in place of GPUs."""
     kv_tokens = place.pool.type.kv_tokens
+    # The plan's number of KV blocks stands in for the limit that GPU memory would set.
     settings = {
         **settings,
         "block-size": CPU_BLOCK_TOKENS,

@@ -4,11 +4,16 @@ A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with p
 stage. A chunk is the part of a prompt that one step computes. The token budget of a step is
 max_num_batched_tokens. Requests wait in the worker's queue for their prefill, in the list PARTIAL while their
 prompt is computed in part, in READY when their KV has come from a prefill worker or (LOADING) is being loaded
-from CPU memory.
+from CPU memory. Of the other lists (layout.py) RESTING has decodes that a step leaves out, LEAVING requests
+that have ended and UNKNOWN prompts that the engine does not know of yet. A request that runs holds one of the
+max_num_seqs seats of its worker. Asynchronous engines form a step while the one before runs, so blocks and
+seats that are given back meanwhile come late (`late_blocks`, `late_seats`).
 
 Arguments that many functions share: w is a worker, l a lane and r a request (layout.py); `longest` is the
 most tokens of a chunk, `step_blocks` the KV blocks that the decodes take in the step that is formed, `budget`
-what is left of its token budget.
+what is left of its token budget. Locals: `kind` is the record of the worker's type (layout.TYPE), n the
+tokens of a chunk, c the tokens of its prompt before it. A node of a prefix is one of the prefix tree
+(caches.py), no machine.
 
 vllm-v1             Chunked prefill, as Sarathi proposed it. First come the running requests in order of
                     admission: decodes, and prompts computed in part. Then come prompts that wait, in chunks
@@ -155,7 +160,10 @@ def start_step(state, l, time_s):
 
 @kernel_jit
 def _form_step(state, l, time_s):
-    """Form the next step of lane l from the requests that its engine knows of; True if there is no work."""
+    """Form the next step of lane l from the requests that its engine knows of, and launch it.
+
+    True if there is no work; then nothing is launched.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -194,7 +202,7 @@ def _form_step(state, l, time_s):
 
 @where_rare(lambda state, l, time_s: False)
 def _form_other_step(state, l, time_s):
-    """Form a step by any policy but vLLM v1's; True if a request was preempted."""
+    """Form a step by a policy other than vllm-v1; True if a request was preempted."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -218,14 +226,14 @@ def _form_other_step(state, l, time_s):
 
 @small_jit
 def is_known(state, worker, r):
-    """Whether request r had reached `worker` before that worker formed the step after the current one."""
+    """Whether request r had reached `worker` when it formed the next step (layout.WORKER.formed_s)."""
     return state.requests[r].known_s <= worker.formed_s
 
 
 @small_jit
 def _has_kv(state, worker, r):
-    """Whether `worker` knows that it has the KV of request r. An engine without a step in flight
-    (`formed_s` infinite) knows of all KV that has arrived.
+    """Whether `worker` knows by its next step that it has the KV of request r. An engine without a step in
+    flight (`formed_s` infinite) knows of all KV that has arrived.
     """
     return state.requests[r].known_step <= worker.steps + 1 or worker.formed_s == np.inf
 
@@ -257,12 +265,15 @@ def _gather_decodes(state, l):
 
 @kernel_jit
 def _take_chunk(state, l, r, n, step_blocks, time_s):
-    """Put n tokens of the prompt of request r into the next step of lane l; True if more tokens are left."""
+    """Put a chunk, the next n tokens of the prompt of request r, into the next step of lane l.
+
+    True if tokens of the prompt are left for later steps.
+    """
     lane, request = state.lanes[l], state.requests[r]
     worker = state.workers[lane.worker]
     c = request.computed_tokens
     request.computed_tokens = c + n
-    if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit_request` has counted them all.
+    if state.types[worker.type].batching == VLLM_V1:  # By other policies `admit_request` has counted all.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     note_taken_blocks(state, lane.worker, n)
@@ -348,7 +359,7 @@ def _take_seat(state, w, r, time_s):
 
 @kernel_jit
 def seat_ready(state, l):
-    """Let sequences whose KV has arrived join the decodes while seats are free."""
+    """Let sequences whose KV has arrived (READY) join the decodes of lane l while seats are free."""
     worker = state.workers[state.lanes[l].worker]
     while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
         seat_request(state, l, pop_first(state.requests, worker, READY))
@@ -463,7 +474,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
         nodes = nodes_to_load(state, w, r)
-        if nodes == NONE:  # They are being loaded for another request.
+        if nodes == NONE:  # Nodes of its prefix are being loaded for another request.
             pass_over(state, w, r)
             continue
         if r == NONE or not can_admit(state, l, r, step_blocks, time_s):
@@ -710,7 +721,7 @@ def _secure_decode_blocks(state, l):
     # `served` is the admission number of the decode that was served last.
     served, taken, is_preempted = NONE, 0, False
     while True:
-        slot = NONE  # Of the decode that was admitted next.
+        slot = NONE  # Will be that of the decode that was admitted next after `served`.
         for other in range(lane.decodes):
             if state.slots[l, other].admission_number > served and (
                 slot == NONE or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
@@ -857,7 +868,7 @@ def _peak_tokens(state, l, r):
 
 @small_jit
 def run_length(state, l, time_s, goes_on):
-    """How many steps, the one that was formed and others like it, may be simulated at once.
+    """How many steps may be simulated at once as one run: the one that was formed, and others like it.
 
     A run lasts until a decode ends or blocks run out. It is one step where a request may join after a step
     (`goes_on` is False), and where not all decodes had their last token now: then the first gap differs from
@@ -888,7 +899,9 @@ def run_length(state, l, time_s, goes_on):
 
 @small_jit
 def step_time_factor(state, w):
-    """The factor on the step times of worker w. On prefill workers a predictor of output lengths may run."""
+    """The factor on the step times of worker w. A predictor of output lengths runs on prefill workers and
+    makes their steps longer; without one its factor is 1.
+    """
     worker = state.workers[w]
     return worker.slow_factor * state.policy[PREDICTOR] if worker.role == PREFILL else worker.slow_factor
 

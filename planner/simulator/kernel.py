@@ -1,4 +1,5 @@
-"""The discrete-event kernel: exact engine steps of a fleet over a trace, compiled, no object per request.
+"""The discrete-event kernel: simulates every engine step of a fleet over a trace, in compiled code that has
+no object per request.
 
 A worker forms steps as its batching policy says (batching.py), and each takes the seconds of its fit
 (step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
@@ -9,8 +10,9 @@ exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
-step. Its first gap includes all of that (transfer.py). With some engines nobody sees the token of the prefill
-worker: that next step computes the last token of the prompt again, and TTFT includes the hand-off.
+step. The gap after its first token includes all of that (transfer.py). With some engines clients do not
+get the token of the prefill worker: that next step computes the last token of the prompt again, and TTFT
+includes the hand-off.
 
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
 of tokens in it, which leave together (decoding.py).
@@ -26,9 +28,10 @@ A request of a session arrives its think time after the last request it waits fo
 time, steps that start at that moment come first: no client is so quick that its next request is in them.
 
 Letters (layout.py): w is a worker, v one that decodes, l a lane, where a worker forms its steps, and r a
-request. The `epoch` of a worker rises when it goes down; a request notes it, so that another one shows later
-that the KV is lost. A lambda in where_has or where_rare is compiled in place of the function for fleets that
-do not need it (numba_compile.py).
+request; `kind` is the record of a worker's type (layout.TYPE). The `epoch` of a worker rises when it goes
+down. A request notes the epoch; if the worker has another one later, its KV there is lost. A lambda in
+where_has or where_rare is compiled in place of the function for fleets that do not need it
+(numba_compile.py).
 """
 
 from __future__ import annotations
@@ -159,7 +162,9 @@ def start_steps(state, l, time_s):
 
 @where_rare(lambda state, pool, r: False)
 def _may_return(state, pool, r):
-    """Whether a worker that is not up now, of the roles of `pool`, could hold request r once it is up."""
+    """Whether a worker that is not up now could hold request r once it is up. `pool` is FRONT or BACK; only
+    workers whose role is of that pool count.
+    """
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
@@ -183,8 +188,8 @@ def send_held(state, time_s, cause):
 
 @kernel_jit
 def _send_to_worker(state, r, w, time_s, cause):
-    """Send request r to worker w, which computes its prompt; first its API server may make tokens of the
-    text.
+    """Send request r to worker w, which computes its prompt. If the API server of w needs time to make tokens
+    of the text, the request enters the engine after that time.
     """
     request, worker = state.requests[r], state.workers[w]
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
@@ -215,7 +220,7 @@ def _enter_engine(state, r, w, time_s, cause):
     # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
     # only for a request that is first, or may overtake. In the orders up to EDF, a request that overtakes all
     # others is `first_waiting` now. An asynchronous engine has not queued r yet, so there only FCFS, where no
-    # request overtakes, is left out.
+    # request overtakes, spares the wake-up.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -224,7 +229,9 @@ def _enter_engine(state, r, w, time_s, cause):
 
 @kernel_jit
 def _end_reading(state, time_s):
-    """Send the next prompt of which an API server has made tokens into its engine, or on to fetch its KV."""
+    """Take the next request whose prompt an API server has made tokens of. On a prefill or mixed worker it
+    enters the engine; on a decode worker it asks for its KV. If a worker went down meanwhile, it is lost.
+    """
     r = state.counters[READING]
     state.counters[READING] = remove_root(state.requests, r)
     request = state.requests[r]
@@ -246,7 +253,7 @@ def _end_reading(state, time_s):
 def _release_kv(state, w, r):
     """Give back the blocks of the KV of r on its prefill worker w.
 
-    They come too late for a step that an asynchronous engine has formed already (`late_blocks`).
+    They may come too late for a step that an asynchronous engine has formed already (`late_blocks`).
     """
     worker = state.workers[w]
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
@@ -533,7 +540,10 @@ def end_hand_off(state, r, time_s):
 
 @kernel_jit
 def _mark_lost(state, r):
-    """Put request r, which has lost its worker, among those to route anew; a prompt in part starts over."""
+    """Put request r, which has lost its worker, among those to route anew (LOST).
+
+    A prompt that was computed only in part starts over.
+    """
     request = state.requests[r]
     if _is_lost(state, r):
         request.unseen_tokens = 0  # The load of a worker that goes down is forgotten as a whole.
@@ -639,7 +649,7 @@ def _take_rank_down(state, w, time_s):
 
 @kernel_jit
 def _empty_worker(state, w, time_s):
-    """Empty the records and caches of worker w."""
+    """Set worker w to what it has after a start: no requests, blocks or adapters, and an empty cache."""
     worker = state.workers[w]
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
@@ -753,9 +763,10 @@ def simulate_events(fields, closed_loop, stop_early):
     while state.counters[DONE] < n:
         entity, time_s = state.heap[0], next_time_s(state)
         starts = entity < link and state.lanes[entity].run_steps == 0
-        # The next arrival is of the soonest of three: a request by its own time, one that waited for
-        # another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). It is
-        # caused if the event before it brought it about: steps that start at this moment then come first.
+        # The next arrival is the soonest of three: a request that arrives by its own time, one that waited
+        # for another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). An
+        # arrival is caused (`is_caused`) if the event before it brought it about: then steps that start at
+        # this moment come first.
         r, is_caused = entered, closed_loop > 0
         is_released = entered < state.counters[RELEASED]
         coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf

@@ -3,14 +3,15 @@
 A worker is one engine. It forms batches on lanes: one lane without pipeline parallelism, `pp` lanes with it,
 because that many batches are in flight at once. Each data-parallel rank of an engine is a worker here, with
 one lane; the ranks of an engine follow each other, and events are those of the first rank's lane (ranks.py).
-A decode sits in a slot of its lane; the part of a prompt that a batch computes is a chunk. A batch of decodes
-alone is repeated: a run of equal steps. In kernel.py and splitwise.py a lane holds the whole batch; in
-distserve.py lane l is the l-th pipeline rank.
+A decode sits in a slot of its lane; the part of a prompt that a batch computes is a chunk. A request that
+runs holds one of the worker's seats, of which vLLM's max_num_seqs is the number. A batch of decodes alone is
+repeated while nothing changes in it: a run of equal steps. In kernel.py and splitwise.py a lane holds the
+whole batch; in distserve.py lane l is the l-th pipeline rank.
 
 Indices: w worker (v the one that decodes, where there are two), l lane, r request, e entry of a cache, u
 tenant. In formulas s is a lane's count of decode steps, c the tokens of a request in the KV cache. Fields
 named is_... are 0 or 1, but for WORKER.is_up, which has more values. A list is a pair of fields `head` and
-`tail` (queues.py), a heap its root.
+`tail` (queues.py), a heap of requests the one at its root.
 Constants that are passed to compiled functions are numpy integers: for a Python literal Numba would compile
 the function once more.
 """
@@ -28,8 +29,8 @@ from planner.models.speculation import MOST_DRAFTS
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # Values of WORKER.role.
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)  # Values of LIMIT.metric.
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
-NONE = np.int64(-1)
-ZERO, ONE = np.int64(0), np.int64(1)
+NONE = np.int64(-1)  # In place of an index: no request, worker or entry.
+ZERO, ONE = np.int64(0), np.int64(1)  # The types of arguments must not differ (see above).
 BLOCK = 16  # Tokens of a KV block.
 # The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one
 # into the requests.
@@ -60,7 +61,7 @@ TYPE = np.dtype(
         ("queue_batch", "i8"),  # Prompts overtake only within scheduling batches of this many; 0: no batches.
         ("admission", "i8"),
         ("token_budget", "i8"),  # max_num_batched_tokens
-        ("long_prefill_tokens", "i8"),  # No chunk is longer, unless a request is alone; 0: no such limit.
+        ("long_prefill_tokens", "i8"),  # No chunk is longer, unless one request is alone; 0: no such limit.
         ("seats", "i8"),  # max_num_seqs
         ("kv_blocks", "i8"),
         ("longest_blocks", "i8"),  # Longer requests are rejected.
@@ -102,8 +103,9 @@ TYPE = np.dtype(
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
         ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
-        # The routing score per pending prompt token, request, prompt token of a request, and waiting request:
-        # a row for arrivals (FRONT) and one for hand-offs (BACK).
+        # What each of these adds to the routing score of a worker: a pending prompt token, an assigned
+        # request, a prompt token of an assigned request, a waiting request. A row for arrivals (FRONT) and
+        # one for hand-offs (BACK).
         ("routing_weight", "f8", (2, 4)),
     ]
 )
@@ -167,7 +169,7 @@ LANE = np.dtype(
         ("late_decodes", "i8"),
         ("last_token_s", "f8"),
         ("next_finish_step", "i8"),  # The smallest `finish_step` of the slots.
-        ("kv_sum", "f8"),  # K of the next step (models/latency.py).
+        ("kv_sum", "f8"),  # The KV tokens that decodes read in the next step, K in models/latency.py.
         ("residue", "i8", BLOCK),  # Decodes by (c - s) mod 16, which tells when they need a block.
         ("coming_blocks", "i8"),  # With drafts: KV blocks that the decodes take in the next step.
         ("gap_depth", "i8"),  # The height of its stack in State.gaps.
@@ -198,7 +200,7 @@ SLOT = np.dtype(
         ("next_blocks", "i8"),  # With drafts: its KV blocks in the next step.
     ]
 )
-# The longest gap between the step of the entry below and this step.
+# An entry of a lane's stack of gaps: the longest gap since the step of the entry below, up to this step.
 GAP = np.dtype([("step", "i8"), ("gap_s", "f8")])
 # `is_last`: it is the last chunk of its prompt.
 CHUNK = np.dtype([("request", "i8"), ("tokens", "i8"), ("is_last", "i8")])
@@ -210,7 +212,8 @@ REQUEST = np.dtype(
         ("predicted_tokens", "i8"),  # Output tokens, as schedulers predict them.
         ("generated_tokens", "i8"),
         ("computed_tokens", "i8"),  # Prompt tokens in the KV cache, recomputed ones included.
-        ("length_tokens", "i8"),  # Tokens to prefill; later c, the tokens in the KV cache.
+        # Until the request decodes its tokens to prefill, then c, its tokens in the KV cache.
+        ("length_tokens", "i8"),
         # Rises with each admission; in distserve.py one number for all that are admitted in one batch.
         ("admission_number", "i8"),
         ("known_s", "f8"),  # Since when its worker could take it into a step.
@@ -251,7 +254,7 @@ LIMIT = np.dtype(
         ("of_class", "i8"),  # The class of requests that it limits, NONE: all requests.
         ("allowed", "i8"),  # The most violations with which it holds.
         ("violations", "i8"),
-        ("counted", "i8"),
+        ("counted", "i8"),  # The values that were tested against it.
         # TTFT and E2E: requests under way that are late already, which are no `violations` yet.
         ("late", "i8"),
         ("seen_s", "f8"),  # The time up to which `late` is known.
@@ -281,8 +284,9 @@ RUN = np.dtype(
 
 
 def run_seconds(runs: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-    """Seconds of each run, whose step j (from 0) lasts first + j growth. The same sum as in the kernel, so
-    that both round alike.
+    """(runs,): the seconds of each of these records RUN, whose step j (from 0) lasts first_s + j growth_s.
+
+    It is summed as in the kernel (counting.run_s), so that both round alike.
     """
     steps = runs["steps"]
     return np.asarray(runs["first_s"] * steps + runs["growth_s"] * (steps * (steps - 1) / 2))
@@ -298,8 +302,8 @@ PART = np.dtype(  # A recorded chunk of a prompt or, with no tokens, a preemptio
 )
 LINK = np.dtype(
     [
-        ("block_s", "f8"),
-        ("latency_s", "f8"),
+        ("block_s", "f8"),  # Seconds that a KV block takes on it.
+        ("latency_s", "f8"),  # What every transfer takes in addition.
         ("overlap_frac", "f8"),  # The share of a transfer that may hide behind the last prefill step.
         ("overlap_tokens", "i8"),  # Shorter prompts are sent after that step.
         ("is_shared", "i8"),  # 1: one transfer after the other; 0: all at once.
@@ -348,7 +352,7 @@ MACHINE = np.dtype(  # More fields of a worker in splitwise.py.
 )
 TASK = np.dtype(  # More fields of a request in splitwise.py.
     [
-        ("phase", "i8"),
+        ("phase", "i8"),  # Where it stands: a constant of splitwise.py.
         # Batches that left it out. While it waits, less `MACHINE.formed`, so that each new batch counts for
         # all that wait at once.
         ("skips", "i8"),
@@ -360,7 +364,7 @@ TASK = np.dtype(  # More fields of a request in splitwise.py.
     ]
 )
 
-# Fields of State that are None in most fleets.
+# Fields of State that are None for fleets that do not need them; `State.has` is in this order.
 OPTIONAL = ("caches", "dp_ranks", "adapters", "outputs", "offload", "classes")
 
 

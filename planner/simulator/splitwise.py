@@ -13,7 +13,8 @@ transfer whose target has no room tries again every second.
 Pools "splitwise": if a prompt finds only long queues, or its tokens no room, a machine of the other pool
 becomes mixed; it returns to its home pool when it has nothing left. After `repurpose_after_s` in the mixed
 pool it belongs to the other pool, if its own keeps a machine (section IV-A: machines that stay in the mixed
-pool for a considerable time are re-purposed). This is checked when a request arrives.
+pool for a considerable time are re-purposed). Whether it has been there so long is checked when a request
+arrives.
 
 A machine that goes down loses its KV. Requests that had their KV there, or waited there, start over: the
 tokens that have left count as part of the prompt. Requests that only had it as their token machine get
@@ -27,6 +28,8 @@ gets everything. One peculiarity is not kept: where all memory is reserved by ta
 program runs for ever, and we reject the requests that can never go on.
 
 Letters: w is a machine, which is a worker and its only lane in layout.py; r is a request, `code` a task.
+Locals: `kind` is the record of the machine's type (layout.TYPE), `entity` the number of what has events
+(layout.State). "Its tokens" are those after the first. A seat is one of the max_num_seqs places in a batch.
 """
 
 from __future__ import annotations
@@ -124,8 +127,8 @@ PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)
 def _skips_now(state, w, code):
     """How many batches of machine w have left out a task; 0 for tokens whose prompt waits before them.
 
-    While a task waits, TASK.skips is less the batches that its machine had formed when it came. Each new
-    batch so ages all waiting tasks at once.
+    While a task waits, TASK.skips is its skips less the batches that its machine had formed when it came.
+    `formed` is added here, so each new batch ages all waiting tasks at once.
     """
     task = state.tasks[code >> 1]
     if code & 1 and task.phase == PROMPT:
@@ -137,7 +140,8 @@ def _skips_now(state, w, code):
 def _may_overflow(state, tasks):
     """Whether the next event could overflow a queue of this many tasks.
 
-    It may bring two tasks of a request, and evict as many decodes as a batch has seats (`picks`).
+    That event may bring two tasks of a request, and evict as many decodes as a batch has seats, which is the
+    length of `picks`.
     """
     return tasks + len(state.picks) + 2 > state.queues.shape[1]
 
@@ -181,7 +185,7 @@ def _dequeue_task(state, w, code):
 
 @kernel_jit
 def _insert_in_list(state, w, list_number, r, successor):
-    """Put request r into list `list_number` of machine w, before `successor`; NONE: at the end."""
+    """Put request r into list `list_number` of machine w: before `successor`, at the end if that is NONE."""
     # PROMPTS and EVICTED share the second pair of links, as no request is in both.
     worker, k = state.workers[w], min(list_number, ONE)
     predecessor = worker.tail[list_number] if successor == NONE else state.tasks[successor].previous[k]
@@ -224,7 +228,7 @@ def _arrived_before(state, r, other):
 def _add_to_waiting(state, w, r):
     """Put request r among all that wait on machine w, in order of arrival.
 
-    The search begins at the end of the list that is nearer in time.
+    The search begins at that end of the list whose request arrived at a time nearer to that of r.
     """
     worker, arrival_s = state.workers[w], state.requests[r].arrival_s
     successor = worker.head[WAITING]
@@ -281,7 +285,10 @@ def _is_batch_full(state, w, r):
 
 @kernel_jit
 def _pick_task(state, w, r):
-    """Pick the task of r for the batch; False if memory cannot hold it. A task that has run has its KV."""
+    """Pick the task of r for the batch; False if memory cannot hold it.
+
+    A task that has run (HAS_RUN) still has its KV, so it always fits.
+    """
     machine, task = state.machines[w], state.tasks[r]
     need = _tokens_to_reserve(state, r)
     if machine.claimed_tokens + need > capacity_tokens(state, w) and task.phase != HAS_RUN:
@@ -299,8 +306,9 @@ def _pick_task(state, w, r):
 def _select_batch(state, w):
     """Pick the tasks that join the batch of machine w; returns how many of its decodes `stay` in it.
 
-    Each group is taken until the batch is full. Among prompts, evicted decodes and the rest, the first task
-    that memory cannot hold ends the group; among aged tasks it is passed over.
+    The groups are aged tasks, prompts, evicted decodes, decodes that run, and all others. Each is taken until
+    the batch is full. Among prompts, evicted decodes and the rest, the first task that memory cannot hold
+    ends the group; among aged tasks it is passed over.
     """
     worker, machine = state.workers[w], state.machines[w]
     kind, decodes = state.types[worker.type], state.lanes[w].decodes
@@ -334,7 +342,7 @@ def _select_batch(state, w):
 
 @kernel_jit
 def _evict_decodes(state, w, stay):
-    """Evict the decodes of machine w but for the first `stay`; the others wait, and keep their KV."""
+    """Evict the decodes of machine w but for the first `stay`; the evicted ones wait, and keep their KV."""
     lane, formed = state.lanes[w], state.machines[w].formed
     for i in range(stay, lane.decodes):
         settle_gap(state, w, i)
@@ -502,7 +510,7 @@ def _count_decode_steps(state, w, steps, time_s):
 
 @kernel_jit
 def _finish_batch(state, w, time_s):
-    """The batch of machine w has run: tokens leave, decodes finish, prompts go on to their tokens."""
+    """End the batch of machine w: tokens leave, decodes finish, prompts go on to their tokens."""
     lane = state.lanes[w]
     _count_decode_steps(state, w, lane.run_steps, time_s)
     if lane.decodes > 0:
@@ -656,7 +664,7 @@ def _stop_machine(state, w, time_s):
 def _cancel_transfer(state, r):
     """Cancel the transfer of the KV of r, on its way or still without room.
 
-    True if it was on its way, so that room is reserved on the token machine.
+    True if it was on its way, because then room is reserved for it on the token machine.
     """
     entity, task = len(state.workers) + r, state.tasks[r]
     if state.heap_index[entity] == NONE:
@@ -671,8 +679,8 @@ def _cancel_transfer(state, r):
 
 @kernel_jit
 def _restart_request(state, r, w, time_s):
-    """Reset request r, which has lost its KV or its place on machine w; _place_requests finds machines for
-    it.
+    """Reset request r, which has lost its KV or its place on machine w, so that _place_requests finds
+    machines for it.
 
     If its token machine v is another one, the request no longer counts in v's `promised_tokens` and
     `reserved_tokens`.
@@ -714,7 +722,7 @@ def _take_down(state, w, time_s):
         elif request.decode_worker == w:
             _cancel_transfer(state, r)
             request.decode_worker = NONE
-            if state.tasks[r].phase != PROMPT:  # Its KV finds no room without a target, and tries again.
+            if state.tasks[r].phase != PROMPT:  # Without a target it waits and tries again.
                 _send_kv(state, r, time_s)
     _place_requests(state, time_s)
 

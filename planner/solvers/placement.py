@@ -1,7 +1,8 @@
 """Puts workers onto nodes: on the fewest nodes, then with the least KV between nodes, then spread the widest
 over failure domains.
 
-A worker's stages are TP groups that stay inside a node. All of them go onto one node, or in equal parts onto
+The stages of a worker's pipeline, or its data-parallel ranks, are TP groups, each of which stays inside a
+node. All of them go onto one node, or in equal parts onto
 as few nodes as can hold them. Nodes of a kind are alike, so the model only counts how often a node is filled
 in each possible way (a pattern). Nodes have no numbers, so the solver does not search placements that differ
 in numbers alone.
@@ -45,7 +46,7 @@ if TYPE_CHECKING:  # OR-tools, which takes 0.4 s to import, is imported where it
     from ortools.sat.python import cp_model
 
 Affinity = Literal["high", "low"]
-MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused. Set by hand.
+MOST_PATTERNS = 50_000  # With more ways to fill nodes (patterns) the placement is refused. Set by hand.
 BOUND_TOLERANCE = 1e-6  # CP-SAT's bounds are off by less than this.
 
 
@@ -72,6 +73,7 @@ class WorkerPart:
     dp: int = 1
 
     def __str__(self) -> str:
+        """The name of the worker; behind it the stages or ranks, if they are not all of the worker's."""
         whole, kind = (self.pp, "stages") if self.dp == 1 else (self.dp, "ranks")
         part = "" if self.last - self.first + 1 == whole else f" {kind} {self.first}-{self.last}"
         return f"{self.pool}-{self.worker}{part}"
@@ -156,9 +158,11 @@ def place_fleet(
     failure_domains: Sequence[FailureDomain] = (),
     time_limit_s: float = 30.0,
 ) -> NodePlacement:
-    """Solve the model above. Without failure domains there is one, of any number of nodes.
+    """The placement that solves the model in the module's docstring. Without failure domains there is one, of
+    any number of nodes.
 
-    Raises InfeasibleError where a TP group exceeds a node, pairs do not fit, or nodes run out.
+    Raises InfeasibleError where a TP group exceeds a node, pairs do not fit, or nodes run out; PlannerError
+    where there are too many patterns, or the time ends before any placement is found.
     """
     from ortools.sat.python import cp_model
 
@@ -212,13 +216,13 @@ def place_fleet(
     return NodePlacement(
         nodes=_number_nodes(spread_pools, patterns, counts, racks),
         cross_frac=solver.value(objectives[2]) / pairs if pairs else None,
-        bound=bounds[1],
+        bound=bounds[1],  # The second objective is the number of nodes.
         is_optimal=is_optimal,
     )
 
 
 def _refuse_missing(missing: Mapping[str, int]) -> None:
-    """Raise InfeasibleError where nodes of some kind are missing."""
+    """Raise InfeasibleError where nodes of some kind are missing. `missing` has their number by kind."""
     if short := {kind: count for kind, count in missing.items() if count}:
         more = " and ".join(f"{count} more nodes of {kind}" for kind, count in short.items())
         raise InfeasibleError(

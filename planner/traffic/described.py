@@ -21,8 +21,9 @@ and the counts of requests in windows T have the Fano factor (variance / mean)  
 The sigmas are fitted to the factors that are given in `fano`.
 
 Bursts only move requests within an interval of the rate curve. So after bursts are drawn, the rate of each
-interval is scaled to the number of requests that the curve says (`_curve_corrections`). SciPy is imported
-within functions: it takes a tenth of a second.
+interval is scaled to the number of requests that the curve says (`_curve_corrections`).
+
+SciPy is imported within the functions that use it, because the import takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, index_ranges, no_edges, sort_waits
 from planner.units import DAY_S
 
-MOST_DRAWN = 20_000_000  # Requests of one description.
-MOST_IDS = 20_000_000  # Block ids of all drawn prompts together.
+# The most requests of one description, and the most block ids of all its prompts together.
+MOST_DRAWN = 20_000_000
+MOST_IDS = 20_000_000
 # If a description gives no burstiness, we assume that a client's rate, relative to its mean, has the variance
 # CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S; both are set by hand.
 CLIENT_RATE_VAR = 0.25
@@ -52,16 +54,17 @@ CLIENT_RATE_S = (60.0, 600.0)
 # each of at least CLIENT_CELL_S: one matrix holds all clients and cells.
 CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
 MOST_BURST_CELLS = 400_000  # Bursts of the sum have finer cells, at most this many: a few MB of memory.
-CELLS_PER_WINDOW = 6  # The shortest window of a Fano factor has this many cells, so that bursts fit into it.
+# The shortest window of a Fano factor has this many cells, so that it can hold bursts shorter than itself.
+CELLS_PER_WINDOW = 6
 # The sigmas are corrected in FIT_ROUNDS rounds; each measures a rate that is drawn on FIT_CELLS cells.
 FIT_ROUNDS, FIT_CELLS = 6, 400_000
-LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
+LEAST_VARIANCE = 1e-6  # A factor whose variance is not above this is left out.
 # Sessions are drawn from a time before 0 on, WARM_SESSIONS mean session lengths but at most LONGEST_WARM_S,
 # so that as many are under way at time 0 as later: few sessions last longer than five of the mean.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
-# Each kind of draw seeds its generator with its own number and the user's seed, so that no two draws are
-# alike.
+# Each kind of draw seeds its generator with a number of its own and the user's seed, so that two kinds never
+# draw the same random numbers.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
 # Probabilities stay this far from 0 and 1, because normal scores are infinite there.
 _TINY_FRAC = 1e-12
@@ -185,7 +188,10 @@ class Description:
         return np.diff(laps * requests[-1] + np.interp(rest_s, within_s, requests))
 
     def from_s(self) -> float:
-        """When the curve's busiest part of `duration_s` begins [s], from the start of the curve."""
+        """When the part of the curve that is drawn begins, in seconds from the start of the curve.
+
+        Of a longer curve it is the part of `duration_s` with the most requests that begins with an interval.
+        """
         intervals = len(self.rate_rps)
         drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # The number of intervals to draw.
         if not self.is_curve or drawn >= intervals:
@@ -221,7 +227,8 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 def check_description(description: Description) -> None:
     """Raise InputError for too few or too many requests, or for Fano factors that no bursts can have.
 
-    No bursts can have a factor below that of the gaps alone, or one over a window whose count the rate fixes.
+    No bursts can have a factor below that of the gaps alone. Nor is one taken for a window longer than half
+    of an interval, or with a constant rate of the duration, in which the rate fixes the count.
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
@@ -262,7 +269,7 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
 
 
 def _draw_tenants(description: Description, seed: int) -> Trace:
-    """The requests of tenants that differ in kind, in order of arrival. With growth all rates grow alike."""
+    """The requests of tenants that differ in kind, in order of arrival. Growth is a factor on all rates."""
     seeds = np.random.SeedSequence([seed, TENANT_STREAM]).generate_state(len(description.by_tenant)).tolist()
     drawn = [
         _draw_clients(each.at_rate(each.mean_rps * description.growth), tenant_seed)
@@ -288,7 +295,7 @@ def _draw_tenants(description: Description, seed: int) -> Trace:
 
 
 def _draw_clients(description: Description, seed: int) -> Trace:
-    """The requests of clients, or of their sessions."""
+    """The requests of clients whose kinds do not differ, or the turns of the sessions that clients begin."""
     rng = np.random.default_rng([seed, CLIENT_STREAM])
     at_s, client = _draw_arrivals(description, rng)
     starts_inside = at_s >= 0
@@ -314,6 +321,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         fits &= ~_is_from_long_turn(fits, session)
     else:
         fits = np.ones(len(at_s), dtype=bool)
+    # Turns before time 0 belong to sessions that began before it.
     keep = np.flatnonzero(fits & (at_s >= 0) & (at_s < description.duration_s))
     if len(keep) < 2:
         raise InputError(f"{description.name}: fewer than two requests were drawn; set a longer duration")
@@ -330,7 +338,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         prefix_offsets=offsets,
         prefix_ids=ids,
         prefix_block_tokens=block,
-        # Clients are dealt to the tenants in turn.
+        # The k-th client belongs to tenant k modulo their number.
         tenant=client[keep] % description.tenants,
         tenants=tenants,
         after=_edges_of_turns(session, turn, keep),
@@ -344,7 +352,10 @@ def _draw_clients(description: Description, seed: int) -> Trace:
 def _cut_to_fit(
     inputs: IntArray, outputs: IntArray, most_tokens: int
 ) -> tuple[IntArray, IntArray, tuple[str, ...]]:
-    """Prompts and answers cut to `most_tokens` together, prompts first, and a warning if any was cut."""
+    """Inputs and outputs (n,) that are at most `most_tokens` together, and a warning if any was cut.
+
+    The prompt is cut; the answer only where it leaves no token to the prompt.
+    """
     cut = int((inputs + outputs > most_tokens).sum())
     if not cut:
         return inputs, outputs, ()
@@ -374,7 +385,7 @@ def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
 
 def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
     """When requests or sessions begin (n,), unordered and some before time 0, and their clients (n,)."""
-    # `per_start`: requests for each arrival drawn here, which is a request or the start of a session.
+    # What is drawn here are starts of sessions, of `per_start` requests each, or single requests.
     warm_s, per_start = 0.0, 1.0
     if (sessions := description.sessions) is not None:
         warm_s = min(WARM_SESSIONS * sessions.turns * sessions.think_s, LONGEST_WARM_S)
@@ -539,7 +550,8 @@ def _fit_scales(
     fano_variances = np.array([max(value - squared_cv, 0.0) for _, value in fano]) / (rate_rps * windows_s)
     if not fano_variances.any():
         return []
-    # Each scale is about 3 times the one before, from the shortest window to four times the longest.
+    # Each scale is about 3 times the one before, from the shortest window to four times the longest, but at
+    # most `evened_s`.
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
@@ -583,8 +595,8 @@ def _variances_over_windows(
 ) -> FloatArray:
     """The v(T) of a rate that was drawn, and scaled to the same mean in each interval of `evened_s`."""
     rng = np.random.default_rng(0)  # A fixed seed: the fit must not depend on the user's.
-    # An interval has two cells for each of the shortest windows, but at least 8, and leaves cells for 8 or
-    # more intervals.
+    # An interval has two cells for each of the shortest windows that it holds, but at least 8; and at most an
+    # eighth of all cells, so that there are 8 intervals or more.
     interval_cells = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
     intervals = FIT_CELLS // interval_cells
     middle_s = (np.arange(interval_cells) + 0.5) / interval_cells * evened_s
@@ -717,7 +729,7 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
         return of_request
     raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * of_request
     # `raw` is a mixture over clients, which is not normal as a whole. `below` is its distribution function,
-    # on a grid that holds all scores but one in 10^12.
+    # on a grid of steps of 0.01 that holds all scores but about three in 10^12.
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
     return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _TINY_FRAC, 1 - _TINY_FRAC))))

@@ -40,15 +40,18 @@ from planner.traffic.zones import says_zone
 from planner.units import DAY_S, count_text
 
 MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
-OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
+# A row is late if one before it has a later time. A smaller share of late rows is sorted, a larger one is an
+# error.
+OUT_OF_ORDER_FRAC = 0.01
 RESTART_FRAC = 0.01  # A clock has restarted if it falls back to within this share of its span from its start.
-# A numeric clock that begins above this (3 years) counts from a date and never restarts.
+# A numeric clock that begins at this or more (3 years) counts from a date, such as 1970, and never restarts.
 DATE_S = 1e8
-# A warning is given if more than the first share of requests is left out; more than the second is an error,
-# unless the user allows it (--drop-invalid).
+# A warning is given if more than the share REPORTED_DROPPED_FRAC of requests is left out. More than
+# MOST_DROPPED_FRAC is an error, unless the user allows it (--drop-invalid).
 REPORTED_DROPPED_FRAC, MOST_DROPPED_FRAC = 0.01, 0.2
 NESTED = "hash_ids"  # In RAGPulse this column holds an object; its keys become columns of their own.
 
+# Why rows are left out, as warnings and errors say it.
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
 BLANK = "no field (blank line)"
@@ -112,7 +115,10 @@ _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # Who w
 
 
 class TraceRows:
-    """Gathers the checked columns of one file block by block, then makes the trace of them."""
+    """Gathers the checked columns of one file, a block of rows at a time, then makes the trace of them.
+
+    The caller makes one, calls `add_rows` for each block, and `to_trace` at the end. All raise TraceError.
+    """
 
     def __init__(
         self,
@@ -235,7 +241,11 @@ class TraceRows:
     def add_rows(
         self, line: IntArray, blank: npt.NDArray[np.bool_], columns: dict[str, pd.Series[Any]]
     ) -> None:
-        """Check a block of rows; `line` (rows,) is where each stands in the file."""
+        """Check a block of rows and keep those of requests that can be served.
+
+        `line` (rows,) is where each stands in the file, and `blank` (rows,) says which have no field.
+        `columns` are those that `needed` names.
+        """
         self.dropped[BLANK] += int(blank.sum())
         if blank.any():
             line = line[~blank]
@@ -253,7 +263,7 @@ class TraceRows:
             expected = f"at most {MAX_TOKENS} tokens with those of the text"
             self._refuse_rows(inputs > MAX_TOKENS, line, self.images, expected, pd.Series(images))
         ticks = self._parse_clock(line, columns[self.clock])
-        # A failed request often lacks both lengths, so it is counted under its output alone.
+        # A failed request often lacks both lengths. Such a row is counted once, as one without output.
         self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
         self.dropped[NO_INPUT] += int(((inputs == 0) & (outputs > 0)).sum())
         keep = (inputs > 0) & (outputs > 0)
@@ -292,7 +302,9 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Note one doubt for each other column that a length could be read from and that differs."""
+        """Note a doubt for each other column from which a length could be read, if its values differ from
+        the lengths that are read. Each column is doubted once.
+        """
         for name, read in tuple(self.rivals.items()):
             lengths = _to_floats(columns[name])
             has_value = lengths >= 0
@@ -307,7 +319,7 @@ class TraceRows:
     def _check_lists(
         self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
     ) -> list[list[int]]:
-        """The lists of the rows in `keep`; raises TraceError where a value was no list (None)."""
+        """The lists of the rows in `keep`. Raises TraceError for None, which stands for what was no list."""
         lists = column.tolist()
         if None in lists:
             self._raise_at(line[lists.index(None)], name, "a list of whole numbers", "something else")
@@ -405,7 +417,10 @@ class TraceRows:
         )
 
     def to_trace(self) -> Trace:
-        """The trace of all rows, in order of arrival, with its notes and warnings."""
+        """The trace of all rows, in order of arrival, with its notes and warnings.
+
+        Raises TraceError if too many rows were left out, and for what only all rows together show.
+        """
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
@@ -532,7 +547,9 @@ class TraceRows:
         return by_parent[:, ::-1]
 
     def _factorize_names(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
-        """A column of names as indices and the names; empty without such a column."""
+        """A column of names as an index per request, and the names in order of appearance; both empty without
+        such a column.
+        """
         if column is None:
             return no_ids(), ()
         codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
@@ -550,8 +567,8 @@ class TraceRows:
         return numbers[codes], tuple(name for name in names if name)
 
     def _join_restarted_clock(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
-        """The times. If a numeric clock starts again once, the times after that continue those before, and a
-        warning says so.
+        """The times, and warnings. If a numeric clock starts again once, the times from there on continue
+        those before, and a warning says so.
 
         Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). The time between
         them is not known; we let the second begin where the first ends.
@@ -566,8 +583,8 @@ class TraceRows:
             return ticks, ()
         first = int(steps_back[0]) + 1  # Where the second log begins.
         before, after = float(ticks[first - 1]), float(ticks[first])
-        # A second log may begin a few gaps (3 usual ones) after the zero of its clock. A clock that falls to
-        # its middle instead shows rows out of order.
+        # A second log may begin a few gaps (three median ones) after the time at which the first began. If
+        # the clock falls back less far, rows are out of order instead, which `_arrival_order` refuses.
         if after - ticks[0] > max(RESTART_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
             return ticks, ()
         if first > 1 and after >= ticks[first - 2]:  # The row before alone has a wrong time.
@@ -598,7 +615,10 @@ class TraceRows:
         ]
 
     def _gather_prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
-        """Offsets (n + 1,), ids (m,), tokens of a block; ids beyond a request's input are dropped."""
+        """Offsets (n + 1,) of the requests' prefix blocks, ids (m,) of these blocks, and tokens of a block.
+
+        Ids beyond a request's input are dropped. Without ids all are empty, and the block has 0 tokens.
+        """
         ids = np.concatenate(self.ids) if self.ids else no_ids()
         block_tokens = self._block_tokens()
         if not ids.size:
@@ -643,7 +663,9 @@ class TraceRows:
 
 
 def _split_by_adapter(ids: IntArray, adapter: IntArray) -> IntArray:
-    """New ids (m,), distinct per adapter, as engines share no KV blocks between adapters."""
+    """New ids (m,) of blocks, different for different adapters, because engines share no KV blocks between
+    adapters. `adapter` (m,) is that of each block's request.
+    """
     return np.unique(np.stack([ids, adapter]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -665,10 +687,14 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
 
 
 def _to_floats(column: pd.Series[Any]) -> FloatArray:
-    """(rows,) as float64, NaN where a value is no number. float() reads text, so that every digit counts."""
+    """(rows,): the values as float64, NaN where one is no number.
+
+    Text is read as float() reads it, so that every digit counts.
+    """
     if column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
-    # float() would take True for 1, and 1_000 for 1000: such columns go value by value below.
+    # All values are read at once if they may be: float() would take True for 1, and 1_000 for 1000, so
+    # columns with such values are read one by one below.
     try:
         if not any(isinstance(value, bool) for value in column):
             floats = column.to_numpy(dtype=object).astype(np.float64)
@@ -705,5 +731,5 @@ def is_known_format(names: Iterable[str]) -> bool:
 
 
 def accepted_columns() -> str:
-    """The headers of all formats, for an error."""
+    """The headers of all formats with their names, on one line, for an error."""
     return "; ".join(f"{','.join(f.columns)} ({f.name})" for f in FORMATS)

@@ -9,7 +9,7 @@ of requests; only a copy that is shifted in a circle begins in its middle:
     compress    a faster or slower clock: arrival / factor. Bursts grow with the rate, the horizon shrinks.
     thin        fewer users: a random part of the requests. The duration stays.
 
-A rate is requests / duration everywhere (`Trace.rate_rps`).
+The factor is the new rate / the old one. A rate is requests / duration everywhere (`Trace.rate_rps`).
 
 If requests wait for others (planner/traffic/sessions.py), arrivals here are nominal, as if answers took no
 time; in a simulation such requests arrive later. Sessions stay whole: thinning draws whole sessions, a faster
@@ -58,7 +58,7 @@ BLOCK_REQUESTS = 1_000_000
 WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
 MOST_BINS_OFF = 3  # A request may be counted this many bins beside its own; `_may_be_busiest` says why.
 LEAST_BINS = 16  # With fewer bins per window hardly a request could be left out, so all are sorted.
-SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
+SAME_FRAC = 1e-9  # A factor on a rate that differs from 1 by no more than this changes nothing.
 LEAST_REQUESTS = 2  # Fewer have no duration, and so no rate.
 
 
@@ -77,7 +77,10 @@ class RateRequest:
     log_options: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests to plan for. `rescale_trace`, or the description, draws with this seed."""
+        """The requests to plan for: `trace` at the rate, or the described ones; then the part of them.
+
+        Random choices are drawn with `seed`. Raises InputError or TraceError as `rescale_trace` does.
+        """
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
@@ -109,19 +112,22 @@ def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
     rate_rps = trace.rate_rps * factor
     if begin_together(trace):
         scale, rate_rps = "superpose", max(rate_rps, LEAST_REQUESTS / trace.duration_s)
-    # The same seed orders the sessions alike for every factor; "compress" draws nothing.
+    # One seed for all factors orders the sessions alike, so that a smaller number of them is a part of a
+    # larger one; "compress" draws nothing.
     return rescale_trace(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))
 
 
 def rescale_trace(
     trace: Trace, rate_rps: float, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """The trace at `rate_rps`, by one of the ways above; the trace itself if it has that rate already.
+    """The trace at `rate_rps`, by one of the ways in the module's docstring; the trace itself if it has that
+    rate already.
 
     Except with "compress" the duration stays: "superpose" does not shift its first copy, and thinning keeps
     the first and the last request. So the rate is met up to one request, or half a session, in the duration.
     "superpose" to a lower rate thins. Copies keep their tenants. Without sessions they also keep all prefix
-    ids, since users share system prompts; this favours prefix caches.
+    ids, since users share system prompts; this favours prefix caches. Raises InputError for a rate that this
+    way cannot reach, and TraceError if all requests arrive at once.
     """
     return _rescaled(trace, rate_rps, scale, rng)
 
@@ -130,9 +136,7 @@ def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
     """The same as `select_window(rescale_trace(...), spec)`, but faster for the busiest window of superposed
-    copies.
-
-    Only requests that may be in that window are sorted.
+    copies, because only requests that may be in that window are sorted.
     """
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
@@ -150,8 +154,8 @@ def busiest_at(
 def _rescaled(
     trace: Trace, rate_rps: float, scale: Scaling, rng: np.random.Generator, busiest_s: float | None = None
 ) -> Trace:
-    """As `rescale_trace`; with `busiest_s`, copies hold only what may be in the busiest window of that
-    length.
+    """The same as `rescale_trace`; but with `busiest_s` a superposed trace has only the requests that may be
+    in its busiest window of that length [s].
     """
     checked_scale(scale, "scale")
     if not 0 < rate_rps < np.inf:
@@ -172,7 +176,7 @@ def _rescaled(
             think_s=trace.think_s / factor,
             notes=(*trace.notes, f"{note}, clock times {factor:.4g}"),
         )
-    # By `Trace.rate_rps`, requests / duration; it may be infinite, which is no int.
+    # The number of requests at this rate. It may be infinite, and int() would refuse that without a message.
     rounded = np.round(float(rate_rps) * float(trace.duration_s))
     if not LEAST_REQUESTS <= rounded <= MAX_REQUESTS:
         raise InputError(
@@ -201,9 +205,9 @@ def _rescaled(
 def _whole_sessions(
     trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
 ) -> IntArray:
-    """(m,): the requests of random whole sessions, about `requests` of them.
+    """(m,): the numbers of the requests of random whole sessions; m is near `requests`.
 
-    The sessions of the requests `always` are among them.
+    The sessions of the requests numbered in `always` are among them.
     """
     session = session_numbers(trace)
     order = rng.permutation(session.max() + 1)
@@ -220,15 +224,18 @@ def _whole_sessions(
 def _superpose(
     trace: Trace, requests: int, note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
-    """Copies of the trace with `requests` requests together; `note` says from which rate to which.
+    """Copies of the trace that have `requests` requests together. `note` says from which rate to which, and
+    is continued in the notes of the result.
 
-    With `busiest_s` only the requests that may be in the busiest window of that length.
+    With `busiest_s` the result has only the requests that may be in the busiest window of that length.
     """
     whole, rest = divmod(requests, len(trace))  # `whole` copies of the trace, then one of `rest` requests.
-    at_work = begin_together(trace)  # If so, copies mean more agents at the same time, and none is shifted.
+    # Sessions that begin together are of agents: copies mean more agents at once, so none is shifted.
+    at_work = begin_together(trace)
     copies = [_Copy(None, None)]
-    for copy in range(1, whole + (rest > 0)):
-        if copy < whole:
+    copy_count = whole + (1 if rest else 0)
+    for number in range(1, copy_count):
+        if number < whole:
             row = None
         elif trace.after.size:
             row = _whole_sessions(trace, rest, rng)
@@ -279,7 +286,7 @@ def combine_parts(
     trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], laps: FloatArray | None = None
 ) -> Trace:
     """One trace from several parts of `trace`. Part k has its requests `rows[k]`, whole sessions, at the
-    times `arrival_s[k]`; a request may be in several parts.
+    times `arrival_s[k]`; a request may be in several parts. The result is in order of arrival.
 
     Requests that wait for others do so within their part. Blocks that only one session has are distinct in
     each part. `laps` (all requests,) says how often each went around a circle; no request waits for one of
@@ -338,7 +345,7 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, row: IntArray, copy: IntA
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + moved_up)
 
 
-@kept_with_trace  # Every scenario needs it of the trace that it is drawn from.
+@kept_with_trace  # All scenarios that are drawn from one trace need this of the trace.
 def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
     """For each use of a block, one prompt after the other: whether only one session uses the block."""
     ids, number = np.unique(trace.prefix_ids, return_inverse=True)
@@ -423,17 +430,17 @@ def find_busiest_window(trace: Trace, length_s: float) -> int:
     It is the window with the most input and output tokens, the earliest of several.
     """
     arrival_s = trace.arrival_s
-    tokens = np.zeros(len(trace) + 1, np.int64)
+    tokens = np.zeros(len(trace) + 1, np.int64)  # Entry i: the tokens of the first i requests.
     np.add(trace.input_tokens, trace.output_tokens, out=tokens[1:])
     np.cumsum(tokens, out=tokens)
     most, first = -1, 0
-    for block in range(0, len(trace), BLOCK_REQUESTS):
-        starts_s = arrival_s[block : block + BLOCK_REQUESTS]
+    for block_start in range(0, len(trace), BLOCK_REQUESTS):
+        starts_s = arrival_s[block_start : block_start + BLOCK_REQUESTS]
         ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
-        window_tokens = tokens[ends] - tokens[block : block + len(starts_s)]
+        window_tokens = tokens[ends] - tokens[block_start : block_start + len(starts_s)]
         fullest = int(np.argmax(window_tokens))
         if window_tokens[fullest] > most:
-            most, first = int(window_tokens[fullest]), block + fullest
+            most, first = int(window_tokens[fullest]), block_start + fullest
     return first
 
 
@@ -442,7 +449,7 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
 
     A window holds the arrivals in [start, start + length). The busiest is the earliest of those with the most
     input and output tokens; it starts with a request. Arrivals are counted from the window's start. A window
-    longer than the trace is the whole trace.
+    longer than the trace is the whole trace. Raises InputError for another `spec`.
     """
     match = _window_spec(spec)
     if match is None:
@@ -462,7 +469,9 @@ def check_window(spec: str, where: str) -> None:
 
 
 def _window_spec(spec: str, where: str = "window") -> re.Match[str] | None:
-    """A match with the groups "busiest" or "first" and the length; None for "whole". Raises InputError."""
+    """A match whose group 1 is "busiest" or "first" and whose group 2 is the length; None for "whole". Raises
+    InputError for anything else.
+    """
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
@@ -472,7 +481,7 @@ def _window_spec(spec: str, where: str = "window") -> re.Match[str] | None:
 
 
 def _length_s(match: re.Match[str], where: str = "window") -> float:
-    """The length of the window in a match of `_window_spec`."""
+    """The length [s] of the window in a match of `_window_spec`. Raises InputError unless it is above 0."""
     length_s = parse_quantity(match[2], "s", where=where)
     if length_s <= 0:
         raise InputError(f"{where}: expected a length > 0, found {match[2]!r}")
@@ -493,6 +502,6 @@ def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: 
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(window)} of {requests} requests"
     waits = int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum())
-    if cut := waits - len(window.after):  # Waits of requests in the window for requests before it.
+    if cut := waits - len(window.after):  # Requests in the window that waited for one before it.
         note += f"; {cut} waits for what came before the window were cut"
     return replace(window, arrival_s=window.arrival_s - start_s, notes=(*trace.notes, note))

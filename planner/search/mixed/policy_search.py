@@ -46,11 +46,11 @@ from planner.simulator.policy_checks import check_policies
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
-# These limits bound the time of a race, and are set by hand. Besides, its effort is at most that of the
-# searches before.
+# These limits bound the time of a race, and are set by hand. Besides, once a race has spent the effort of the
+# searches before it (simulated requests), it begins no further wave.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
-NEAR_TYPES = 3  # Fleets of this many other worker types are raced (`near_fleets`).
-MOST_CUT = 8  # Where no fleet is within the limits, this many of those nearest to them are raced.
+NEAR_TYPES = 3  # Of fleets with another worker type only those of this many types are raced (`near_fleets`).
+MOST_CUT = 8  # Where no fleet within the limits holds, at most this many of the largest there are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
 
@@ -61,8 +61,9 @@ def search_policies(
 
     The SLO must be kept on all of `problem.draws`, but most of them rule out no fleet. So a search begins
     without them. If its best fleet fails on a draw, that draw is added and the search begins again. Fewer
-    draws demand less, so a best fleet that holds on all of them is the best for all. Raises InfeasibleError
-    if no choice has a fleet.
+    draws demand less, so a best fleet that holds on all of them is the best for all. `start` are fleets to
+    begin with; `prove` and `walks` are those of `find_best_fleet`. Raises InfeasibleError if no choice has a
+    fleet.
     """
     while True:
         answers = _search_each_choice(problem, start, prove=prove, walks=walks)
@@ -117,7 +118,7 @@ def _search_each_choice(
         result, unlimited = search_or_explain(
             policy_problem, [*start_fleets, *unlimited_best], prove=prove, walks=walks
         )
-        # If no fleet is within the budgets, the best one beyond them is still a start for the next choices.
+        # The best fleet beyond the budgets, if one is known, is still a start for the next choices.
         if unlimited is not None:
             unlimited_best.append(unlimited)
         if isinstance(result, NoFleet):
@@ -137,8 +138,8 @@ def _search_each_choice(
 
 
 def _needs_caches(problem: Problem) -> bool:
-    """Whether the question offers prefix caches, without which requests miss the SLO even alone on an idle
-    worker.
+    """Whether the question offers prefix caches, and without them some requests would miss the SLO even
+    alone on an idle worker.
     """
     if problem.hits is None:
         return False
@@ -214,6 +215,7 @@ def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
     """
     larger, within = [wider], list[Counts]()
     while larger and not within:
+        # One worker fewer in one pool, but no pool less.
         smaller = dict.fromkeys(
             add_workers(counts, -1, [k]) for counts in larger for k, (_, n) in enumerate(counts) if n > 1
         )
@@ -392,9 +394,10 @@ def race_near(
     effort: float,
     best: Counts | None = None,
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """As `race_near_best`, among the fleets `near_best`. Policies that change nothing for `best` are left
-    out; without `best`, those that change nothing for any of `near_best`; and those that count tenants, where
-    there are not two.
+    """The same as `race_near_best`, among the fleets `near_best`.
+
+    Left out are policies that change nothing for `best` (without `best`, for any of `near_best`), and those
+    that count tenants where there are not two. `effort` is compared only between waves of RACED_AT_ONCE.
     """
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
@@ -463,6 +466,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     value = objective_of(best)
     candidates: list[Counts] = []
     for i in range(len(best)):
+        # The fleet without one worker of pool i; a pool without workers is left out.
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
         if has_whole_pairs(other for other, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
@@ -497,5 +501,5 @@ def gains_of(
 
 
 def label_of(problem: Problem, policies: Policies) -> str:
-    """What sets `policies` apart from the problem's own, in words."""
+    """What sets `policies` apart from those of the problem, in words."""
     return name_policies(policies, (policies, problem.oracle.policies))
