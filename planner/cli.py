@@ -67,7 +67,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-# A longer error quotes a value that fills a file, so its middle is left out.
+# Of a longer message the middle is left out: it quotes a value that fills a file.
 LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
@@ -109,6 +109,7 @@ class CommandLine(typer.Typer):
 
     @cached_property
     def commands(self) -> Callable[..., Any]:
+        """The function that reads the arguments and runs a command."""
         return get_command(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +150,7 @@ class AnyCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, once no argument is of these two kinds."""
+        """As Typer does, if no argument is an option of a question or a file without its option."""
         names = _option_names(self)
         for arg in args:
             name = arg.split("=")[0]
@@ -261,6 +262,7 @@ OTHER_OPTIONS = {
     **{f"tpot{at}": "--tpot-p95 50ms" for at in ("", "-p50", "-ms")},
     **{f"{name}{at}": "--e2e-p95 20s" for name in ("latency", "e2e") for at in ("", "-p50")},
 }
+# The option that takes files with this suffix.
 OPTION_OF_SUFFIX = {".yaml": "--slo", ".yml": "--slo", ".csv": "--trace", ".jsonl": "--trace"}
 
 app = CommandLine(
@@ -305,12 +307,17 @@ app.add_typer(catalog_commands, name="catalog")
 
 
 # The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all modules are loaded;
-# set by hand, far above the defaults. While modules load, those of fleetplan/__main__.py hold.
+# set by hand, far above the defaults. While modules load, the thresholds in fleetplan/__main__.py hold.
 SEARCH_THRESHOLDS = (20_000, 50, 50)
 
 
 def main() -> None:
-    """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
+    """Run the command line, and exit.
+
+    A PlannerError becomes one line on stderr and its exit code; so do a full disk or a closed pipe under
+    stdout, and a machine whose resources do not suffice. Any other exception is our bug and keeps its
+    traceback.
+    """
     _fill_closed_streams()
     if "--json" in sys.argv or sys.argv[1:2] == ["mcp"]:
         keep_native_prints_off_stdout()

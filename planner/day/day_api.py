@@ -52,11 +52,11 @@ from planner.traffic.trace import Trace, spread_stamps
 # Without `most` a pool may grow to this many times its size in the fleet that stands all day, and by at least
 # this many workers: after a burst, more workers must serve what waited while they started. Set by hand.
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
-# AWS takes a spot worker away after a notice of this length; other clouds give 30 s.
+# A spot worker is taken away this long after a notice, as by AWS; other clouds give 30 s.
 NOTICE_S = 120.0
 # Shares of the time limit for planning the fleet that stands all day, and for its alternatives, set by hand.
 STATIC_SHARE, ALTERNATIVES_SHARE = 0.4, 0.2
-SHORTEST_LIMIT_S = 1.0  # Every search gets at least this long, even after the time limit.
+SHORTEST_LIMIT_S = 1.0  # With several LLMs a search gets at least this long, even after the time limit.
 # The origin of fleets that `day` plans, for the reader of its answer.
 PAPER_NOTE = (
     "the cheapest on paper for this SLO in each of its windows; `plan` adds a margin and may take another: "
@@ -259,7 +259,8 @@ def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progr
 def _types_search(
     day_section: DaySection, fleets: Mapping[str, Fleet], progress: Progress
 ) -> Callable[[Mapping[str, DayAnswer], float], ChangingTypes] | None:
-    """What finds the optimum for worker types that change within the day; None where it is not wanted.
+    """The function that finds the optimum for worker types that change within the day; None where it is not
+    wanted.
 
     It is wanted if the section says so, and by default where fleets of several worker types are compared.
     """
@@ -439,7 +440,7 @@ def elastic_pools(
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
         most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
-        # Workers on owned GPUs may take only the owned ones; others the whole stock of their catalog row.
+        # Workers on owned GPUs may take only owned GPUs; others the whole stock of the GPU's catalog row.
         stock = task.stock_and_owned.get(gpu, task.stock.get(row_of(gpu)))
         if stock is not None:
             most = min(most, stock // pool.type.gpus)
@@ -474,7 +475,9 @@ def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: Startu
 
 
 def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -> tuple[str, ...]:
-    """A sentence per pool on its start-up time: the parts, and whether they were measured or estimated."""
+    """A sentence per pool on its start-up time: its parts, and whether they were measured or estimated. If
+    the section `day` states the time, one sentence says so.
+    """
     if day_section.start_s is not None:
         return ("start-up times as given",)
     notes = []

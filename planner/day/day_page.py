@@ -46,11 +46,12 @@ HEAD = (  # The columns of `day_table`.
 # The bound for controllers that know only the past is shown for one that misses this share of the windows,
 # because such a controller rarely keeps every one.
 FEW_MISSED_FRAC = 0.01
-MOST_LISTED = 12  # Missed windows beyond these are only counted, so that the page stays short.
+# Missed windows, and changes of a timetable, beyond these are only counted, so that the page stays short.
+MOST_LISTED = 12
 
 
 def render_day(answer: DayAnswer) -> dict[str, str]:
-    """Everything `plan day -o DIR` writes but manifests: path relative to DIR -> content."""
+    """The files that `plan day -o DIR` writes, without manifests: path relative to DIR -> content."""
     answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     contents = _html_page(answer), to_csv(answer), windows_csv(answer), events_csv(answer), answer_json
     return dict(zip(NAMES, contents, strict=True))
@@ -110,7 +111,9 @@ def proof_lines(answer: DayAnswer) -> list[str]:
 
 
 def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
-    """Why changing sizes saves nothing where whole nodes are paid all day, and what lets it save."""
+    """A sentence why changing sizes saves nothing where GPUs are paid by whole nodes, and what would let it
+    save. Empty where no node is paid as a whole, or where the optimum costs less than the static fleet.
+    """
     nodes = {node_of(pool.type.gpu): row_of(pool.type.gpu.name) for pool in answer.question.fleet.pools}
     node, gpu = next(((node, gpu) for node, gpu in nodes.items() if node is not None), (None, ""))
     static_usd = next((row.usd for row in answer.rows if row.name == STATIC), None)
@@ -133,7 +136,9 @@ def _any_moment_text(optimum: Optimum) -> str:
 
 
 def standing_line(answer: DayAnswer) -> str:
-    """The fleet that stands all day, its price per hour as in a plan, and where the fleet comes from."""
+    """A sentence on the fleet that stands all day: its workers, its price per hour as in a plan, what it
+    costs and misses on this traffic, and where it comes from.
+    """
     question = answer.question
     rate = f"{usd_text(standing_usd_per_h(answer))} per hour"
     if question.unit_s:
@@ -572,7 +577,9 @@ def settings_lines(answer: DayAnswer) -> list[str]:
 
 
 def _oscillation_text(answer: DayAnswer, row: ControllerDay) -> str:
-    """How often each pool oscillated under the controller, and when first; empty if none did."""
+    """How often each pool oscillated under the controller (`ControllerDay.oscillations`), and when first.
+    Empty if none did.
+    """
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "

@@ -85,7 +85,7 @@ from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 
 Document = Mapping[str, Any]
 
-FLEET_KEYS = (
+FLEET_KEYS = (  # The keys of fleet.yaml.
     "llm",
     "workers",
     "policies",
@@ -143,7 +143,7 @@ PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
 MOST_NAMED = 5  # An error names at most this many workers or plans.
-MAX_WORKERS = 10_000  # More is taken for a typing error.
+MAX_WORKERS = 10_000  # More workers in a fleet are taken for a typing error.
 CHANGED_FRAC = 1e-3  # Watts and prices that differ by less are equal: a plan.yaml rounds them.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
@@ -190,7 +190,9 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """Read a fleet from a mapping, as if it stood in the file `path`."""
+    """Read a fleet from a mapping, as if it stood in the file `path`. `policies` and errors are those of
+    `read_fleet`.
+    """
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(
@@ -540,7 +542,9 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
-    """Whether every GPU has whole experts, by default as the catalog's fits. `degrees`: TP and ranks."""
+    """Whether every GPU has whole experts; by default as the fits of the catalog have it. `degrees` are TP
+    and the number of data-parallel ranks.
+    """
     llm, (tp, dp) = common.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):
@@ -549,7 +553,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
                 f"true with dp {dp}"
             )
         return True
-    # If the row states its step times, they are taken to be of sliced experts, unless it says `ep: true`.
+    # If the row states step times, these are taken to be of sliced experts, unless it says `ep: true`.
     default_ep = "latency" not in row and common.catalog.expert_splits(llm, gpu, tp)[0]
     ep = row.flag("ep", default_ep)
     if ep and not (llm.is_mixture and tp > 1):
@@ -657,7 +661,7 @@ def _step_times(
 
 
 def _without_name(llm: Llm) -> Llm:
-    """The LLM without its name and its longest context, which step times do not depend on."""
+    """The LLM with the same name and longest context for all, as step times depend on neither."""
     return replace(llm, name="", context_tokens=1)
 
 

@@ -1,4 +1,5 @@
-"""The structure of an LLM: groups of layers, each an attention and a feed-forward block in a number format.
+"""The structure of an LLM: groups of layers that are alike. A layer has an attention and a feed-forward
+block, each with weights in a number format.
 
     parameters     numbers in the matrices of a part; norms, biases and routers are left out
     KV values      what every token leaves in a layer's cache: keys and values, or one latent vector
@@ -16,7 +17,7 @@ from typing import Literal
 
 from planner.errors import CatalogError
 
-# Bytes of one weight by number format, with its share of the scales of its group.
+# Bytes of one weight by number format. Weights of a group share a scale; each counts its share of that.
 WEIGHT_BYTES = {
     "bf16": 2.0,
     "fp8": 1.0,  # A scale per tensor or channel.
@@ -38,7 +39,8 @@ def cuts_blocks(weights: str, width: int, tp: int) -> bool:
     return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
 
 
-# The chunks of Llama 4. A window of this length is hardly ever full, so it reads what full attention reads.
+# The length of the chunks of Llama 4, within which its layers attend. A window of this length is hardly ever
+# full, so it reads what full attention reads.
 LONG_WINDOW_TOKENS = 8192
 
 
@@ -72,7 +74,7 @@ class GroupedAttention:
             raise CatalogError(f"{self.heads} heads do not share {self.kv_heads} KV heads")
 
     def parameters(self, hidden: int) -> float:
-        """The parameters of one layer, whose input has `hidden` numbers per token."""
+        """The parameters of one layer's attention; its input has `hidden` numbers per token."""
         # A gate doubles the queries' projection.
         queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
         keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
@@ -92,7 +94,9 @@ class GroupedAttention:
 
     @property
     def kv_shares(self) -> int:
-        """The most GPUs of a TP group that the cache is split over. With more GPUs heads are copied."""
+        """The most GPUs of a TP group over which the cache is split. With more GPUs some hold copies of KV
+        heads.
+        """
         return self.kv_heads
 
     @property
@@ -214,7 +218,7 @@ class CompressedAttention:
         return float(hidden * (self.q_rank + self.head_dim) + self._choosing_parameters(hidden))
 
     def _choosing_parameters(self, hidden: int) -> int:
-        """Parameters of the compressors, a value and a score each, and of the index."""
+        """Parameters of the compressors, which make a value and a score of each token, and of the index."""
         compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
         return compressors + self.index_heads * (self.index_dim * self.q_rank + hidden)
 
@@ -313,7 +317,7 @@ class FeedForward:
         return float(self.matrices * (self.inner or hidden) * self.width)
 
     def shared_parameters(self, hidden: int) -> float:
-        """Weights that every token is multiplied with: shared experts and the projections of `inner`."""
+        """Parameters that every token is multiplied with: shared experts and the projections of `inner`."""
         return float(
             self.matrices * hidden * self.shared_width + (2 * hidden * self.inner if self.inner else 0)
         )
@@ -429,7 +433,7 @@ class Llm:
         return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes
 
     def parts(self) -> Iterator[tuple[Part, str, float, float]]:
-        """The parts of all layers: kind, format, parameters, and those of them that one token visits."""
+        """The parts of all layers: kind, number format, parameters, how many of these one token visits."""
         for group in self.layer_groups:
             if group.attention is not None:
                 in_16_bits = group.count * group.attention.bf16_parameters
@@ -457,12 +461,12 @@ class Llm:
 
     @property
     def embedding_parameters(self) -> float:
-        """The embeddings and the output head."""
+        """Parameters of the embeddings and the output head, which may be one matrix."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> float:
-        """All weights that are served, embeddings and encoders included."""
+        """All parameters that are served: layers, embeddings, output head and encoders."""
         return self.layers_parameters + self.embedding_parameters + self.encoder_parameters
 
     @property
@@ -504,7 +508,7 @@ class Llm:
         return sum(group.count * self.kv_layer_bytes(group.attention) for group in self.layer_groups)
 
     def kv_layer_bytes(self, attention: Attention | None) -> float:
-        """Bytes of one token in the cache of one layer."""
+        """Bytes that a token leaves in the cache of one layer with this attention."""
         match attention:
             case None | StateAttention():
                 return 0.0

@@ -45,12 +45,13 @@ from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 
 # These sizes limit memory, and how long one request can wait for upkeep. No choice depends on them.
-SEATS = 1024  # Requests that fit at first; the arrays grow.
+SEATS = 1024  # Rows for requests (seats) at first; the arrays grow.
 WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps at most this many requests.
-NODES = 1 << 14  # Prompt blocks that fit at first; the arrays grow.
-SWEEP = 4096  # One step of the sweep for free nodes looks at this many nodes.
-FEW_FREED_FRAC = 1 / 8  # A round of the sweep that frees a smaller share of the nodes has freed few.
-TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
+NODES = 1 << 14  # Rows for prompt blocks (nodes, which are no machines here) at first; the arrays grow.
+SWEEP = 4096  # One step of the sweep for free nodes (`_free_nodes`) looks at this many nodes.
+# A round of the sweep (`_free_nodes`) that frees a smaller share of the nodes than this has freed few.
+FEW_FREED_FRAC = 1 / 8
+TENANTS = 1024  # Accounts for tenants, besides those that the policies name; all others share one.
 # The router learns lengths from the latest requests, often enough to follow a change of traffic.
 LENGTHS_EVERY = 1024  # After this many requests mean lengths are set anew, and older requests lose weight.
 ENDED_KEPT = 1024  # Outputs are predicted from this many of the latest requests that ended.
@@ -123,7 +124,7 @@ class LiveFleet:
         self._compile()
 
     def _set_most_tokens(self) -> None:
-        """Set the tokens that the largest worker of each role can hold."""
+        """Set `most_tokens`: the tokens that the largest worker of each role can hold, by role."""
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
         for role, row in zip(self.roles, self.workers, strict=True):
             held_tokens = int(self.state.types["longest_blocks"][row["type"]]) * KV_BLOCK_TOKENS
@@ -191,7 +192,9 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's place in its worker's queue, the smallest first; None where engines order queues."""
+        """The request's place in its worker's queue: the smallest goes first. None for queues that engines
+        order by themselves.
+        """
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])
@@ -352,7 +355,7 @@ class LiveFleet:
             self._add_seats(2 * size)
 
     def _free_seat(self, seat: int) -> None:
-        """Free a seat, and the nodes of its prompt."""
+        """Free a seat. Its prompt no longer counts among the users of the prompt's nodes."""
         if self.keeps_prefixes:
             start, depth = self.caches.prompts["start"][seat], self.caches.prompts["depth"][seat]
             self.users[self.caches.path[start : start + depth]] -= 1
@@ -489,14 +492,14 @@ def _empty_state(fleet: Fleet) -> State:
         prefix_block_tokens=KV_BLOCK_TOKENS if first_nodes else 0,
         tenants=(*names, *[""] * (TENANTS + 1)),  # The one more is the shared account of `_account`.
     )
-    # The router sees one engine, which chooses a data-parallel rank by itself. `as_one` adds up the KV of the
-    # ranks, but a request has to fit into that of one rank.
+    # The router sees one engine for all data-parallel ranks; the engine chooses a rank by itself. `as_one`
+    # adds up the KV of the ranks, but a request has to fit into the KV of one rank.
     workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
     state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
     if state.outputs is not None:  # Nothing is known of outputs yet.
         empty = np.zeros(0)
-        # The table has one bucket, which starts and ends at 0.
+        # One bucket without entries: it begins and ends at index 0.
         state = state._replace(outputs=OutputTable(empty, np.zeros(2, np.int64), empty, empty))
     if state.caches is not None:
         caches = state.caches._replace(prompts=state.caches.prompts[:0])

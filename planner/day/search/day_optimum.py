@@ -10,8 +10,8 @@ There are three sources of cuts:
     explained  a window fails with sizes x, and also with the most workers until a few steps before it, and x
                from there on. These few steps explain the failure. Each size in them is raised as far as the
                window still fails: at least one must be larger still
-    excluded   a sequence that was simulated, or one with the same workers ready, since a worker is kept in
-               gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
+    excluded   a sequence that was simulated; or one with which the same workers are ready, because a worker
+               is kept in gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
 early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption,
@@ -22,7 +22,7 @@ which other modules call MORE too:
 Where few sequences cost less than the best, they are simulated too, and nothing is assumed (`is_exact`).
 
 The optimum is that of a grid: sizes change at given moments, and at no other. A controller that changes sizes
-at other moments may cost less; none costs less than `proved` (solvers/paid_work.py).
+at other moments may cost less; none costs less than `DayOptimum.proved` (solvers/paid_work.py).
 """
 
 from __future__ import annotations
@@ -152,13 +152,15 @@ class _DaySearch:
 
     @property
     def terms(self) -> pool_sizes.DayTerms:
+        """The terms of the day that is searched: grid, pools, prices and billing."""
         return self.runs.terms
 
     def out_of_time(self) -> bool:
+        """Whether the deadline has passed."""
         return time.monotonic() > self.deadline
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate a day, and keep it as the best where it holds, fits the stock and costs less."""
+        """Simulate a day. It becomes `best` where it holds, fits the stock and costs less than the best."""
         day = self.runs.simulate_day(workers)
         is_allowed = day.fits and pool_sizes.is_within_stock(self.terms, workers)
         if day.holds and is_allowed and day.usd < self.best_usd * (1 - BILL_ROUNDING_FRAC):
@@ -183,12 +185,13 @@ def cheapest_day(
     time_limit_s: float = 60.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
-    """Search until no sequence is cheaper, or the time is up.
+    """The cheapest sequence that a search finds until it is shown that none is cheaper, or the time is up.
 
     The search begins with these `cuts`, and with the `known` sequences (T, P), which it simulates. All
     cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
-    `progress` is called with a line of text. Raises InfeasibleError where a window fails with
-    the most workers of every pool, and no known sequence holds.
+    `progress` is called with a line of text. Raises InfeasibleError where no sequence was found and either a
+    window fails with the most workers of every pool or no sequence keeps all cuts within the stock;
+    PlannerError where none was found in the time.
     """
     began = time.monotonic()
     search = _DaySearch(runs, began + time_limit_s, list(cuts))
@@ -206,7 +209,7 @@ def cheapest_day(
     if runs.terms.is_by_unit:  # What the least sizes cost in whole units is a first bound.
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
     progress(f"the optimum: {search.bound_usd:.2f} USD or more")
-    ties = 0
+    ties = 0  # How many sequences held.
     while ties * runs.request_count <= MOST_TIED_REQUESTS and (sizes := _next_sequence(search)) is not None:
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
@@ -255,7 +258,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
 
 
 def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
-    """Raise the error that no sequence that holds was found."""
+    """Raise the error that the search found no sequence that holds: InfeasibleError if there is none."""
     if search.bound_usd == math.inf:  # The master has no solution: no sequence keeps all cuts.
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
         raise InfeasibleError(
@@ -292,7 +295,7 @@ def _cut_least_sizes(search: _DaySearch) -> None:
 
     A window of several steps has a cut for all of them together, and one for each step alone.
     """
-    runs, floor = search.runs, search.terms.least  # `least` is a new array at each call.
+    runs, floor = search.runs, search.terms.least  # The property makes a new array, so it may be changed.
     for c, pool in enumerate(search.terms.pools):
         guess = pool.least
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
@@ -317,7 +320,7 @@ def _cut_least_sizes(search: _DaySearch) -> None:
 
 def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, size: int) -> bool:
     """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
-    workers = runs.terms.most  # A new array: the property makes one at every call.
+    workers = runs.terms.most  # The property makes a new array, so it may be changed.
     workers[steps.start : steps.stop, c] = size
     return runs.misses_window(workers, window, runs.own_steps(window).start)
 
