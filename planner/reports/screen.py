@@ -1,5 +1,6 @@
 """The texts of the first screen of an answer, for the report, the terminal and the browser alike: what to
 buy, what the fleet costs, what breaks it, whether it carries more traffic, and what these figures rest on.
+
 Everything comes from a finished plan and its certificate; screen_charts.py draws the charts.
 
 "As written" means the traffic and the step times of the question; the texts say to how much more of each the
@@ -62,13 +63,14 @@ from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
 from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name
 
-# The words for each `robustness_facts.Strain`, which is what may grow: as a noun in sentences, and as a
-# change in the chart of what breaks first.
+# The words for each `robustness_facts.Strain`, which is what may grow until the SLO is missed: as a noun in
+# sentences, and as a change in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
 # The names of a plan's answers, as headings.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
-SAME_COST = "costs the same"
+SAME_COST = "costs the same"  # As the plan.
+# Why there is no answer "with a loss" where spot workers could be bought and none is.
 NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
     "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
@@ -82,7 +84,7 @@ NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no
 @dataclass(frozen=True, slots=True)
 class NextQuestions:
     """How a reader asks the questions that follow a plan, in a terminal or on the pages: for a plan for one
-    target, and for the cost of a changed question. `what_if` has the field `{change}`.
+    target, and for the cost of a changed question. `what_if` is a format with the field `{change}`.
     """
 
     another_target: str
@@ -114,7 +116,7 @@ class Card:
     fleet: str
     kept: str
     holds: str
-    breaks: str
+    breaks: str  # Which limit is missed first beyond `holds`.
     is_plan: bool
     has_plans_fleet: bool = False
 
@@ -187,7 +189,7 @@ def misses_targets(plan: Plan) -> bool:
 
 
 def for_targets_text(values: ForTargets) -> str:
-    """For instance "on kubernetes and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
+    """What a fleet for some targets costs: "on kserve and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
     if values.usd_per_h is None:
         return f"none found on {list_text(values.targets)}"
     doubt = "" if values.status in ("certified", "on paper") else f", {values.status}"
@@ -208,8 +210,8 @@ def not_for_production(plan: Plan) -> str:
 
 
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
-    """For instance 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per month)', where `whose`
-    is " for chat".
+    """What to buy and what it costs: 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per
+    month)', where `whose` is " for chat". It says "Use" if all GPUs are owned.
     """
     verb = "Use" if fleet.gpus == paid.owned_gpus else "Buy"
     cost = f"{usd_text(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
@@ -258,7 +260,7 @@ def headroom_of(plan: Plan) -> Headroom | None:
 
 
 def headroom_text(headroom: Headroom) -> str:
-    """For instance '+12 % traffic of this kind and +9 % step time'."""
+    """How much more a fleet stands: '+12 % traffic of this kind and +9 % step time'."""
     traffic, steps = more_text(headroom.traffic_frac), more_text(headroom.steps_frac)
     return f"{traffic} traffic of this kind and {steps} step time"
 
@@ -269,7 +271,7 @@ def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:
-    """For instance '3 nodes of 8 × h100-80g', whole nodes where these are sold; GPUs by their number."""
+    """What is bought: '3 nodes of 8 × h100-80g' where whole nodes are sold, else '24 × h100-80g'."""
     parts = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
     single_gpus: dict[str, int] = {}
     for pool in fleet.running_pools:
@@ -449,7 +451,7 @@ def _lost_text(plan: Plan, lost: Lost) -> str:
 
 
 def _lost_worker_text(lost: Lost) -> str:
-    """For instance "1 decode worker of 2", with the pool's name where its role has several pools."""
+    """Which worker is lost: "1 decode worker of 2", with the pool's name where its role has several pools."""
     pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
     role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
     return f"1 {role} worker of {lost.workers}" + (f" in {lost.pool}" if number else "")
@@ -583,7 +585,9 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
 
 
 def _router_figures(plan: Plan) -> list[KeyFigure]:
-    """How many targets keep the SLO, grouped by their routers."""
+    """On how many targets the SLO is kept, and the targets grouped by their routers; empty without a choice
+    for a router.
+    """
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
         return []

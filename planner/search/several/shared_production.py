@@ -2,8 +2,9 @@
 
     alone   Each LLM gets its production fleet with all of the limits for itself. If all these fleets fit
             together, they are the answer.
-    share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs, in the end
-            without the rule on prefill pools alone. A fleet holds if it misses its SLO in no more of its
+    share   Otherwise one master (level0/cheapest.py) chooses among the designs (level0/designs.py) of all
+            LLMs. It does so twice: first with the rule that a prefill pool which misses TTFT alone misses
+            it in every pair, then without that rule. A fleet holds if it misses its SLO in no more of its
             LLM's scenarios than it may. The LLMs are also served in turn, each from what those before it
             leave, which also finds fleets of several worker types.
     refine  Each LLM is searched within what the others leave, if its fleet may have several types.
@@ -83,10 +84,11 @@ class SharedProduction:
 
 @dataclass(slots=True, eq=False)
 class _LlmProduction:
-    """One LLM during the search.
+    """What the search knows of one LLM; it changes as the search goes on.
 
-    `problem` is the LLM's in its scenarios, the hardest first; `alone` its production fleet with all of the
-    limits for itself; `kept_in` the result of the last test. An LLM that requires no safety has no test.
+    `problem` is the LLM's problem in its scenarios, the hardest first; `alone` its production fleet with all
+    of the limits for itself; `kept_in` the result of the last test. An LLM that requires no safety has no
+    test.
     """
 
     on_paper: LlmOnPaper
@@ -94,7 +96,7 @@ class _LlmProduction:
     alone: Counts
     test: ScenarioTest | None
     kept_in: KeptIn | None
-    alone_holds: bool = True  # False once `alone` failed a test.
+    alone_holds: bool = True  # False once `alone`, or a fleet within shared limits, failed a test.
 
     @property
     def is_passed(self) -> bool:
@@ -159,8 +161,8 @@ def share_production(
 def production_or_paper_of_all(
     llms: Sequence[LlmOnPaper], limits: FleetLimits, deadline: float, progress: Progress
 ) -> SharedProduction | None:
-    """As `share_production`, but where that raises InfeasibleError, the answer is the fleets on paper, with
-    the error as the reason.
+    """The same as `share_production`; but where that raises InfeasibleError, the answer is the fleets on
+    paper, with the error as the reason.
     """
     try:
         return share_production(llms, limits, deadline, progress)
@@ -254,7 +256,8 @@ def _plan_within_shared_limits(
 
     for llm in llms:
         llm.problem = replace(llm.problem, deadline=deadline, progress=report_nothing)
-        llm.problem.oracle.until = deadline  # Until now, the end of the search for this LLM by itself.
+        # So far `until` was the end of the search for this LLM by itself.
+        llm.problem.oracle.until = deadline
         if llm.test is not None:
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
@@ -297,6 +300,7 @@ def _choose_fleets(
     rows, unit = shared_limits(limits), OBJECTIVE_UNITS[llms[0].problem.task.objective]
 
     def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], Cheapest]:
+        """The designs of each LLM, and the master's cheapest fleets of these below `value` in all."""
         designs = [
             designs_of(problem, llm.on_paper.alone.level0, pools_alone=pools_alone)
             for problem, llm in zip(known_problems, llms, strict=True)
@@ -368,7 +372,7 @@ def _infeasible_error(
 
 def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Problem:
     """The LLM's problem with an oracle of its own, in which fleets are recorded that fail on paper or in the
-    LLM's scenarios, and fleets that hold: those in `feasible`, and the one `alone`.
+    LLM's scenarios, and fleets that hold: those in `feasible`, and `llm.alone` unless it failed a test.
 
     Other fleets that held in the search are not recorded: it may have simulated them in a part of the
     scenarios only.
@@ -390,6 +394,7 @@ def _serve_in_turn(
     """
 
     def serve(k: int, remaining: FleetLimits) -> Counts | None:
+        """The fleet of LLM k within the limits that remain; None if none is found in time."""
         if is_over(deadline):
             return None
         problem = joint_limits.problem_within(replace(llms[k].problem, deadline=deadline), remaining)
