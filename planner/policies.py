@@ -25,8 +25,8 @@ FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
-# Routings from 16 on look at caches or tenants, which compiled code sees by `policy < AFFINITY`. 11 to 15 are
-# free for routings that look at neither.
+# Routings from 16 on look at caches or tenants: compiled code finds those that do not by `policy < AFFINITY`.
+# The numbers 11 to 15 are free for further routings that look at neither.
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
@@ -135,8 +135,8 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def advise_target(word: str, targets: Iterable[str]) -> str:
-    """What a message says to `word`, which is no target, before it lists all: "did you mean 'kubernetes'? ",
-    what the target that is meant brings along, and "There are".
+    """How an error about `word`, which is no target, goes on before it lists all targets: "did you mean
+    'kubernetes'? ", what the target that is meant brings along, and "There are"; else "there are".
     """
     what_it_brings = {
         "helm": "It brings a Helm chart, in chart/. ",
@@ -160,7 +160,8 @@ waiting request. The worker with the lowest score takes the request."""
 
 
 def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
-    """Weights that turn a worker's load into seconds until it can serve one more request.
+    """Weights that turn a worker's load into seconds until it can serve one more request. With `decode` the
+    worker takes hand-offs.
 
     A worker that prefills needs the time of its pending prompt tokens, and of one token per request
     (Splitwise, section IV-A, counts tokens; seconds make workers on different GPUs comparable). A decode
@@ -182,6 +183,7 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
+    """Requests alone."""
     return 0.0, 1.0, 0.0, 0.0
 
 
@@ -191,10 +193,12 @@ def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_pending_tokens(worker_type: WorkerType, decode: bool) -> Weights:
+    """Pending prompt tokens alone."""
     return 1.0, 0.0, 0.0, 0.0
 
 
 def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
+    """Waiting requests alone."""
     return 0.0, 0.0, 0.0, 1.0
 
 
@@ -242,6 +246,7 @@ class Batching(Policy):
 
     @property
     def simulator(self) -> str:
+        """The engine of the simulator that simulates this batching: one of SIMULATORS."""
         return self.simulators[0]
 
 
@@ -272,7 +277,9 @@ class Queue(Policy):
 
     @property
     def has_longest_wait(self) -> bool:
-        """Whether `longest_wait` bounds it: orders by length, and not those by deadline, cache or tenant."""
+        """Whether `longest_wait` bounds the waits in this queue: in orders by length, and not in those by
+        deadline, cache or tenant.
+        """
         return self.code != FCFS and not self.reads_cache_state and not self.by_deadline
 
 
@@ -821,9 +828,10 @@ def counts_tenants(policies: Policies) -> bool:
 
 
 def go_together(policies: Policies) -> bool:
-    """Whether these policies all work with prefix caches if `prefix_cache`, and all without them if not.
+    """Whether these policies can be combined: all work with prefix caches if `prefix_cache`, else without.
 
-    Those that count tenants go only with what works with caches, as they share their state.
+    Policies that count tenants go only with those that work with caches, as tenants are counted in the state
+    of caches.
     """
     rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
     if ROUTING[policies.decode_routing].reads_cache_state:  # Routers know nothing of that for hand-offs.
@@ -870,7 +878,8 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-# No two workers ever differ by so many requests, so uneven load never overrides the routing by caches.
+# As `balance_requests`: no two workers ever differ by so many requests, so uneven load never overrides the
+# routing by caches.
 _UNBOUNDED = 10**9
 _ROUND_ROBIN_RULE = RoutingRule("round-robin")
 _POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")
@@ -964,11 +973,12 @@ class Deployed:
 
     @property
     def name(self) -> str:
+        """The router and its rules (`router_name`)."""
         return router_name(self.router, self.rule_names)
 
 
 def router_name(router: str, rule_names: Iterable[str]) -> str:
-    """For instance "vllm-router by round_robin"."""
+    """A router with its rules, each named once: "vllm-router by round_robin"."""
     return f"{router} by {' and '.join(dict.fromkeys(rule_names))}"
 
 

@@ -1,10 +1,11 @@
 """What runs outside the app's own process: `python -m ui.worker` does one job after another.
 
-It loads the planner, warms the compiled simulator while it waits, reads requests (lines of JSON) from stdin
-and answers on stdout in lines of JSON: {"phase": ...} and {"search": ...} while it works, {"first": ...}
-for an answer that is there before the whole one; then {"done": true} once document.json and files.zip are in
-the folder of the request, {"error": ...} for what the user can mend, or {"crash": traceback}. When stdin
-ends, the app has ended, and this process ends too.
+It loads the planner and plans a small question while it waits, so that the simulator is compiled. It reads
+jobs (lines of JSON: the kind of the job, its request and a folder) from stdin, and answers on stdout in lines
+of JSON: {"phase": ...} and {"search": ...} while it works, {"first": ...} for an answer that is there before
+the whole one; then {"done": true} once document.json and files.zip are in the folder of the job, {"error":
+...} for what the user can mend, or {"crash": traceback}. When stdin ends, the app has ended, and this process
+ends too.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ MOST_TENANTS = 20  # The table of tenants has at most this many rows; chosen by 
 # The plan with which the process warms up: with 60 requests it takes a second or two. Before that the
 # simulator may be compiled, which takes up to minutes: hence the long limit.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
-# A study with more requests than this is not used again, because its traces and simulations fill the memory.
+# A study that holds traces of more requests than this together is not used again, to limit memory.
 MOST_REMEMBERED = 10_000_000
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The study of the last traffic of this process, by its file, change time, size, reading and seed. It keeps
@@ -102,12 +103,15 @@ the trace and the simulations made with it.
 
 
 def run(kind: str, request: Request, send: Send = lambda _: None) -> tuple[Document, Files]:
-    """Do one job; `send` takes its messages. Raises PlannerError for what the user can mend."""
+    """Do one job of a kind in JOBS; `send` takes its messages.
+
+    Returns document.json and the files of files.zip by name. Raises PlannerError for what the user can mend.
+    """
     return JOBS[kind](request, send)
 
 
 def _catalog(request: Request) -> Catalog:
-    """The catalog of the request: its folder, or the shipped one."""
+    """The catalog in the folder that the request names, or the shipped one."""
     return read_catalog(Path(request["catalog"]) if request.get("catalog") else None)
 
 
@@ -452,7 +456,7 @@ def _pareto(request: Request, send: Send) -> tuple[Document, Files]:
 
 
 def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
-    """Workers per window, as `plan schedule` does."""
+    """Workers per window, as `plan schedule` answers it; but nothing is simulated."""
     market, window_s = markets.parse_market(request["market"]), request["window_s"]
     written: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
     paths = request.get("traces") or {}
@@ -628,7 +632,8 @@ def main() -> None:
 
         jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-        if jobs.empty():  # A job that is already there does not wait for the warm-up.
+        # A job that is already there does not wait for the warm-up.
+        if jobs.empty():
             with contextlib.suppress(Exception):  # A failed warm-up only makes the first job slower.
                 _warm_up()
         while True:
