@@ -417,10 +417,7 @@ class TraceRows:
         )
 
     def to_trace(self) -> Trace:
-        """The trace of all rows, in order of arrival, with its notes and warnings.
-
-        Raises TraceError if too many rows were left out, and for what only all rows together show.
-        """
+        """The trace of all rows, in order of arrival, with notes and warnings; raises TraceError."""
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
