@@ -77,7 +77,7 @@ def draw_question(session: BrowserSession, form: Form) -> tuple[Form, Any]:
     """Draw all inputs, one below the other. Returns their values, and the container below the trace, where
     its errors are shown.
     """
-    chosen: Form = {"more": form["more"]}
+    chosen: Form = {"more": form["more"]}  # Requirements of slo.yaml that no input shows.
     st.header("Traffic")
     chosen |= traffic_inputs(session)
     below_trace = st.container()
@@ -181,20 +181,20 @@ def description_inputs(session: BrowserSession, place: str = "ask") -> Form:
         )
     }
     for key, name in (("input", "Prompt"), ("output", "Answer")):
-        mean, p95 = st.columns(2, vertical_alignment="bottom")
+        mean_column, p95_column = st.columns(2, vertical_alignment="bottom")
         is_own = chosen["task"] == question.OWN_LENGTHS
-        chosen[f"{key}_mean"] = mean.number_input(
+        chosen[f"{key}_mean"] = mean_column.number_input(
             f"{name}, mean [tokens]",
             key=f"{place}_{key}_mean",
             step=10.0,
             placeholder="not given" if is_own else "as the task",
             **EMPTY,
         )
-        chosen[f"{key}_p95"] = p95.number_input(
+        chosen[f"{key}_p95"] = p95_column.number_input(
             f"{name}, p95 [tokens]", key=f"{place}_{key}_p95", step=10.0, placeholder="not given", **EMPTY
         )
-    burst, minutes = st.columns(2, vertical_alignment="bottom")
-    chosen["burst_cv"] = burst.number_input(
+    burst_column, duration_column = st.columns(2, vertical_alignment="bottom")
+    chosen["burst_cv"] = burst_column.number_input(
         "Burstiness (CV of gaps)",
         key=f"{place}_burst_cv",
         step=0.5,
@@ -202,7 +202,7 @@ def description_inputs(session: BrowserSession, place: str = "ask") -> Form:
         help="1: at random (Poisson). Empty: of clients who send in bursts, as in production.",
         **EMPTY,
     )
-    chosen["duration_min"] = minutes.number_input(
+    chosen["duration_min"] = duration_column.number_input(
         "Duration [min]", key=f"{place}_duration_min", step=5.0, placeholder="as usual", **EMPTY
     )
     return chosen
@@ -272,6 +272,7 @@ def column_inputs(session: BrowserSession, reference: str, guess: str, place: st
                 placeholder="none",
             )
             if chosen is not None:
+                # The unit is of the column that was guessed, so it does not go with another column.
                 chosen_columns[role] = f"{chosen}:{unit}" if unit and chosen == name else chosen
         if st.button("Read it so", key=f"{place}_columns", type="primary"):
             st.session_state[f"{place}_map"] = chosen_columns
@@ -315,7 +316,7 @@ def llm_input(session: BrowserSession, place: str = "ask") -> str:
     names = list(session.catalog.llms)
     if st.session_state[f"{place}_llm"] not in names:
         names.append(st.session_state[f"{place}_llm"])
-    above = st.container()
+    above = st.container()  # It is filled last, because the list must have a file uploaded below it.
     with st.popover("Another LLM"):
         uploaded = st.file_uploader("Its config.json, as on Hugging Face", "json", key=f"{place}_upload_llm")
         if uploaded is not None and st.session_state.get(f"{place}_uploaded_llm") != uploaded.file_id:
@@ -340,6 +341,7 @@ def gpu_inputs(session: BrowserSession, form: Form, place: str = "ask") -> list[
     row_of = {row["GPU"]: row for row in form["gpus"]}
 
     def chip(name: str) -> str:
+        """A GPU's name, memory and price; without a price on demand the reserved one."""
         row = row_of[name]
         price = row["USD/h"] if row["USD/h"] is not None else row["reserved"]
         memory = f"{catalog_gpus[name].memory_bytes / 2**30:.0f} GiB"
@@ -411,12 +413,12 @@ def slo_inputs(session: BrowserSession, place: str = "ask") -> Form:
         st.info("This preset states slowdowns, not seconds; they are worked out for the LLM when planning.")
     unit = st.segmented_control("Limits in", ("ms", "s"), key=f"{place}_unit", default="ms", required=True)
     for metric in question.INPUT_METRICS:
-        name, share = st.columns([3, 2], vertical_alignment="bottom")
-        with name:
+        limit_column, percentile_column = st.columns([3, 2], vertical_alignment="bottom")
+        with limit_column:
             chosen[f"{metric}_ms"] = _limit_input(
                 metric, unit, place, take_own_limits, is_relative=is_relative
             )
-        chosen[f"{metric}_percentile"] = share.selectbox(
+        chosen[f"{metric}_percentile"] = percentile_column.selectbox(
             f"{METRICS[metric].abbreviation} percentile",
             question.PERCENTILES,
             key=f"{place}_{metric}_percentile",
@@ -438,30 +440,32 @@ def slo_inputs(session: BrowserSession, place: str = "ask") -> Form:
 
 
 def _limit_input(
-    metric: str, unit: str, place: str, changed: Callable[[], None], *, is_relative: bool
+    metric: str, unit: str, place: str, after_change: Callable[[], None], *, is_relative: bool
 ) -> float | None:
-    """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms."""
-    key, factor = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
+    """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms. With
+    `is_relative` the preset has no limit in seconds, and the input is disabled.
+    """
+    key, ms_per_unit = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
 
     def take_value() -> None:
         value = st.session_state[f"{place}_{metric}_{unit}"]
-        st.session_state[key] = question.in_unit(value, factor)
-        changed()
+        st.session_state[key] = question.in_unit(value, ms_per_unit)
+        after_change()
 
-    ms = st.session_state[key]
+    kept_ms = st.session_state[key]
     if unit != "ms":
-        st.session_state[f"{place}_{metric}_{unit}"] = question.in_unit(ms, 1 / factor)
-        st.session_state[key] = ms  # Streamlit forgets the value of an input that is not drawn.
-    limit_ms: float | None = st.number_input(
+        st.session_state[f"{place}_{metric}_{unit}"] = question.in_unit(kept_ms, 1 / ms_per_unit)
+        st.session_state[key] = kept_ms  # Streamlit forgets the value of an input that is not drawn.
+    limit: float | None = st.number_input(
         f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",
-        step=10.0 / factor,
+        step=10.0 / ms_per_unit,
         on_change=take_value,
         key=f"{place}_{metric}_{unit}",
         placeholder="no limit",
         disabled=is_relative,
-        **(EMPTY | {"min_value": LEAST_VALUE / factor}),
+        **(EMPTY | {"min_value": LEAST_VALUE / ms_per_unit}),
     )
-    return limit_ms if unit == "ms" else ms
+    return limit if unit == "ms" else kept_ms
 
 
 def safety_inputs(place: str = "ask") -> Form:
@@ -483,9 +487,9 @@ def safety_inputs(place: str = "ask") -> Form:
         help="on paper: the traffic and the step times as written. production: 90 % of scenarios. high "
         "availability: the same after losing any one node.",
     )
-    share, growth = st.columns(2, vertical_alignment="bottom")
+    share_column, growth_column = st.columns(2, vertical_alignment="bottom")
     return {
-        "kept_in": share.number_input(
+        "kept_in": share_column.number_input(
             "Kept in [% of scenarios]",
             min_value=100 * LEAST_KEPT_FRAC,
             max_value=100 * MOST_KEPT_FRAC,
@@ -496,7 +500,7 @@ def safety_inputs(place: str = "ask") -> Form:
             placeholder="on paper alone",
             help="Scenarios: traffic drawn anew, step times by their spread. Empty: what is written, alone.",
         ),
-        "growth": growth.number_input(
+        "growth": growth_column.number_input(
             "Traffic grows by [%]", key=f"{place}_growth", **(SHARE | {"max_value": 100 * MOST_GROWTH_FRAC})
         ),
     }
@@ -540,15 +544,15 @@ def policy_inputs(place: str = "ask") -> Form:
         disabled=not any(QUEUE[name].has_longest_wait for name in chosen["queues"]),
         **EMPTY,
     )
-    count, of = st.columns(2, vertical_alignment="bottom")
-    chosen["spare"] = count.number_input(
+    count_column, kind_column = st.columns(2, vertical_alignment="bottom")
+    chosen["spare"] = count_column.number_input(
         "Losses to survive",
         min_value=0,
         step=1,
         key=f"{place}_spare",
         help="The SLO holds after losing so many workers of any one pool, or nodes with all on them.",
     )
-    chosen["spare_of"] = of.selectbox(
+    chosen["spare_of"] = kind_column.selectbox(
         "Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of"
     )
     chosen["robust_steps"] = st.number_input(

@@ -178,6 +178,7 @@ class SeedsResult(Result):
 
     def save(self, file: str | Path) -> None:
         """Write the requests.csv of the first seed under this name."""
+        # Only runs without `with_requests` have None here; `simulate` asks for requests.
         _write_csv(Path(file), self.runs[0].requests_csv or "")
 
 
@@ -306,23 +307,23 @@ def simulate(
     catalog_rows = read_catalog(catalog)
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
-    limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
-    first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
+    judged_slo, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
+    first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)  # 0 if there is no seed at all.
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=traffic is not None, seed=first_seed
     )
-    check_classes(limits or Slo(()), whole_trace)
+    check_classes(judged_slo or Slo(()), whole_trace)
     if isinstance(seed, int):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
-        check_judged_classes(limits or Slo(()), requests)  # A part of the trace may lack a class.
-        simulation = simulate_recorded(fleet_read, requests, limits, seed=seed, closed_loop=closed_loop)
-        return SimulationResult(fleet_read, requests, limits, simulation, seed, closed_loop)
-    question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, limits, closed_loop)
+        check_judged_classes(judged_slo or Slo(()), requests)  # A part of the trace may lack a class.
+        simulation = simulate_recorded(fleet_read, requests, judged_slo, seed=seed, closed_loop=closed_loop)
+        return SimulationResult(fleet_read, requests, judged_slo, simulation, seed, closed_loop)
+    question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, judged_slo, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")
     runs = many_seeds.over_seeds(question, seed, executor=chosen_executor, with_requests=True)
-    return SeedsResult(fleet_read, limits, runs)
+    return SeedsResult(fleet_read, judged_slo, runs)
 
 
 def compare(
@@ -353,34 +354,40 @@ def compare(
         for name, fleet in inputs.named_fleets(fleets)
         for label, changes in (policies or {"": None}).items()
     ]
-    limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
+    judged_slo, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=traffic is not None, seed=seed
     )
-    check_classes(limits or Slo(()), whole_trace)
+    check_classes(judged_slo or Slo(()), whole_trace)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     chosen_executor = _choose_executor(executor, "serial")
-    scenarios = None if limits is None else _scenarios_of(slo, catalog_rows, rate_request, whole_trace, seed)
+    scenarios = (
+        None if judged_slo is None else _scenarios_of(slo, catalog_rows, rate_request, whole_trace, seed)
+    )
     return ComparisonResult(
         comparisons.compare_fleets(
-            variants, requests, limits, seed=seed, executor=chosen_executor, scenarios=scenarios
+            variants, requests, judged_slo, seed=seed, executor=chosen_executor, scenarios=scenarios
         )
     )
 
 
-def _merge_traffic(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.TrafficLike:
+def _merge_traffic(traffic: inputs.TrafficLike, traffic_keys: TrafficPart) -> inputs.TrafficLike:
     """`traffic` with the keys that were given as arguments; InputError if one is given in both places."""
-    if not part:
+    if not traffic_keys:
         return traffic
     if isinstance(traffic, RateRequest):
-        raise InputError(f"{', '.join(part)}: found beside a RateRequest, which says it; drop one of the two")
-    if twice := [key for key in part if key in (traffic or {})]:
+        raise InputError(
+            f"{', '.join(traffic_keys)}: found beside a RateRequest, which says it; drop one of the two"
+        )
+    if twice := [key for key in traffic_keys if key in (traffic or {})]:
         raise InputError(f"{twice[0]}: found in traffic and beside it; give it once")
-    return {**(traffic or {}), **part}
+    return {**(traffic or {}), **traffic_keys}
 
 
 def _choose_executor(executor: Executor | str | None, default: str) -> Executor | None:
-    """The executor given, or one of the kind `default`; None where `working_on` has chosen one already."""
+    """The executor given, or one of the kind `default`; None where `executors.working_on` has set one
+    already.
+    """
     if executor is None and is_executor_set():
         return None
     return executor if isinstance(executor, Executor) else Executor(executor or default)
@@ -428,25 +435,25 @@ def goodput(
         slo, trace = planned[0], planned[1] if trace is None else trace
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
-    limits, rate_request = inputs.limits_and_rate(
+    judged_slo, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
     )
-    if limits is None:
+    if judged_slo is None:
         raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=not (is_poisson or traffic is None), seed=0
     )
-    check_classes(limits, whole_trace)
-    highest_rate = fleet_goodput(
+    check_classes(judged_slo, whole_trace)
+    steady_rates = fleet_goodput(
         fleet_read,
         whole_trace,
-        limits,
+        judged_slo,
         None if is_poisson else rate_request,
         seeds=seeds,
         tolerance_frac=tolerance_frac,
         watch=watch,
     )
-    return GoodputResult(fleet_read, highest_rate)
+    return GoodputResult(fleet_read, steady_rates)
 
 
 def _read_under_policies(
@@ -456,7 +463,9 @@ def _read_under_policies(
     label: str,
     policies: inputs.KeysAndValues | None,
 ) -> Fleet:
-    """A fleet under the policies of a label of `compare`, which an InputError names as the command does."""
+    """A fleet under one of the policies of `compare`. An InputError says which, by its `label`, in the words
+    of the command.
+    """
     if policies is None:
         return inputs.read_fleet(fleet, catalog, slo=slo)
     try:

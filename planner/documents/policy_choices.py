@@ -62,9 +62,10 @@ REPURPOSE_AFTER_S = 120.0
 # Each combination costs a search of its own. If there are more than this, only the first is searched, and the
 # other values are raced.
 MOST_COMBINATIONS = 32
-# The default for agents: routers that send a turn where its session's prefix is.
+# The routings of described agents by default: they send a turn to the worker that has its session's prefix.
 AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
 _USUAL = Policies()
+# The fields of `Policies` that have a table of rows, and `prediction`, which has none.
 _AXES = (*BY_FIELD, "prediction")
 _SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
 # Settings that are no keys of slo.yaml: `prediction` sets the first two, and --seed the last.
@@ -157,7 +158,8 @@ class PolicyChoices:
     def without_classes(self) -> PolicyChoices:
         """The choices for requests of one class or of none: the usual queue replaces queues by deadline.
 
-        Among requests of one class a queue by deadline is first come, first served.
+        Among requests of one class a queue by deadline is first come, first served, so it is not raced
+        either.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         not_raced = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
@@ -176,13 +178,15 @@ class PolicyChoices:
     def with_change(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
-        """These policies with another value of one axis; None if equal, or if policies do not go together."""
+        """These policies with another value of one axis, and with or without prefix caches as that value
+        needs. None if nothing changes, or if the policies do not go together.
+        """
         if change.row is not None and change.row.needs_caches and not policies.prefix_cache:
             if not self.prefix_cache:
                 return None
             policies = replace(policies, prefix_cache=True, kv_offload=self.kv_offload)
         other = self._with_value(policies, change.axis, change.value, slo)
-        if not go_together(other):  # Some rows refuse prefix caches; see `go_together`.
+        if not go_together(other):  # A row may refuse prefix caches, so it is tried without them.
             other = replace(other, prefix_cache=False, kv_offload=None)
         if not go_together(other):
             return None
@@ -203,8 +207,8 @@ class PolicyChoices:
         elif axis == "routing" and ROUTING[value].by_formula:
             changes |= _limits_of(slo, policies)
         elif axis == "pools":
-            is_given = self.settings.repurpose_after_s < math.inf
             needs_time = POOLS[value].code in (REPURPOSE, MIXED_POOL)
+            is_given = self.settings.repurpose_after_s < math.inf
             after_s = self.settings.repurpose_after_s if is_given else REPURPOSE_AFTER_S
             changes["repurpose_after_s"] = after_s if needs_time else math.inf
         return replace(policies, **changes)
@@ -247,9 +251,9 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
 def without_pins(choices: PolicyChoices, section: Section) -> PolicyChoices:
     """The choices for a fleet that must stand losses, `section` being `policies` of the question.
 
-    What a lost worker had pinned is nowhere else until someone sends it anew, and a loss is simulated as a
-    smaller fleet with all prefixes placed. So routings that pin are left out. Raises InputError where one is
-    named.
+    What a lost worker had pinned is nowhere else until someone sends it anew. A loss is simulated as a
+    smaller fleet with all prefixes placed, which overlooks this. So routings that pin are left out. Raises
+    InputError where one is named.
     """
     routings = tuple(name for name in choices.routings if not ROUTING[name].pins)
     raced = tuple(
@@ -257,12 +261,14 @@ def without_pins(choices: PolicyChoices, section: Section) -> PolicyChoices:
         for change in choices.raced_changes
         if not (change.axis == "routing" and ROUTING[change.value].pins)
     )
-    is_without = (routings, raced) == (choices.routings, choices.raced_changes)
-    if not is_without and section.get("routing", ANY) != ANY:
-        rest = [row.name for row in ROUTING.values() if row.is_planned and row.needs_caches and not row.pins]
+    had_pins = (routings, raced) != (choices.routings, choices.raced_changes)
+    if had_pins and section.get("routing", ANY) != ANY:
+        possible = [
+            row.name for row in ROUTING.values() if row.is_planned and row.needs_caches and not row.pins
+        ]
         raise InputError(
             f"{section.path_of('routing')}: pinned-prefix is not planned with spare or spot workers: what a "
-            f"lost worker had pinned is nowhere else; take of {', '.join(rest)}, or drop spare and spot"
+            f"lost worker had pinned is nowhere else; take of {', '.join(possible)}, or drop spare and spot"
         )
     return replace(choices, axes={**choices.axes, "routing": routings}, raced_changes=raced)
 
@@ -294,9 +300,9 @@ def _as_deployed(policies: Policies, target: str | None) -> Policies:
 def parse_policy_choices(
     section: Section, target: str | None, kv_offload: KvOffload | None, *, has_agents: bool = False
 ) -> PolicyChoices:
-    """The section `policies`. Engines of described agents (`has_agents`) cache prefixes, unless the section
-    says no, behind a router that looks for them. Raises InputError with the key, what was found and what is
-    possible.
+    """The section `policies`. `kv_offload` has been read from it already. Engines of described agents
+    (`has_agents`) cache prefixes, unless the section says no, behind a router that looks for them. Raises
+    InputError with the key, what was found and what is possible.
     """
     prefix_cache, research = section.flag("prefix_cache", has_agents), section.flag("research", False)
     axes: dict[str, tuple[str, ...]] = {}
@@ -322,7 +328,8 @@ def parse_policy_choices(
             "write queue: any, for one, or drop it"
         )
     if math.prod(map(len, axes.values())) > MOST_COMBINATIONS:
-        raced = [*(PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]), *raced]
+        not_first = [PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]]
+        raced = [*not_first, *raced]
         axes = {axis: values[:1] for axis, values in axes.items()}
     settings = parse_settings(section)
     # `longest_wait` of the file. Not all queues have it, so `_with_value` puts it into those that do.
@@ -343,7 +350,7 @@ def parse_policy_choices(
         compares_without_caches=not (has_agents and prefix_cache),
         kv_offload=kv_offload,
     )
-    # Which policies go together depends on neither the SLO nor the target.
+    # Which policies go together depends on neither the SLO nor the target, so an SLO without limits will do.
     if not choices.combinations(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
         raise InputError(
@@ -356,7 +363,9 @@ def parse_policy_choices(
 def _values_of(
     section: Section, axis: str, target: str | None, *, prefix_cache: bool, research: bool
 ) -> tuple[str, ...]:
-    """The values of one axis: those that are named, or all that `any` stands for with the usual one first."""
+    """The values of one axis: those that are named, or all that `any` stands for with the usual one first.
+    Raises InputError for a value that cannot be planned with.
+    """
     if axis == "prediction":
         return _predictions(section)
     rows, usual = BY_FIELD[axis], str(getattr(_USUAL, axis))
@@ -364,7 +373,7 @@ def _values_of(
     possible = [
         row for row in rows.values() if STEPWISE in row.simulators and (prefix_cache or not row.needs_caches)
     ]
-    if axis == "decode_routing":
+    if axis == "decode_routing":  # Decode workers keep no prefixes.
         possible = [row for row in possible if not row.reads_cache_state]
     value = section.get(axis, usual)
     if value == ANY:
@@ -391,15 +400,17 @@ def _values_of(
 def _check_caches(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
 ) -> None:
-    """Raise InputError for a row that looks at prefix caches where there are none."""
-    if axis == "decode_routing" and (lost := [row for row in chosen if row not in possible]):
+    """Raise InputError for a row that looks at prefix caches where there are none, or as a decode routing at
+    what routers to decode workers do not know.
+    """
+    if axis == "decode_routing" and (refused := [row for row in chosen if row not in possible]):
         looked_at = (
             "prefix caches, and decode workers keep none"
-            if lost[0].needs_caches
+            if refused[0].needs_caches
             else "tenants, which routers know of prompts alone"
         )
         raise InputError(
-            f"{section.path_of(axis)}: {lost[0].name} looks at {looked_at}; take of "
+            f"{section.path_of(axis)}: {refused[0].name} looks at {looked_at}; take of "
             f"{', '.join(row.name for row in possible)}"
         )
     cache_aware = [row.name for row in chosen if row.needs_caches and row not in possible]

@@ -32,6 +32,7 @@ MAX_DOCUMENT_BYTES = 256 * 2**20  # The longest line that holds a whole JSON doc
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill the process.
+BLOCK_BYTES = 2**20  # Text is read and checked in blocks of at most this size.
 TEMPORARY_PREFIX = ".fleetplan-"  # Names of temporary folders begin like this.
 ABANDONED_S = 60.0  # Every unlocked temporary folder that is older was left by a killed run.
 MAX_YAML_VALUES = 200_000  # Most values after aliases are expanded.
@@ -101,7 +102,7 @@ def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.
     lines up to MAX_DOCUMENT_BYTES.
     """
     with open_input(path) as stream:
-        yield io.BufferedReader(_TextBytes(path, stream, long_lines), 2**20)
+        yield io.BufferedReader(_TextBytes(path, stream, long_lines), BLOCK_BYTES)
 
 
 # What is uploaded in place of text, by its first bytes; a workbook of Excel is a ZIP archive too.
@@ -118,19 +119,21 @@ class _TextBytes(io.RawIOBase):
         self.path, self.stream, self.long_lines = path, stream, long_lines
         self.longest_bytes = MAX_LINE_BYTES
         self.decoder = codecs.getincrementaldecoder("utf-8")()
-        self.lines, self.open_line_bytes, self.is_first = 0, 0, True
+        self.is_first = True  # Whether no block was read yet.
+        self.lines = 0  # Whole lines so far.
+        self.open_line_bytes = 0  # So much of the line after them, whose end has not come.
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        block = self.stream.read(min(len(buffer), 2**20))
+        block = self.stream.read(min(len(buffer), BLOCK_BYTES))
         if self.is_first:
             block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
             for beginning, what in OTHER_FORMATS.items():
                 if block.startswith(beginning):
                     raise InputError(f"{self.path}: {what}")
-            # The first spaces are dropped, so that `{ "a"` begins as `{"a"` does.
+            # The first four spaces are dropped, so that `{ "a"` begins as `{"a"` does.
             if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
                 self.longest_bytes = MAX_DOCUMENT_BYTES
         self._check_block(block)
@@ -144,7 +147,7 @@ class _TextBytes(io.RawIOBase):
             line = self.lines + block.count(b"\n", 0, position) + 1
             raise InputError(f"{self.path}, line {line}: holds a NUL byte, so it is binary; {hint}")
         try:
-            self.decoder.decode(block, final=not block)
+            self.decoder.decode(block, final=not block)  # An empty block is the end of the file.
         except UnicodeDecodeError as error:
             # `error.object` may begin with bytes of the block before, none of which ends a line.
             line = self.lines + error.object.count(b"\n", 0, error.start) + 1
@@ -153,6 +156,7 @@ class _TextBytes(io.RawIOBase):
                 f"{self.path}, line {line}: is not UTF-8 (byte {byte}); {hint}, or convert it: "
                 f"iconv -f cp1252 -t utf-8 {self.path.name} > utf8{self.path.suffix}"
             ) from None
+        # Only the first line of a block can be too long: a block is shorter than the shortest limit.
         newline = block.find(b"\n")
         if self.open_line_bytes + (newline if newline >= 0 else len(block)) > self.longest_bytes:
             raise InputError(
@@ -267,7 +271,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
     """What to write for a number that YAML 1.1 reads unlike people (010 as 8, 1:30 as 90), else empty."""
     written = str(node.value)
-    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:
+    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:  # A style is quotes.
         return ""
     if ":" in written:
         return f"{written!r} would be read as {value}; write the number, or a time with its unit"
@@ -296,6 +300,7 @@ def _check_yaml(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
                 raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event.start_mark)
+            # An anchor of a plain value is not listed and counts 1, and so does one of an empty collection.
             sizes[-1] += max(size_by_anchor.get(event.anchor, 1), 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
@@ -498,7 +503,7 @@ def _swap_files(
     def move(source: Path, target: Path) -> None:
         """Rename a file, and note how to undo it."""
         if target.is_dir():
-            raise IsADirectoryError(0, f"{target} is a directory")
+            raise IsADirectoryError(0, f"{target} is a directory")  # Of this error only the text is shown.
         source.replace(target)
         undo.append((source, target))
 
@@ -546,7 +551,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     check_output_file(path)
     raw = content if isinstance(content, bytes) else _encode_text(content)
     if path.suffix == ".gz" and isinstance(content, str):
-        raw = gzip.compress(raw, mtime=0)
+        raw = gzip.compress(raw, mtime=0)  # Without a time, equal texts give equal files.
     if not path.exists() or path.is_file():  # Otherwise it is a pipe or a device.
         _write_files(path.parent, {path.name: raw})
         return
@@ -559,7 +564,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_parts(path: Path, parts: Iterable[str]) -> None:
     """`write_file` for a text too long to be held in memory."""
     check_output_file(path)
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # A pipe or a device, beside which no temporary file is made.
         write_file(path, "".join(parts))
         return
     try:
@@ -575,10 +580,12 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
 
 def check_output_file(path: Path) -> None:
     """Refuse a file that `write_file` could not write, before the work rather than after."""
-    if (is_directory := _is_directory(path)) is not None and not is_directory and not path.is_file():
+    is_directory = _is_directory(path)
+    exists = is_directory is not None
+    if exists and not is_directory and not path.is_file():  # A pipe or a device.
         if not os.access(path, os.W_OK):
             raise InputError(f"{path}: no permission to write to it; name another file with -o")
-        return  # Nothing is made beside a pipe or a device.
+        return  # It is written to as it is, so its folder does not matter.
     if path.parent.absolute() in _OUTPUT_FOLDERS:
         _refuse_link(path.parent)
     _check_writable(path.parent)

@@ -38,6 +38,8 @@ from planner.units import percentile_name, show_percent, show_s
 # wide as the one before.
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
+WIDE = 560  # Pixels of a chart that has a row for itself and names of fleets in it.
+BAR_ROW_HEIGHT = 38  # Pixels of a bar with its name above.
 SHARES = [0, 1.02]  # Ends of an axis of shares, a little above 1 so that the edge does not cut a line at 1.
 
 
@@ -158,11 +160,11 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     edges_s = load_edges_s(simulation)
-    middle = (edges_s[:-1] + edges_s[1:]) / 2
-    unit, factor = time_unit(edges_s[-1] - edges_s[0])
+    middle_s = (edges_s[:-1] + edges_s[1:]) / 2
+    unit, unit_s = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
     for pool, workers in fleet.workers_by_pool:
-        rows += line_points(middle / factor, busy_share(simulation, workers, edges_s), pool=pool.name)
+        rows += line_points(middle_s / unit_s, busy_share(simulation, workers, edges_s), pool=pool.name)
     names = [pool.name for pool in fleet.running_pools]
     return (
         alt.Chart(data_of_rows(rows))
@@ -182,8 +184,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 def rate_chart(trace: Trace) -> Any:
     """Requests per second in BINS equal parts of a trace."""
-    # If all requests arrive at once, the trace's duration is 0; with any other they all lie in the first
-    # part.
+    # If all requests arrive at once, the trace's duration is 0. Any other length of the chart, here 1 s,
+    # shows them all in its first part.
     duration_s = trace.duration_s or 1.0
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
@@ -195,6 +197,7 @@ def lengths_chart(trace: Trace) -> Any:
 
     lengths = {"prompt": trace.input_tokens, "answer": trace.output_tokens}
     longest = max(int(tokens.max()) for tokens in lengths.values())
+    # Lengths are whole numbers, so the shortest bins round to equal edges, which become one.
     edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
     middle = np.sqrt(edges[:-1] * edges[1:])  # The middle of a bin on the logarithmic axis.
     rows: list[dict[str, Any]] = []
@@ -252,7 +255,7 @@ def windows_chart(
     import altair as alt
 
     names = list(series)
-    rows, unit = _windows(series, window_s)
+    rows, unit = _step_line_points(series, window_s)
     return (
         alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
@@ -277,7 +280,7 @@ def stacked_chart(
     import altair as alt
 
     names = list(series)
-    rows, unit = _windows(series, window_s)
+    rows, unit = _step_line_points(series, window_s)
     return (
         alt.Chart(data_of_rows([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
@@ -293,7 +296,7 @@ def stacked_chart(
     )
 
 
-def _windows(
+def _step_line_points(
     series: Mapping[str, Sequence[float] | Floats], window_s: float
 ) -> tuple[list[dict[str, Any]], str]:
     """The points of a step line per name, one at the start of each window and one at the end of the last; and
@@ -326,7 +329,7 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         y=alt.Y("label:N", sort=None, axis=None),
         x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
-    drawn = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
+    bar_marks = base.mark_bar(height=12, yOffset=8, stroke=MUTED, strokeWidth=0.8).encode(
         tooltip=[
             alt.Tooltip("label:N", title="title"),
             alt.Tooltip("value:Q", title=unit, format=",.2f"),
@@ -337,20 +340,21 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
             "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])
         ),
     )
-    text = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(
+    labels = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(
         x=alt.value(2), text=alt.Text("text:N")
     )
-    return alt.layer(drawn, text).properties(width=560, height=38 * max(len(rows), 1))
+    height = BAR_ROW_HEIGHT * max(len(rows), 1)
+    return alt.layer(bar_marks, labels).properties(width=WIDE, height=height)
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """Fleets by (USD/h, kW). The chosen fleet is a square. A fleet is named if none beats it. A fleet beats
-    another if it takes no more of either and less of one.
+    """A dot per fleet at its (USD/h, kW), the chosen fleet as a square. Only fleets that no other beats have
+    their name beside the dot. A fleet beats another if it takes no more of either and less of one.
     """
     import altair as alt
 
     def is_beaten(name: str) -> bool:
-        """Whether another fleet takes no more money and no more power, and less of one."""
+        """Whether another fleet beats this one."""
         cost, power_kw = dots[name]
         return any(
             other_cost <= cost and other_kw <= power_kw and (other_cost, other_kw) != (cost, power_kw)
@@ -380,7 +384,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
             "y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6), scale=alt.Scale(zero=True)
         ),
     )
-    drawn = base.mark_point(filled=True, size=75, opacity=1).encode(
+    dot_marks = base.mark_point(filled=True, size=75, opacity=1).encode(
         color=alt.Color("kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[BLUE, VERMILLION, SOFT])),
         shape=alt.Shape(
             "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=["square", "circle", "circle"])
@@ -392,7 +396,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         ],
     )
     named = [row for row in rows if row["kind"] != "another"]
-    text = []
+    labels = []
     # Labels are drawn towards the middle, where there is room: right of the dots in the left half.
     for align, dx in (("left", 8), ("right", -8)):
         is_left = align == "left"
@@ -400,8 +404,8 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         if side:
             columns = {"x": [row["x"] for row in side], "y": [row["y"] for row in side]}
             names = [row["name"] for row in side]
-            text += text_layers(data_of_columns(**columns, text=names), align=align, dx=dx, limit=230)
-    return alt.layer(drawn, *text).properties(width=560, height=260)
+            labels += text_layers(data_of_columns(**columns, text=names), align=align, dx=dx, limit=230)
+    return alt.layer(dot_marks, *labels).properties(width=WIDE, height=260)
 
 
 def staircase_chart(
@@ -415,7 +419,8 @@ def staircase_chart(
 ) -> Any:
     """A frontier: the value as a level line from each start to its corner, with a dot at every corner.
 
-    Corners go from the loosest limit to the tightest. `titles` name the axes. A circle marks `requested`, the
+    The x axis has limits, the y axis what a plan takes to keep them. Corners go from the loosest limit to the
+    tightest. `titles` name the axes. A circle marks `requested`, the
     limit and value of the question.
     """
     import altair as alt
@@ -427,13 +432,14 @@ def staircase_chart(
             for corner, start, value in zip(corners, starts, values, strict=True)
         ]
     )
-    along = [*corners, starts[0], *([requested[0]] if requested else [])]
+    shown_limits = [*corners, starts[0], *([requested[0]] if requested else [])]
     # Room beside the outermost dots; a single limit has no width to take a share of.
-    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
+    low, high = min(shown_limits), max(shown_limits)
+    margin = 0.04 * (high - low) or 0.1 * high
     x = alt.X(
         "x:Q",
         axis=alt.Axis(title=titles[0], tickCount=8),
-        scale=alt.Scale(domain=[min(along) - margin, max(along) + margin], nice=False),
+        scale=alt.Scale(domain=[low - margin, high + margin], nice=False),
     )
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [

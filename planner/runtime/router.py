@@ -37,6 +37,7 @@ from planner.policies import QUEUE, ROUTING, VLLM, find_router_difference
 from planner.runtime import router_metrics
 from planner.runtime.connection_limits import ConnectionLimits, OpenConnections
 from planner.runtime.exchange import (
+    COMPLETIONS_PATH,
     PATHS,
     ClientGoneError,
     Reply,
@@ -204,7 +205,7 @@ class LiveRouter:
                 web.get("/v1/models", self._models),
             ]
         )
-        self.app.cleanup_ctx.append(self._session)
+        self.app.cleanup_ctx.append(self._hold_client_open)
         if self.warm_prompts:
             self.app.cleanup_ctx.append(self._keep_prompts_cached)
 
@@ -233,17 +234,19 @@ class LiveRouter:
                 if not backend.is_up or self.warmed_identities[w] == identity:
                     continue
                 prompts = [each for each in self.warm_prompts if each.worker == w]
+                # The list has every prompt computed, also after one has failed.
                 if all([await self._compute_prompt(backend, each.prompt) for each in prompts]):
                     # `live` forgets a worker's pins when it notes a restart, so it must know of this start
                     # first.
                     self._note_who_is_up(_now_s())
                     self.warmed_identities[w], self.kept_prompts[w] = identity, []
                     for each in prompts:
+                        # `blocks_of` takes token ids as a list, as they come in the JSON of requests.
                         prompt = list(each.prompt) if isinstance(each.prompt, tuple) else each.prompt
-                        names = blocks_of(prompt)
-                        self.live.pin_prompt(w, names)
-                        if each.keep_alive_s is not None and names:
-                            self.kept_prompts[w].append(_KeptPrompt(each, len(names), names[-1], _now_s()))
+                        blocks = blocks_of(prompt)
+                        self.live.pin_prompt(w, blocks)
+                        if each.keep_alive_s is not None and blocks:
+                            self.kept_prompts[w].append(_KeptPrompt(each, len(blocks), blocks[-1], _now_s()))
 
     async def _keep_alive(self, w: int) -> None:
         """Send a worker each of its kept prompts that no request has begun with for `keep_alive_s`."""
@@ -257,23 +260,27 @@ class LiveRouter:
                 self.keep_alives += 1
                 await self._compute_prompt(backend, each.warm_prompt.prompt)
 
-    def _note_use(self, w: int, names: Sequence[int]) -> None:
-        """Note that a request with these prompt blocks goes to worker `w`, and so uses its kept prompts."""
+    def _note_use(self, w: int, blocks: Sequence[int]) -> None:
+        """Note that a request whose prompt has these blocks (names) goes to worker `w`, and so uses each kept
+        prompt with which its own prompt begins.
+        """
         for each in self.kept_prompts[w]:
-            if len(names) >= each.blocks and names[each.blocks - 1] == each.last_block:
+            if len(blocks) >= each.blocks and blocks[each.blocks - 1] == each.last_block:
                 each.used_s = _now_s()
 
     async def _compute_prompt(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
-        """Have the worker compute the prompt; returns whether it did.
+        """Have the worker compute the prompt, token ids or text; returns whether it did.
 
         A failure is logged, and `_keep_prompts_cached` tries again.
         """
         body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         identity = worker.identity
         try:
-            async with self.client.post(worker.url + PATHS[0], json=body, allow_redirects=False) as answer:
+            url = worker.url + COMPLETIONS_PATH
+            async with self.client.post(url, json=body, allow_redirects=False) as answer:
                 is_ours = answer.headers.get(IDENTITY_HEADER, "") == identity
                 if answer.status == 200 and is_ours:
+                    # An answer of one token is no longer than a refusal may be.
                     await read_limited(answer, worker.name, REFUSAL_BYTES)
                     return True
                 why = f"HTTP {answer.status}" if is_ours else "another server is on its port"
@@ -282,7 +289,7 @@ class LiveRouter:
         LOG.warning("warm-up of %s: %s", worker.name, why)
         return False
 
-    async def _session(self, _: web.Application) -> AsyncIterator[None]:
+    async def _hold_client_open(self, _: web.Application) -> AsyncIterator[None]:
         """While the router runs, hold open `client`, by which workers are reached, and watch the attempts."""
         # `_watch` limits how long an answer takes, and `max_in_flight` the number of connections.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
@@ -426,8 +433,8 @@ class LiveRouter:
                     self.retries += 1
         finally:
             self.live.release_seat(reply.seat)
-        names = ", ".join(sorted(self.backends[w].name for w in failed))
-        why = f"request {routed_request.id}: {tries} tries failed on {names}"
+        failed_names = ", ".join(sorted(self.backends[w].name for w in failed))
+        why = f"request {routed_request.id}: {tries} tries failed on {failed_names}"
         raise refusal_response(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, reply: Reply, failed: set[int]) -> None:
@@ -492,7 +499,7 @@ class LiveRouter:
         The block ends with a WorkerError if the worker goes down or has not begun to answer within `limit_s`;
         then `w` joins `failed`.
         """
-        timeout, others = asyncio.timeout(None), self.attempts[w]
+        timeout, others = asyncio.timeout(None), self.attempts[w]  # `_watch` ends the block by `timeout`.
         reply.sent_s, reply.limit_s, reply.heard_s, reply.overdue = _now_s(), limit_s, 0.0, ""
         # If a worker dies, only a request that was alone on it is known to be the cause (trust.py).
         reply.is_shared = bool(others)
@@ -544,7 +551,7 @@ class LiveRouter:
             w = self._pick(choose, reply.seat, failed, barred, now_s)
             self._restart_turned()
             if w is not None:
-                if not reply.is_suspect or await self._is_alive(w, reply):
+                if not reply.is_suspect or await self._passes_health_check(w, reply):
                     return w
                 silent.add(w)
                 continue
@@ -581,11 +588,11 @@ class LiveRouter:
                 return w
         return None
 
-    async def _is_alive(self, w: int, reply: Reply) -> bool:
-        """Whether a worker answers a health check, before a suspect is sent to it.
+    async def _passes_health_check(self, w: int, reply: Reply) -> bool:
+        """Begin a suspect's trial on a worker (trust.py); returns whether the worker answers a health check.
 
-        The death of a worker that is dead already would be blamed on the suspect. The suspect's trial on this
-        worker (trust.py) begins here.
+        Without this check, the suspect would be blamed for the death of a worker that was dead before. If the
+        worker does not answer, the trial ends here.
         """
         worker, is_alive = self.backends[w], False
         self.trust.begin_trial(w, reply, _now_s())
@@ -603,7 +610,9 @@ class LiveRouter:
         return is_alive
 
     def _restart_turned(self) -> None:
-        """Restart idle workers whose role the policy has changed. Nothing goes there until they are up."""
+        """Restart idle workers whose role the policy has changed, unless a change takes no restart
+        (`flip_restart_s` is 0). No request goes to them until they are up again.
+        """
         while self.live.turned:
             w = self.live.turned.pop()
             LOG.warning("worker %s: becomes a %s worker", self.backends[w].name, self.live.roles[w])
@@ -635,14 +644,14 @@ class LiveRouter:
         routed_request = reply.routed_request
         body = {key: value for key, value in routed_request.body.items() if key != "stream_options"}
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
-        # These keys would contradict `max_tokens`.
+        # `stream_options` goes only with a stream, and these keys would contradict `max_tokens`.
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
         async with self._post(worker, routed_request, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
                 await reply.pass_on(upstream, worker.name, self.settings.answer_bytes)
                 return None
-            answered = await read_limited(upstream, worker.name, self.settings.answer_bytes)
-        document, _ = read_answer(answered, worker.name, routed_request.most_tokens)
+            raw_answer = await read_limited(upstream, worker.name, self.settings.answer_bytes)
+        document, _ = read_answer(raw_answer, worker.name, routed_request.most_tokens)
         if not document.get("kv_transfer_params"):
             raise WorkerError(f"{worker.name} has prefilled without a KV connector")
         reply.prefilled_by = worker.name
@@ -656,7 +665,7 @@ class LiveRouter:
         async with self._post(self.backends[w], routed_request, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await reply.pass_on(upstream, name, most_bytes)
-                if reply.tokens:
+                if reply.tokens:  # A refusal has none.
                     self.live.note_computed(seat, _now_s())
                     self.trust.note_answer(w)
                 return
@@ -709,16 +718,18 @@ class LiveRouter:
                     upstream.close()  # The worker may never read the rest of the body.
                     if not is_ours:
                         raise WorkerError(f"{worker.name}: another server is on its port")
-                    if 300 <= upstream.status < 500:
+                    if 300 <= upstream.status < 500:  # A redirect, or a refusal such as 401 or 429.
                         message = f"{worker.name} refuses requests (HTTP {upstream.status})"
                         raise WorkerRefusedError(message, upstream.status)
                     raise WorkerError(f"{worker.name} answered {upstream.status}")
                 yield upstream
+        # No connection came about, so the request cannot have been the cause.
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
-        # The worker did not answer in HTTP.
+        # What came back is not valid HTTP.
         except (aiohttp.ClientResponseError, HttpProcessingError) as error:
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
+        # The connection broke while the worker had the request.
         except aiohttp.ClientError as error:
             raise WorkerDiedError(f"{worker.name}: {type(error).__name__}") from None
 
@@ -763,16 +774,16 @@ async def _read_lines(
             yield lines
         if check.has_done_line:
             if not upstream.content.at_eof():
-                await _until_end(upstream)
+                await _wait_for_end(upstream)
             break
     if rest := check.end():
         yield rest
 
 
-async def _until_end(upstream: aiohttp.ClientResponse) -> None:
+async def _wait_for_end(upstream: aiohttp.ClientResponse) -> None:
     """Wait up to STREAM_END_S for the end of a stream whose last event has come.
 
-    Then the connection can be used again; if the end does not come, it is closed.
+    A connection whose stream has ended can be used again; if the end does not come, the connection is closed.
     """
     try:
         async with asyncio.timeout(STREAM_END_S):

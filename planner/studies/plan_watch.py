@@ -64,6 +64,7 @@ _TESTS_EACH = 2  # Each quantity is tested twice: for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 NO_CLASSES = "engines count the requests of all classes together"
 NO_HISTOGRAM = "the engines' metrics have no histogram of it"
+_RANK_ROUNDING = 1e-6  # Rounding errors of a rank are smaller, and two ranks are 1 apart.
 _LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviation an alarm.
 
 
@@ -198,7 +199,7 @@ class WatchedPlan:
         """The state in one word: "missed", "outgrown", "drifted" or "inside".
 
         The first that applies, in this order: a limit of the SLO is missed now; the traffic has drifted so
-        far that the plan would surely miss one; it has drifted to more work; none of these.
+        far that the plan would surely miss a limit; the traffic has drifted to more work; none of these.
         """
         if self.missed_lines:
             return "missed"
@@ -252,8 +253,9 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
     if freedom < 1 or chi_square <= _chi_square(_SURE_FRAC, freedom):
         # The levels differ by chance, so there is one level, with an interval of about 95 %.
-        half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
-        return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
+        half_frac = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
+        low, high = mean * max(1 - half_frac, 0.0), mean * (1 + half_frac)
+        return Reference(what, mean, low, high, c2, dispersion, levels=1)
     # Chance makes the measured levels scatter more than the true ones, whose variance is `true_variance`. So
     # each level is moved towards the mean (shrinkage), by the root of the ratio, after which the levels have
     # that variance.
@@ -290,7 +292,10 @@ def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
     """
     phi = max(estimates[0][0], 1.0)
     for other, freedom in estimates[1:]:
-        if freedom and other > phi * (1 + STANDARD_ERRORS * math.sqrt(2 / freedom)):
+        if not freedom:  # This phi is assumed, not estimated.
+            continue
+        standard_error_frac = math.sqrt(2 / freedom)  # Of chi-square over its degrees of freedom.
+        if other > phi * (1 + STANDARD_ERRORS * standard_error_frac):
             phi = other
     return phi
 
@@ -327,8 +332,9 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
     for length, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
         references[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
-        # The simulation gives only the mean. Its scatter is estimated as if every prompt were either cached
-        # or not, with prompts of different lengths.
+        # The simulation gives only the mean. The scatter is estimated as if every prompt were either cached
+        # as a whole or not at all, with prompts of different lengths: the first factor is the relative
+        # variance of such a yes or no, the second weighs it by length.
         missed = 1 - hit_frac
         c2 = hit_frac / missed * (1 + references["prompt"].variance)
         references["missed"] = Reference(
@@ -359,7 +365,7 @@ def drift_of(
     )
     # c = n / alpha of solvers/drift.py, where each of the tests gets an equal part of alpha.
     threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
-    by_side: dict[bool, tuple[Alarm, ...]] = {}  # The alarms of rises (True) and of falls.
+    alarms: dict[bool, tuple[Alarm, ...]] = {}  # Those of rises (True) and of falls (False).
     for is_up in (True, False):
         edge = reference.edge(is_up)
         if edge <= 0:  # No mean is below 0, so nothing can leave this side.
@@ -368,25 +374,25 @@ def drift_of(
         with np.errstate(divide="ignore", invalid="ignore"):
             variance = np.where(exposure > 0, dispersion * c2 / exposure, np.inf)
         beyond = values / edge - 1 if is_up else 1 - values / edge
-        by_side[is_up] = find_alarms(beyond, variance, threshold=threshold)
-    active = [(alarm, is_up) for is_up, rows in by_side.items() for alarm in rows if alarm.ended is None]
+        alarms[is_up] = find_alarms(beyond, variance, threshold=threshold)
+    active = [(alarm, is_up) for is_up, group in alarms.items() for alarm in group if alarm.ended is None]
     past = tuple(
         (float(edges_s[alarm.began]), float(edges_s[alarm.ended]))
-        for rows in by_side.values()
-        for alarm in rows
+        for group in alarms.values()
+        for alarm in group
         if alarm.ended is not None
     )
     # An alarm of a rise and one of a fall can both be active; the alarm that began later is the present
     # state.
     current = max(active, key=lambda pair: pair[0].began, default=None)
-    recent = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)  # Windows.
+    recent_windows = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)
     if current is not None:
         first = current[0].began
     else:
         # Windows before the end of a past drift belong to that drift, so they do not count.
-        ends = [alarm.ended for rows in by_side.values() for alarm in rows if alarm.ended is not None]
-        first = max(len(values) - recent, 0, *ends)
-    now, half = _live_mean(amounts[first:], exposure[first:], dispersion * reference.variance, reference)
+        ends = [alarm.ended for group in alarms.values() for alarm in group if alarm.ended is not None]
+        first = max(len(values) - recent_windows, 0, *ends)
+    now, half_frac = _live_mean(amounts[first:], exposure[first:], dispersion * reference.variance, reference)
     change_frac = now / reference.mean - 1
     return LiveDrift(
         what=reference.what,
@@ -394,8 +400,8 @@ def drift_of(
         planned_low=reference.low,
         planned_high=reference.high,
         now=now,
-        low_frac=change_frac - half,
-        high_frac=change_frac + half,
+        low_frac=change_frac - half_frac,
+        high_frac=change_frac + half_frac,
         dispersion=dispersion,
         since_s=None if current is None else float(edges_s[current[0].began]),
         noticed_s=None if current is None else float(edges_s[current[0].noticed + 1]),
@@ -484,8 +490,8 @@ def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) ->
     total = float(counts.sum())
     if total <= 0:
         return math.nan, math.nan, 0.0
-    # Counts are differences of floats, so that a whole rank may come out a little too large: less 1e-6.
-    bucket = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
+    # Counts are differences of floats, so that a rank that is a whole number may come out a little too large.
+    bucket = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - _RANK_ROUNDING))
     bucket = min(bucket, len(edges) - 1)
     return (float(edges[bucket - 1]) if bucket else 0.0), float(edges[bucket]), total
 
@@ -575,7 +581,8 @@ def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
     if not trace.after.size:
         return trace
     session, arrival_s = session_numbers(trace), simulation.arrival_s
-    begins_s, ends_s = np.full(session.max() + 1, np.inf), np.full(session.max() + 1, -np.inf)
+    sessions = session.max() + 1
+    begins_s, ends_s = np.full(sessions, np.inf), np.full(sessions, -np.inf)
     has_arrived = np.isfinite(arrival_s)
     np.minimum.at(begins_s, session[has_arrived], arrival_s[has_arrived])
     np.maximum.at(ends_s, session[has_arrived], arrival_s[has_arrived])
@@ -586,21 +593,22 @@ def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
     return Trace(trace.name, arrival_s[in_order], trace.input_tokens[in_order], trace.output_tokens[in_order])
 
 
-def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDrift, ...]:
+def drifts_of(references: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDrift, ...]:
     """The drift of each quantity of which the plan has a reference and the deployment has figures."""
     finished = np.nan_to_num(live.finished)  # NaN: a window in which nothing was sampled.
     with np.errstate(divide="ignore", invalid="ignore"):
         missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
-    # By quantity: amounts, and the exposure over which they were counted.
-    rows = {
+    amounts_and_exposure = {  # By quantity.
         "rate": (live.arrived, np.where(np.isfinite(live.arrived), np.diff(live.edges_s), 0.0)),
         "prompt": (live.input_tokens, finished),
         "output": (live.output_tokens, finished),
         "missed": (missed * finished, finished),
     }
-    sampled = [quantity for quantity in refs if np.isfinite(rows[quantity][0]).any()]
+    sampled = [quantity for quantity in references if np.isfinite(amounts_and_exposure[quantity][0]).any()]
     return tuple(
-        drift_of(refs[quantity], *rows[quantity], live.edges_s, _TESTS_EACH * len(sampled))
+        drift_of(
+            references[quantity], *amounts_and_exposure[quantity], live.edges_s, _TESTS_EACH * len(sampled)
+        )
         for quantity in sampled
     )
 

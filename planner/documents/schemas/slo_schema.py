@@ -1,4 +1,6 @@
-"""The JSON Schema of slo.yaml: every key of the readers' tables, with its values."""
+"""The JSON Schema of slo.yaml. The keys are those of the tables by which planner/documents reads the sections
+(`task.KEYS` and others); their values are described here. `with_help` adds the text that an editor shows.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +73,18 @@ SECONDS = quantity_schema("s")
 
 def slo_schema(catalog: Catalog) -> Schema:
     """slo.yaml of one LLM, or of several under `llms`."""
+    # Each key's schema stands once, under `$defs`, as keys occur for all LLMs and for each of several.
     parts = question_keys(catalog)
     keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
     of_one_llm = {key: keys[key] for key in several_llms_question.OWN} | {
         "trace": with_help(TEXT, "The trace of this LLM, beside this file."),
         "model": with_help(TEXT, "The rows of the trace whose column `model` says this."),
     }
+    # `llms` is a mapping from names to entries, or a list of entries with names.
     entry = section_schema(of_one_llm, required=("llm",)) | _one_slo()
-    named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
-    llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
-    # DEFAULTS are keys that count for every LLM which has none of its own.
+    named_entry = entry | {"properties": {"name": TEXT, **entry["properties"]}}
+    llms = any_of(by_name(entry), {"type": "array", "items": named_entry, "minItems": 1})
+    # SHARED keys count for all LLMs together, DEFAULTS for every LLM that has no such key of its own.
     keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.DEFAULTS)
     document = section_schema(
         keys | {"llms": with_help(llms, "Several LLMs on one stock, each with its SLO.")}
@@ -164,12 +168,14 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
 
 
 def _one_slo() -> Schema:
-    """Either `slo` or `preset`, and not both."""
+    """The part of a schema that requires either `slo` or `preset`, and refuses both."""
     return {"oneOf": [{"required": ["slo"]}, {"required": ["preset"]}]}
 
 
 def slo_section() -> Schema:
-    """`ttft: {p90: 2 s}` or `ttft_p90: 2 s`."""
+    """The section `slo`: limits by metric and percentile, as `ttft: {p90: 2 s}` or `ttft_p90: 2 s`, and what
+    stands beside them: attainment, windows, tenants and classes.
+    """
     lines: Schema = {
         "type": "object",
         "patternProperties": {f"^{PERCENTILE}$": SECONDS},
@@ -180,7 +186,7 @@ def slo_section() -> Schema:
         key: with_help(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
         for key, row in METRICS.items()
     }
-    beside_metrics = {
+    other_keys = {
         "attainment": with_help(
             share_schema(least=None, above=0), "Share of requests that keep all their limits at once."
         ),
@@ -196,13 +202,13 @@ def slo_section() -> Schema:
         share_schema(least=None, above=0), "The least part of a tenant's fair share of service."
     )
     window = with_help(SECONDS, "Judged in windows of this length; 1 min.")
-    promised = section_schema({"share_frac": least_share, "window": window}, required=("share_frac",))
-    tenants = by_name(promised) | {"minProperties": 1}
-    beside_metrics["tenants"] = with_help(
+    guarantee = section_schema({"share_frac": least_share, "window": window}, required=("share_frac",))
+    tenants = by_name(guarantee) | {"minProperties": 1}
+    other_keys["tenants"] = with_help(
         tenants, "What tenants get while their work waits, by name; `each` is all of them."
     )
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
-    # A class has `match` and at least one line; there is at least one class.
+    # A class has `match` and at least one line, so two keys; there is at least one class.
     classes = by_name(section_schema(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
     of_classes = {
@@ -210,17 +216,15 @@ def slo_section() -> Schema:
             classes, "Limits by class of requests. A class names its requests under `match`."
         )
     }
-    limits = section_schema(
-        beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS}
-    )
+    limits = section_schema(other_keys | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
     # An SLO of these keys alone has no limit, so it is refused.
-    no_limit = {"propertyNames": {"enum": list(beside_metrics)}}
+    no_limit = {"propertyNames": {"enum": list(other_keys)}}
     # `section_schema` lets any key be null; no metric may be.
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
 
 
 def match_section() -> Schema:
-    """Which requests are of a class."""
+    """The section `match` of a class: which requests are of the class, by names and by prompt length."""
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
     bound = tokens(whole_number_schema(0))
     bounds = section_schema({"from": bound, "to": bound}) | {"minProperties": 1}
@@ -264,11 +268,11 @@ def traffic_section(catalog: Catalog) -> Schema:
             any_of(whole_number_schema(most=MOST_AGENTS), agents()), "How many agents work at once."
         ),
     }
-    each = section_schema(
+    one_tenant = section_schema(
         {key: schemas[key] for key in TENANT_KEYS} | {"rate": quantity_schema("rps")}, required=("rate",)
     )
     schemas["tenants"] = with_help(
-        any_of(whole_number_schema(), by_name(each) | {"minProperties": 2}),
+        any_of(whole_number_schema(), by_name(one_tenant) | {"minProperties": 2}),
         "How many tenants the clients belong to; or what each sends: {chat: {rate: 4, task: chat}, ...}.",
     )
     return section_schema(schemas, task.TRAFFIC_KEYS)
@@ -331,7 +335,9 @@ def _description_schemas() -> dict[str, Schema]:
 
 
 def agents() -> Schema:
-    """How many agents work at once, and what they are like; a task fills in what is left out."""
+    """How many agents work at once, and what they are like; a row of catalogs/tasks.yaml fills in what is
+    left out.
+    """
     pause = any_of(
         quantity_schema("s", positive=False),
         section_schema(
@@ -368,6 +374,7 @@ def agents() -> Schema:
 def rate_curves() -> tuple[Schema, ...]:
     """A rate by interval, or by the hours of a week."""
     rates: Schema = {"type": "array", "items": number_schema(least=0), "minItems": 1}
+    # A list of all hours of the week, or a list for each day.
     week = any_of(rates, {"type": "array", "items": rates, "minItems": 7, "maxItems": 7})
     return (
         section_schema({"curve": rates, "every": SECONDS}, required=("curve", "every")),

@@ -114,6 +114,7 @@ class Answers:
     a trace share nothing.
     """
 
+    # By fleet and traffic (`SimulationKey`): each SLO that was simulated, and whether it is kept.
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     headrooms: dict[tuple[object, ...], MeasuredHeadroom] = field(default_factory=dict)
     # By trace and share: the trace with that share more traffic, and a cache for it (headroom.py).
@@ -155,9 +156,10 @@ class Answers:
         return holds
 
     def look_up(self, key: Hashable, slo: Slo) -> bool | None:
-        """Whether the SLO is kept, if that follows from a simulation; else None."""
+        """Whether the SLO is kept, if that follows from a simulation with this SLO or another; else None."""
         for other, holds in self.known.get(key, ()):
-            if is_looser(slo, other) if holds else is_looser(other, slo):
+            follows = is_looser(slo, other) if holds else is_looser(other, slo)
+            if follows:
                 return holds
         return None
 
@@ -175,11 +177,14 @@ def is_looser(slo: Slo, other: Slo) -> bool:
         return False
     if slo.guarantees and slo.guarantees != other.guarantees:
         return False
+    # Seconds by line of the SLO, which is told apart by all but its seconds: metric, percentile and class.
     limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in slo.limits}
-    others = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}
-    if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
+    other_limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}
+    if limits.keys() != other_limits.keys():
         return False
-    return all(limit_s >= others[key] for key, limit_s in limits.items())
+    if (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
+        return False
+    return all(limit_s >= other_limits[line] for line, limit_s in limits.items())
 
 
 @dataclass(slots=True)
@@ -241,8 +246,8 @@ class Oracle:
     _query_runner: QueryRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        # Only an oracle of a scenario has step-time sigmas. Arrays of dozens of long scenarios would fill the
-        # memory.
+        # A reused query runner keeps its arrays between simulations. Only an oracle of a scenario has
+        # step-time sigmas, and arrays of dozens of long scenarios would fill the memory.
         is_reused = self.step_time_sigmas is None or len(self.trace) <= MOST_REUSED_REQUESTS
         self._query_runner = QueryRunner(self._traffic, reused=is_reused)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
@@ -332,25 +337,26 @@ class Oracle:
         """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
         but below `doubted_below` the trace refutes most fleets, and is simulated first.
         """
-        written = (self, *self._on_draws)
+        written = (self, *self._on_draws)  # On traffic as it is written, in contrast to scenarios.
         # An infinite `refuted_below` is the value of a search that found no fleet, and refutes none.
-        return (
-            not (math.isfinite(self.refuted_below) and objective_of(counts) < self.refuted_below)
-            and not any(oracle._is_known_to_fail(counts) for oracle in written)
-            and (
-                objective_of(counts) >= self.doubted_below or all(each._survives(counts) for each in written)
-            )
-            and self._keeps_enough(counts)
-            and all(oracle._survives(counts) for oracle in written)
-        )
+        if math.isfinite(self.refuted_below) and objective_of(counts) < self.refuted_below:
+            return False
+        if any(oracle._is_known_to_fail(counts) for oracle in written):
+            return False
+        if objective_of(counts) < self.doubted_below and not all(each._survives(counts) for each in written):
+            return False
+        return self._keeps_enough(counts) and all(oracle._survives(counts) for oracle in written)
 
     def _keeps_enough(self, counts: Counts) -> bool:
         """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
         # As long as the scenarios that are left can still decide either way:
         while missed <= self.may_miss < missed + len(undecided):
-            # Fewer verdicts cannot decide, however they turn out, so these run side by side.
-            least_needed = min(self.may_miss + 1 - missed, missed + len(undecided) - self.may_miss)
+            # Verdicts that refute the fleet if all of them are misses, and that prove it if none is. Fewer
+            # than the smaller number cannot decide, however they turn out, so these run side by side.
+            to_refute = self.may_miss + 1 - missed
+            to_prove = missed + len(undecided) - self.may_miss
+            least_needed = min(to_refute, to_prove)
             missed += self._missed_by(counts, undecided[:least_needed])
             undecided = undecided[least_needed:]
         return missed <= self.may_miss
@@ -400,7 +406,7 @@ class Oracle:
         that take no time bring the next requests earlier. If MANY_MISSED or more scenarios may be missed, a
         pool also fails if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
-        ((option, count),) = counts
+        ((option, count),) = counts  # A single pool.
         count = self._simulated_count(option, count)
         hardest = self._in_scenarios[: self.may_miss + 1]
         if MANY_MISSED <= self.may_miss < len(hardest) and not any(
@@ -445,7 +451,8 @@ class Oracle:
         from scipy.special import bdtr  # Importing it takes 0.2 s, which commands without spot GPUs save.
 
         down = np.arange(count + 1)
-        return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
+        chance_of_no_more = bdtr(down, count, terms.down_frac)
+        return int(np.argmax(chance_of_no_more >= 1 - SPOT_RISK_FRAC))  # The first that is high enough.
 
     def simulate_and_judge(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """Simulate a fleet to the end of the trace, without losses. With `record` the simulation has every
@@ -564,7 +571,7 @@ class Oracle:
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
         """Whether a cached simulation shows that the fleet misses the SLO after some loss. Without scenarios
-        the answer is always False, because the simulations that come next look into the same cache.
+        the answer is always False, because `_survives`, which comes next then, looks into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -579,7 +586,7 @@ class Oracle:
         key, scenario = self._key(counts), self.scenario
         if scenario is None:
             return self._answer(key, lambda: self.fleet(counts), self.slo)
-        pools = _fleet_key(counts)
+        pools = _fleet_key(counts)  # The last entry of each pool is its count.
         design = self.question_key(), self.slo, tuple(pool[:-1] for pool in pools)
         workers = tuple(pool[-1] for pool in pools)
         if self.infers_kept and scenario.kept_fleets.has_smaller(design, workers):
@@ -668,13 +675,13 @@ class Oracle:
 
         def simulate_key() -> bool:
             """The verdict by the file, or else by a simulation. In both cases the effort of the simulation is
-            charged.
+            charged, so that a resumed run has the same search as one that was not killed.
             """
             # The file tells traffic apart by its content, so the setup has no trace.
             setup = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, fleet_key)
             remembered = None if file is None else file.look_up(setup, self._traffic, slo)
             simulated = self._with_spread(fleet())
-            # A simulation ends as soon as its verdict is clear; `seen` requests were simulated until then.
+            # A simulation ends as soon as its verdict is clear; `seen` is how many requests it simulated.
             holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **flags))
             if remembered is None and file is not None:
                 file.add(setup, self._traffic, slo, holds=holds, seen=seen)
@@ -690,7 +697,9 @@ class Oracle:
 
 
 def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ways to split `total` into parts of at most `most` each, those with a large first part first."""
+    """All ways to split `total` into as many parts as `most` has numbers, each part at most its number; those
+    with a large first part come first.
+    """
     ranges = (range(min(each, total), -1, -1) for each in most)
     return [parts for parts in itertools.product(*ranges) if sum(parts) == total]
 
@@ -747,8 +756,10 @@ def _fleet_key(counts: Counts) -> tuple[tuple[Any, ...], ...]:
     instance owned and rented ones.
     """
     pools = ((option.role, _worker_key(option), count) for option, count in counts if count > 0)
-    alike = itertools.groupby(pools, key=lambda pool: pool[:2])
-    return tuple((*role_and_worker, sum(count for _, _, count in each)) for role_and_worker, each in alike)
+    pools_by_worker = itertools.groupby(pools, key=lambda pool: pool[:2])  # By role and worker.
+    return tuple(
+        (*role_and_worker, sum(count for _, _, count in alike)) for role_and_worker, alike in pools_by_worker
+    )
 
 
 def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:

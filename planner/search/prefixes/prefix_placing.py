@@ -62,9 +62,10 @@ class StableTraffic:
     """A trace as `replicate_prefixes` sees it on one type of worker.
 
     `demand` has V nodes: the stable nodes of `tree`, which may be placed, and node 0, which is empty and
-    stands for requests without a stable prefix. `node_of` (V,) is each node's number in `tree`, -1 for
-    node 0. `session_hits` is the share of input tokens that a cache for everything else hits, by its size;
-    `prefill_s` is all prefill work per second if nothing is cached.
+    stands for requests without a stable prefix. `node_of` (V,) is each node's number in `tree`, -1 for node
+    0. A cache for everything else saves `sessions` (seconds of work per second) and hits `session_hits`
+    (share of input tokens), each by its size; `prefill_s` is the seconds of prefill work per second if
+    nothing is cached.
     """
 
     tree: prefixes.PrefixTree
@@ -80,8 +81,9 @@ class StableTraffic:
 class PrefixPlan:
     """Where the prefixes of a trace are kept in a pool, and the estimated effect, before any simulation.
 
-    Hit shares are of input tokens; `prefill_saved_frac` is of all prefill work; `uncached_load` is the
-    seconds of work per second of one worker if nothing is cached.
+    `memory_tokens` is each worker's room for placed prefixes. Hit shares are of input tokens;
+    `prefill_saved_frac` is of all prefill work; `uncached_load` is the seconds of work per second of one
+    worker if nothing is cached.
     """
 
     pool: Pool
@@ -169,9 +171,9 @@ def pool_prefixes(
     """For every pool that prefills: a placement for the requests that the simulation sent there. `pinned`
     gives the placement that was simulated, if the router pins prefixes.
     """
-    answers: list[PoolPrefixes] = []
     if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
         return ()
+    results: list[PoolPrefixes] = []
     next_worker = 0  # Workers are numbered in the order of the pools.
     for pool in fleet.pools:
         workers = range(next_worker, next_worker + pool.count)
@@ -180,6 +182,7 @@ def pool_prefixes(
         numbers = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
         if pool.role == "decode" or not len(numbers):
             continue
+        # A pool that has all requests has the trace itself.
         part = trace if len(numbers) == len(trace) else trace.select(numbers)
         if not part.duration_s > 0:
             continue  # Requests that all arrive at once have no rates.
@@ -193,7 +196,7 @@ def pool_prefixes(
         option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.
         work_s = least_seconds(option, part.input_tokens, part.output_tokens, cached)
         load = np.bincount(simulation.prefill_worker[numbers] - workers.start, work_s, minlength=pool.count)
-        answers.append(
+        results.append(
             PoolPrefixes(
                 plan=plan,
                 warm_up=tuple(prompts),
@@ -202,7 +205,7 @@ def pool_prefixes(
                 simulated_load=tuple((load / part.duration_s).tolist()),
             )
         )
-    return tuple(answers)
+    return tuple(results)
 
 
 def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.random.Generator) -> PrefixPlan:
@@ -266,8 +269,9 @@ class Leaf:
 
 def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
     """The longest prefixes that are placed on each replica, the most used first."""
-    demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
-    end_tokens = demand.path_sum(demand.tokens)
+    demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed  # placed: (V, R).
+    end_tokens = demand.path_sum(demand.tokens)  # A node's prefix ends at so many tokens of the prompt.
+    # A node is used by its own requests and by those of longer prefixes, which lie in its subtree.
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
     leaf_of_node: dict[int, Leaf] = {}
     leaves: list[list[Leaf]] = []
@@ -275,19 +279,21 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
         inner = set(demand.parent[placed[:, r]].tolist())  # Nodes with which a longer placed prefix begins.
         leaves.append([])
         for v in hottest:
-            if placed[v, r] and v not in inner and end_tokens[v] > 0:
+            if placed[v, r] and v not in inner and end_tokens[v] > 0:  # Node 0 is empty, and no prefix.
                 if v not in leaf_of_node:
                     request = int(tree.first_request[plan.traffic.node_of[v]])
-                    first = trace.prefix_offsets[request]
+                    first_block = trace.prefix_offsets[request]
                     blocks = math.ceil(end_tokens[v] / trace.prefix_block_tokens)
-                    ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
+                    ids = tuple(trace.prefix_ids[first_block : first_block + blocks].tolist())
                     leaf_of_node[v] = Leaf(int(end_tokens[v]), request, ids)
                 leaves[-1].append(leaf_of_node[v])
     return leaves
 
 
 def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
-    """The stable prefixes and the sessions of a trace, with the work of both on this pool's workers."""
+    """The stable prefixes and the sessions of a trace, with the work of both on this pool's workers. Raises
+    TraceError if all requests arrive at once.
+    """
     if not trace.duration_s > 0:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
@@ -303,8 +309,9 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
     while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
         nearest[above] = tree.parent[nearest[above]]
+    # `tree.end` is the deepest node of each request; -1 for a request without blocks.
     deepest_stable = np.where(tree.end >= 0, nearest[tree.end], -1)
-    class_of = number[deepest_stable]  # (n,)
+    class_of = number[deepest_stable]  # (n,) For each request the node of the demand whose class it is of.
 
     token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
 
@@ -312,7 +319,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         """Seconds to prefill `tokens` tokens that come after `start` others of their prompt: the dense layers
         in the largest steps, and attention, in which each token reads itself and all before it.
         """
-        pairs = tokens * (start + (tokens + 1) / 2)
+        pairs = tokens * (start + (tokens + 1) / 2)  # Of a token and one that it reads.
         return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
 
     option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.
@@ -345,7 +352,7 @@ def stable_nodes(trace: Trace, tree: prefixes.PrefixTree) -> IntArray:
     A parent is used wherever its children are, so it is stable too.
     """
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
-    part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)
+    part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)  # The last arrival is at 1.
     is_used = np.zeros((len(tree), TRACE_PARTS), bool)
     # Each round marks one node of every request and moves up one level, from its deepest node to the root.
     node = tree.end.copy()
@@ -363,7 +370,7 @@ def _session_reuse(
     """The reuse of blocks beyond the first `stable_blocks` (n,) of every prompt, by the size of the cache:
     the work that it saves, seconds per second, and the share of input tokens that hit.
     """
-    owner = blocks.owner
+    owner = blocks.owner  # The request of each block.
     within = np.arange(len(owner)) - blocks.offsets[owner]  # Each block's number in its prompt.
     is_of_session = within >= stable_blocks[owner]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[is_of_session], minlength=len(trace)))))
@@ -413,8 +420,8 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
     hit_frac = curve.infinite_frac
     for _ in range(ROOM_ITERATIONS):
         room = _room_with_hits(trace, pool, workers, hit_frac)
-        hit_frac, before = float(curve.at(room.placed_tokens * workers)), hit_frac
-        if abs(hit_frac - before) < SAME_HIT_FRAC:
+        previous_frac, hit_frac = hit_frac, float(curve.at(room.placed_tokens * workers))
+        if abs(hit_frac - previous_frac) < SAME_HIT_FRAC:
             break
     return room
 
@@ -429,7 +436,7 @@ def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> 
     sequences = 0.0
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = float((trace.input_tokens + trace.output_tokens).max())
-    own_tokens = (1 - hit_frac) * trace.input_tokens
+    own_tokens = (1 - hit_frac) * trace.input_tokens  # Tokens of each prompt that do not hit.
     running_tokens = float(own_tokens.mean())  # A worker has one prompt in prefill at a time.
     if pool.role == "mixed":
         prefill = Option("prefill", worker, objective=0.0)
@@ -437,8 +444,9 @@ def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> 
             prefill, trace.input_tokens, trace.output_tokens, hit_frac * trace.input_tokens
         )
         busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
-        # Both contexts are means over all decode steps of all requests, so that long answers weigh more.
-        gaps = trace.output_tokens - 1.0
+        # The context of a sequence in decode, with and without the tokens that hit. Both are means over all
+        # decode steps of all requests, so that long answers weigh more.
+        gaps = trace.output_tokens - 1.0  # The prefill makes the first token.
         all_gaps = max(float(gaps.sum()), 1.0)  # If no request decodes, 0 is divided by 1.
         context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / all_gaps
         own_context = float((gaps * (own_tokens + gaps / 2)).sum()) / all_gaps
@@ -461,7 +469,8 @@ def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> 
 def workers_for_same_load(
     trace: Trace, plan: PrefixPlan, *, time_limit_s: float, rng: np.random.Generator
 ) -> int:
-    """The smallest pool found whose largest load is at most the load per worker without any cache.
+    """The smallest pool found whose largest load is at most the load per worker without any cache. It is the
+    pool's own size if no smaller one is found in time.
 
     This is an estimate by work alone. Only `plan` with `policies: {prefix_cache: true}` says whether an SLO
     holds then.
