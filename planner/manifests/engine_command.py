@@ -32,7 +32,7 @@ ROUTER_PACKAGE = f"vllm-router=={ROUTER_VERSION}"
 # release.
 ROUTER_IMAGE = f"vllm-router:{ROUTER_VERSION}"
 ROUTER_FOLDER = "router-image"
-ROUTER_USER = 10001
+ROUTER_USER = 10001  # Any user other than root.
 ROUTER_DOCKERFILE = f"""\
 # The router of these manifests, without root. By digest: --build-arg PYTHON_DIGEST=@sha256:...
 #   docker build -t REGISTRY/{ROUTER_IMAGE} {ROUTER_FOLDER} && docker push REGISTRY/{ROUTER_IMAGE}
@@ -190,9 +190,9 @@ def versions_sentence(text: str, fleet: Fleet) -> str:
     If `text` has the version of vLLM that manifests use by default, the plan's version replaces it. Otherwise
     the target fixes another version, and the sentence says so.
     """
-    fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
-    if fleet_version == ours or ours in text:
-        return text.replace(ours, fleet_version) + "."
+    fleet_version, usual_version = engine_title(fleet), f"vLLM {VLLM_VERSION}"
+    if fleet_version == usual_version or usual_version in text:
+        return text.replace(usual_version, fleet_version) + "."
     return f"{text}; the plan was made for {fleet_version}, which this target does not bring."
 
 
@@ -232,9 +232,10 @@ def _lora_flags(lora: Lora) -> dict[str, Setting]:
     Where the plan names no adapters, ANY_ADAPTER stands for a name: the user replaces it.
     """
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
-    if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
+    # A `=` would end the name in `NAME=PATH`.
+    if refused := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
         raise InputError(
-            f"lora: adapter {bad[0][:100]!r}: expected a name of letters, digits and . _ / @ + - alone"
+            f"lora: adapter {refused[0][:100]!r}: expected a name of letters, digits and . _ / @ + - alone"
         )
     return {
         "enable-lora": True,
@@ -287,7 +288,9 @@ def check_name(name: str) -> None:
 
 
 def hub_name(fleet: Fleet, target: str) -> str:
-    """The LLM's name, where `target` loads it from the Hugging Face hub by that name."""
+    """The LLM's name, where `target` loads it from the Hugging Face hub by that name. Raises InputError for a
+    name that is not OWNER/NAME.
+    """
     if not _HUB_NAME.fullmatch(fleet.llm.name):
         raise InputError(
             f"{target}: loads the LLM from the Hugging Face hub, found {fleet.llm.name!r}; expected a name "
@@ -317,12 +320,15 @@ def served_model_len(fleet: Fleet, max_model_len: int) -> int:
     vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
     rejects the requests beyond it.
     """
+    # The shortest that any part holds: the LLM's context, or a worker's KV cache.
     longest_held = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
     return min(math.ceil(max_model_len / LENGTH_STEP) * LENGTH_STEP, longest_held)
 
 
 def nodes_of(worker: WorkerType) -> int:
-    """Nodes that one worker spans; if there are several, the worker fills each of them."""
+    """Nodes that one worker spans. If there are several, the worker fills each of them; InputError if it does
+    not.
+    """
     per_node = worker.gpu.gpus_per_node
     if worker.gpus <= per_node:
         return 1
@@ -335,7 +341,7 @@ def nodes_of(worker: WorkerType) -> int:
 
 
 def local_ranks(worker: WorkerType) -> int:
-    """Data-parallel ranks on each node of the worker."""
+    """How many data-parallel ranks a worker has on each of its nodes."""
     return worker.dp // nodes_of(worker)
 
 
@@ -386,7 +392,9 @@ def pool_services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | Non
     pools = dict(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     pools_by_service: dict[str, tuple[Pool, Pool | None]] = {}
     if fleet.is_disaggregated:
-        prefill, decode = ([p for p in pools.values() if p.role == role] for role in ("prefill", "decode"))
+        prefill, decode = (
+            [pool for pool in pools.values() if pool.role == role] for role in ("prefill", "decode")
+        )
         if len(prefill) > 1 or len(decode) > 1:
             raise InputError(
                 f"{target}: serves one prefill and one decode pool together, found {len(prefill)} and "
@@ -529,14 +537,14 @@ def _is_other(gpu: Gpu) -> bool:
     return gpu.node_selector.startswith(OTHER_LABELS)
 
 
-def engine_image(kind: WorkerType) -> str:
+def engine_image(worker: WorkerType) -> str:
     """The image of a worker's engine, of the release that the plan was made for."""
-    if kind.engine is not None and kind.engine.name == sglang_engine.NAME:
-        return sglang_engine.sglang_image(kind.engine.version)
-    base_image = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE
-    return (
-        base_image if kind.engine is None else base_image.replace(VLLM_VERSION, _release(kind.engine.version))
-    )
+    if worker.engine is not None and worker.engine.name == sglang_engine.NAME:
+        return sglang_engine.sglang_image(worker.engine.version)
+    usual_image = ROCM_IMAGE if is_rocm(worker.gpu) else IMAGE
+    if worker.engine is None:
+        return usual_image
+    return usual_image.replace(VLLM_VERSION, _release(worker.engine.version))
 
 
 def is_capped(gpu: Gpu) -> bool:
@@ -565,7 +573,7 @@ def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
     labels: list[str] = []
     for pool in fleet.running_pools:
         name = stem = dns_label(pool.name, length=length)
-        # One of these numbers is free, as there are more of them than other pools.
+        # The loop ends at a free label: there are more of these numbers than other pools.
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):
                 break
@@ -604,7 +612,7 @@ def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
         pools_on_gpu = [(name, pool) for name, pool in pools if pool.type.gpu == gpu]
         workers_by_node: list[list[PlacedWorker]] = []
         for name, pool in sorted(pools_on_gpu, key=lambda named_pool: -named_pool[1].type.gpus):
-            width = pool.type.gpus
+            width = pool.type.gpus  # GPUs of a worker.
             for number in range(pool.count):
                 taken_gpus = [sum(len(worker.devices) for worker in node) for node in workers_by_node]
                 has_room = [taken + width <= gpu.gpus_per_node for taken in taken_gpus]

@@ -284,18 +284,18 @@ def compare_parts(
     parts: Sequence[tuple[ComparedRun, ...]], slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
     """Join the (predicted, measured) parts one after the other, and compare them as one run."""
-    predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
+    predicted, measured = (_join_parts([part[side] for part in parts]) for side in (0, 1))
     finished = STATUS_OF["finished"]
-    chosen = measured_mask(observed.requests)
-    chosen &= (observed.requests.status == finished) & (predicted.requests.status == finished)
+    chosen = measured_mask(measured.requests)
+    chosen &= (measured.requests.status == finished) & (predicted.requests.status == finished)
     # By the name of a row: on each side the values and their weights.
     values: dict[str, list[tuple[Floats, Floats | None]]] = {
-        metric: [side.values_s(metric, chosen) for side in (predicted, observed)]
+        metric: [side.values_s(metric, chosen) for side in (predicted, measured)]
         for metric, row in METRICS.items()
         if not row.is_of_agents
     }
-    if (observed.session >= 0).any():
-        session_times = [side.sessions_s(chosen) for side in (predicted, observed)]
+    if (measured.session >= 0).any():
+        session_times = [side.sessions_s(chosen) for side in (predicted, measured)]
         values |= {name: [(times[name], None) for times in session_times] for name in SESSION_METRICS}
     rows = []
     for name, sides in values.items():
@@ -305,8 +305,8 @@ def compare_parts(
     # A measured run is not judged by windows, nor by guarantees of service to tenants: engines do not say
     # when they began to serve a request.
     judged_slo = replace(slo, every_s=None, guarantees=())
-    verdicts = [judge_slo(side.requests, judged_slo) for side in (predicted, observed)]
-    return MeasuredComparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
+    verdicts = [judge_slo(side.requests, judged_slo) for side in (predicted, measured)]
+    return MeasuredComparison(predicted, measured, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
 def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[Sent]:
@@ -340,12 +340,12 @@ def compare_part(
     ended = [outcomes[request] for request in order if request in outcomes]
     columns = {name: getattr(simulation, name)[has_outcome] for name in _per_request_columns(simulation)}
     predicted = replace(simulation, **columns)
-    observed, gaps = _observed_simulation(
+    measured, gaps = _measured_simulation(
         measurement, part, predicted, ended, served, slo, measured_window(sent_trace)
     )
     session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
     weights = np.ones(len(gaps))
-    return ComparedRun(predicted, *gaps_s(simulation), session), ComparedRun(observed, gaps, weights, session)
+    return ComparedRun(predicted, *gaps_s(simulation), session), ComparedRun(measured, gaps, weights, session)
 
 
 def _simulated_trace(
@@ -419,7 +419,7 @@ def _request_times_s(
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
 
-def _observed_simulation(
+def _measured_simulation(
     measurement: Measurement,
     part: ReplayPart,
     like: Simulation,
@@ -430,13 +430,14 @@ def _observed_simulation(
 ) -> tuple[Simulation, Floats]:
     """The measured requests in the simulator's form, and the gaps between tokens that ended in the window.
 
-    Values that no measurement gives, such as classes, are those of the simulation `like`.
+    `ended` are the outcomes, in the order of the requests of `like`, and `served` the engines' logs. Values
+    that no measurement gives, such as classes, are those of the simulation `like`.
     """
     n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
-    reports_hits = like.cached_tokens is not None and served
+    reports_hits = like.cached_tokens is not None and bool(served)
     number_of = {name: number for number, name in enumerate(like.worker_names)}
     workers = np.full((n, 2), -1)  # The numbers of the prefill and of the decode worker; -1: of none.
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
@@ -460,8 +461,8 @@ def _observed_simulation(
         if len(gaps):
             values["tpot_s"][k], values["tbt_max_s"][k] = gaps.mean(), gaps.max()
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
-        first = logged.get(sent.workers[0]) if sent.workers else None
-        cached[k] = 0 if first is None else first.cached_tokens
+        prefilled = logged.get(sent.workers[0]) if sent.workers else None
+        cached[k] = 0 if prefilled is None else prefilled.cached_tokens
         gap_of.append(k)
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
@@ -511,7 +512,7 @@ def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
 
 
 def _join_parts(runs: Sequence[ComparedRun]) -> ComparedRun:
-    """Join the parts of a run in time, each at the last arrival of the part before."""
+    """Join the parts of a run in time: each begins at the last arrival of the part before."""
     if len(runs) == 1:
         return runs[0]
     shift_s, arrivals = 0.0, []
@@ -553,12 +554,12 @@ def session_times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Fl
     The served time is the part of it in which at least one request of the session had arrived and not ended.
     """
     order = np.lexsort((arrival_s, session))
-    firsts = np.flatnonzero(np.diff(session[order], prepend=-1))
+    firsts = np.flatnonzero(np.diff(session[order], prepend=-1))  # Where a session begins in this order.
     groups = zip(np.split(arrival_s[order], firsts[1:]), np.split(end_s[order], firsts[1:]), strict=True)
     total, served = [], []
     for begin, end in groups if len(order) else ():
         latest_end = np.maximum.accumulate(end)
-        # From here on the time of a request counts, as no earlier request of the session covers it.
+        # The time of a request counts from here on: before it, an earlier request of the session was served.
         uncovered = np.maximum(begin, np.concatenate(([begin[0]], latest_end[:-1])))
         total.append(latest_end[-1] - begin[0])
         served.append(np.maximum(end - uncovered, 0.0).sum())
@@ -580,5 +581,7 @@ def outside_s(measurement: Measurement) -> Floats:
             first, last = (
                 served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])
             )
-            times_outside_s.append(sent.token_s[0] - sent.sent_s - (last.token_s[0] - first.queued_s))
+            client_s = sent.token_s[0] - sent.sent_s
+            engines_s = last.token_s[0] - first.queued_s
+            times_outside_s.append(client_s - engines_s)
     return np.array(times_outside_s)

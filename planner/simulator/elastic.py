@@ -245,6 +245,8 @@ def simulate_elastic(
     """
     elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
     elastic_fleet.check()
+    # The kernel records runs of steps as far as its arrays have room. If there were more, it simulates once
+    # more with room for all of them.
     runs = room_for_runs(trace) if record else 0
     while True:
         state = elastic_fleet.first_state(runs=runs)
@@ -402,7 +404,7 @@ class _WorkerSlot:
 
     number: int
     pool: int
-    first: int  # Its first rank, an index into the kernel's workers.
+    first_rank: int  # An index into the kernel's workers, of which each is a rank.
     ranks: int
     phase: int = _OFF
     lives: int = 0
@@ -455,9 +457,11 @@ class _ElasticRun:
         self.requested_s: list[float] = []
         self.requested_sizes: list[tuple[int, ...]] = []
         self.wanted: list[int] = []  # (P,) The sizes that the controller decided on last.
-        self.added = self.decisions = 0  # How many events were added, and how many decisions planned.
+        self.events_added = 0
+        self.decisions_planned = 0  # Of a controller that decides every `every_s` seconds.
         self.now_s = 0.0
-        self.done, self.done_s = 0, 0.0  # How many requests are done, and when that number last rose.
+        # How many requests are done, and when that number last rose or requests still arrived (`is_stuck`).
+        self.done, self.done_s = 0, 0.0
         self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
         self.is_done = False  # Whether the kernel has served all requests; it is ahead of `now_s` then.
 
@@ -465,10 +469,10 @@ class _ElasticRun:
 
     def add_event(self, time_s: float, kind: int, slot: int = 0) -> None:
         """Add an event about the present life of a slot; it is ignored if that is over by then."""
-        self.added += 1
+        self.events_added += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
-            heapq.heappush(self.events, _Event(time_s, kind, self.added, slot, life))
+            heapq.heappush(self.events, _Event(time_s, kind, self.events_added, slot, life))
 
     def add_decision(self, time_s: float) -> None:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
@@ -554,9 +558,12 @@ class _ElasticRun:
             self.add_decision(next_s)
             return
         every_s, lag_s = self.controller.every_s, self.controller.lag_s
-        while self.decisions == 0 or (self.decisions - 1) * every_s <= max(time_s, 0.0) + lag_s:
-            self.add_decision(self.decisions * every_s)
-            self.decisions += 1
+        # The last decision that is planned lies after `time_s` + `lag_s`.
+        while (
+            self.decisions_planned == 0 or (self.decisions_planned - 1) * every_s <= max(time_s, 0.0) + lag_s
+        ):
+            self.add_decision(self.decisions_planned * every_s)
+            self.decisions_planned += 1
 
     def pause_s(self) -> float:
         """When the next pause will be.
@@ -568,7 +575,7 @@ class _ElasticRun:
             slot = self.slots[event.slot]
             if slot.lives == event.life and slot.phase == _STARTING:
                 slot.phase = _READY
-                self.due_disturbances.append((event.time_s, layout.UP, slot.first))
+                self.due_disturbances.append((event.time_s, layout.UP, slot.first_rank))
                 self.draw_interruption(slot)
         return self.events[0].time_s if self.events else math.inf
 
@@ -577,17 +584,20 @@ class _ElasticRun:
         pause_s = self.pause_s()
         self.due_disturbances.append((pause_s, layout.PAUSE, 0))
         disturbances = self.state.disturbances
-        # One disturbance more, at an infinite time, ends the list.
+        # One disturbance more, at an infinite time, ends the list. Where the array is too short, the new one
+        # has room for twice as many, so that it seldom happens.
         if len(disturbances) < len(self.due_disturbances) + 1:
             disturbances = np.zeros(2 * len(self.due_disturbances) + 1, layout.DISTURBANCE)
             self.state = self.state._replace(disturbances=disturbances)
         for i, (time_s, kind, worker) in enumerate(self.due_disturbances):
+            # The last field is how much slower a worker becomes; none of these kinds reads it.
             disturbances[i] = (time_s, kind, worker, 1.0)
         disturbances[len(self.due_disturbances)]["time_s"] = np.inf
         pause = len(self.due_disturbances) - 1
         self.due_disturbances.clear()
         self.state.counters[layout.NEXT_DISTURBANCE] = 0
-        kernel.simulate_events(for_whole_kernel(self.state), 0, stop_early)
+        closed_loop = 0  # Requests arrive at their own times.
+        kernel.simulate_events(for_whole_kernel(self.state), closed_loop, stop_early)
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
             return False  # All requests were done, or a limit was broken, before the pause.
         self.now_s = pause_s
@@ -661,7 +671,7 @@ class _ElasticRun:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
             self.stock.draining.append(self)
             self.stock.wake(self.now_s)
-            self.due_disturbances.append((self.now_s, layout.DRAIN, slot.first))
+            self.due_disturbances.append((self.now_s, layout.DRAIN, slot.first_rank))
         if self.is_done and self.is_empty(slot):
             self.add_event(self.last_work_s(slot), _IS_EMPTY, slot.number)
         elif self.is_empty(slot):
@@ -671,14 +681,14 @@ class _ElasticRun:
 
     def is_empty(self, slot: _WorkerSlot) -> bool:
         """Whether no rank of the worker has a request or KV blocks."""
-        workers = self.state.workers[slot.first : slot.first + slot.ranks]
+        workers = self.state.workers[slot.first_rank : slot.first_rank + slot.ranks]
         return not any(worker["assigned"] or worker["running"] or worker["used_blocks"] for worker in workers)
 
     def end_drained(self) -> None:
         """End workers that drained and became empty since the last pause, at the time they became idle."""
         for slot in self.slots:
             if slot.phase == _DRAINING and self.is_empty(slot):
-                workers = self.state.workers[slot.first : slot.first + slot.ranks]
+                workers = self.state.workers[slot.first_rank : slot.first_rank + slot.ranks]
                 self.remove_worker(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def last_work_s(self, slot: _WorkerSlot) -> float:
@@ -688,14 +698,17 @@ class _ElasticRun:
         prefilled, decoded = requests["prefill_worker"], requests["decode_worker"]
         decoded = np.where(decoded < 0, prefilled, decoded)
         last_s = self.now_s
+        # `fmax` passes over times that are NaN.
         for worker, times_s in ((prefilled, requests["first_token_s"]), (decoded, requests["last_token_s"])):
-            is_own = (worker >= slot.first) & (worker < slot.first + slot.ranks)
+            is_own = (worker >= slot.first_rank) & (worker < slot.first_rank + slot.ranks)
             last_s = float(np.fmax.reduce(times_s[is_own], initial=last_s))
         return last_s
 
     def remove_worker(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:
         """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
-        self.due_disturbances.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
+        self.due_disturbances.append(
+            (self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first_rank)
+        )
         self.end_life(slot, gone_s, was_stopped)
 
     def end_life(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:

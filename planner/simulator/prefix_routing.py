@@ -297,14 +297,16 @@ def _e2_worker(state, r, time_s):
     caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
     move_e2_window(state, time_s)
     _expect_decodes(state)
-    longest = NONE
+    longest_match = NONE  # In nodes.
+    # The workers with the most and the fewest seconds of work in the window, and the one that decodes for the
+    # largest share of them, if that is more than DECODE_FRAC.
     heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         if not fits_worker(state, w, need):
             continue
-        longest = max(longest, caches.match[w])
+        longest_match = max(longest_match, caches.match[w])
         cache = caches.workers[w]
         window_s = cache.prefill_s + cache.decode_s
         if window_s > most_s:
@@ -313,14 +315,16 @@ def _e2_worker(state, r, time_s):
             lightest, fewest_s = w, window_s
         if cache.decode_s > most_frac * window_s:
             decoding, most_frac = w, cache.decode_s / window_s
-    if longest == NONE:
+    if longest_match == NONE:
         return NONE
-    if longest * caches.numbers[NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
-        shared = _prefix_nodes(state, r, longest)
-        chosen = _subtree_home(state, r, longest)
+    if longest_match * caches.numbers[NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
+        shared = _prefix_nodes(state, r, longest_match)
+        chosen = _subtree_home(state, r, longest_match)
         if chosen == NONE:
             # Of a replicated prefix every worker that has it is as good, however much more one of them has.
-            chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest, time_s)
+            chosen = _least_load(
+                state, r, shared if _is_replicated(state, r, shared) else longest_match, time_s
+            )
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
         elif _waits_longer(state, r, shared, time_s):
@@ -377,12 +381,13 @@ def _expect_decodes(state):
 
 
 @kernel_jit
-def _subtree_home(state, r, longest):
-    """The worker that was given the deepest subtree of the prompt; NONE where no subtree was given away, or
+def _subtree_home(state, r, longest_match):
+    """The worker that was given the deepest subtree of the prompt, within the `longest_match` nodes that any
+    worker has; NONE where no subtree was given away, or
     where that worker has lost the prefix that the subtree follows.
     """
     caches, need = state.caches, _needed_blocks(state, r)
-    for i in range(min(longest, caches.prompts[r].depth - 1), 0, -1):
+    for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):
         home = caches.prefixes[node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
             return home if state.workers[home].is_up == 1 and fits_worker(state, home, need) else NONE
@@ -527,13 +532,13 @@ def _d2lpm_worker(state, r):
     credit = caches.worker_credit[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
     quantum = caches.settings[WORKER_QUANTUM_TOKENS] * weight
-    longest, most = NONE, -np.inf
+    longest_match, most = NONE, -np.inf  # The longest match in nodes, and the most credit.
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         if fits_worker(state, w, need):
-            longest = max(longest, caches.match[w])
+            longest_match = max(longest_match, caches.match[w])
             most = max(most, credit[w])
-    if longest == NONE:
+    if longest_match == NONE:
         return NONE
     # Each worker gets as many quanta as give the tenant credit on some worker. Rounding may leave that at 0;
     # then one more round follows.
@@ -547,7 +552,7 @@ def _d2lpm_worker(state, r):
         w = state.pools[FRONT, i]
         if credit[w] <= 0.0 or not fits_worker(state, w, need):
             continue
-        has_longest = caches.match[w] == longest
+        has_longest = caches.match[w] == longest_match
         is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
         if has_longest > has_best_longest or (has_longest == has_best_longest and is_fewer):
             best, has_best_longest = w, has_longest

@@ -51,7 +51,8 @@ from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, step
 
 @kernel_jit
 def set_pools(state):
-    """List the workers of both pools that are up, in the order in which a router prefers equal ones.
+    """List the workers of both pools that are up (`is_up` is 1; other values in layout.py), in the order in
+    which a router prefers equal ones.
 
     The first rank of a worker stands for all its ranks. The bounds of the groups' scores are reset, because
     the groups have other workers now.
@@ -182,7 +183,8 @@ def _smallest_score(state, pool, need):
 def _smallest_free_score(state, pool, need):
     """The worker with the smallest score that can hold `need` blocks and is free; NONE if there is none.
 
-    A worker is free while its prompt tokens to compute fit into two steps: the one under way and the next.
+    A worker is free while the prompt tokens that it has to compute fit into two steps: the one under way and
+    the next.
     """
     best, best_score = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
@@ -431,9 +433,10 @@ def _keeps_constraints(state, w, r):
     if batch > kind.seats:
         return False
     future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
-    # A step takes tables[first + tokens] + k[1] decodes + k[2] KV tokens (FIVE_NUMBERS in step_times.py).
-    first, k, tables = kind.table_at[0], kind.numbers, state.tables
-    step_s = tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
+    # The worker's table of step times by tokens begins at `table`. A step takes tables[table + tokens] + k[1]
+    # decodes + k[2] KV tokens (FIVE_NUMBERS in step_times.py).
+    table, k, tables = kind.table_at[0], kind.numbers, state.tables
+    step_s = tables[table + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
     if step_s > tbt_s:  # (b)
         return False
     if future > theta * kind.kv_blocks * float(BLOCK):  # (e)
@@ -444,7 +447,7 @@ def _keeps_constraints(state, w, r):
     # The prompts are computed in whole steps of the token budget, and one with the rest.
     whole = int(tokens) // kind.token_budget
     wait_s = (
-        whole * tables[first + kind.token_budget] + tables[first + int(tokens) - whole * kind.token_budget]
+        whole * tables[table + kind.token_budget] + tables[table + int(tokens) - whole * kind.token_budget]
     )
     # The first condition is (c), the second, which matters for best-fit-rebalanced alone, is (d). With
     # best-fit `least_saved_s` stays infinite: there decodes go on during a prefill, so (b) is all that they
@@ -529,9 +532,9 @@ def _error_distance(state, w, tokens, sequences):
     if worker.assigned == 0.0:  # The worker has no request whose prediction could be wrong.
         forget_errors(worker)
     kind = state.types[worker.type]
-    first, token_s = kind.table_at[0], kind.numbers[2]
-    seats = min(kind.seats, kind.table_width[0] - 1)
-    sequence_s = (state.tables[first + seats] - state.tables[first + 1]) / seats + kind.numbers[1]
+    table, token_s = kind.table_at[0], kind.numbers[2]  # As in `_keeps_constraints`.
+    seats = min(kind.seats, kind.table_width[0] - 1)  # The table has no entry for more tokens.
+    sequence_s = (state.tables[table + seats] - state.tables[table + 1]) / seats + kind.numbers[1]
     error_s = token_s * (worker.error_tokens + tokens) + sequence_s * (worker.error_sequences + sequences)
     slope_s = np.sqrt(token_s**2 + sequence_s**2)
     # With a slope of 0 no request makes steps longer.

@@ -205,17 +205,17 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """For each of P options the largest count from `least` to `most` (P,) that fits, by bisection; `least` -
-    1 where none fits. If a count in `most` is infinite, no limit is set, and `most` is returned.
+    """For each of P options the largest count from `least` to `most` (P,) that fits, by bisection; one below
+    `least` where none fits. If a count in `most` is infinite, no limit is set, and `most` is returned.
     """
     if not np.isfinite(most).all():
         return most
     fitting, too_large = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
     while (too_large - fitting > 1).any():
         middle = np.maximum(np.floor((fitting + too_large) / 2), least)
-        is_open, holds = too_large - fitting > 1, fits(middle)
-        fitting = np.where(is_open & holds, middle, fitting)
-        too_large = np.where(is_open & ~holds, middle, too_large)
+        is_open, middle_fits = too_large - fitting > 1, fits(middle)
+        fitting = np.where(is_open & middle_fits, middle, fitting)
+        too_large = np.where(is_open & ~middle_fits, middle, too_large)
     return fitting
 
 
@@ -239,13 +239,14 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
             hull.pop()
         hull.append(point)
-    through_origin, least_value = (0.0, cheapest_token_s(latency, most_tokens)), (hull[0][1], 0.0)
-    alpha_beta = [through_origin, least_value]
+    through_origin = (0.0, cheapest_token_s(latency, most_tokens))
+    level_line = (hull[0][1], 0.0)  # At the value of f for one token.
+    lines = [through_origin, level_line]
     for left, right in itertools.pairwise(hull):
         beta = _slope(left, right)
         if (alpha := left[1] - beta * left[0]) > 0:
-            alpha_beta.append((alpha, beta))
-    return alpha_beta
+            lines.append((alpha, beta))
+    return lines
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
@@ -269,7 +270,8 @@ def recompute_break_even_tokens(latency: StepLatency, token_s: float) -> float:
             return max(-constant / linear, 0.0)
         is_never_negative = linear == 0 and constant >= 0
         return 0.0 if is_never_negative else np.inf
-    # Beyond its larger root the polynomial is positive: recomputing takes longer.
+    # Beyond its larger root the polynomial is positive: recomputing takes longer. Without a root it is always
+    # positive.
     discriminant = linear * linear - 4 * quadratic * constant
     return 0.0 if discriminant <= 0 else max((np.sqrt(discriminant) - linear) / (2 * quadratic), 0.0)
 
@@ -387,7 +389,7 @@ def least_token_seconds(
     if option.role == "prefill":
         # The tokens of a prompt are computed one after the other, so on average half of them are held.
         return np.asarray(own_tokens / 2 * least_prefill_s(option.type, own_tokens) / option.type.pp)
-    step_s = latency.step_s(1) + np.zeros_like(n)  # (U,)
+    step_s = latency.step_s(1) + np.zeros_like(n)  # (U,) A step of one token.
     if not is_cached or option.role == "decode":
         is_decoded = n + 1 >= recompute_break_even_tokens(latency, 0.0)
         step_s += np.where(is_decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
@@ -442,7 +444,10 @@ def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float
     as its KV cache has room for. It is a guess, not a bound, since all contexts are taken to be the mean one.
     """
     tokens, context = _decoded_tokens(lengths)
-    return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
+    if not tokens:
+        return 0.0
+    worker_tokens_per_s = _tokens_per_s(option, context, _seats(option, context))
+    return tokens / seconds / worker_tokens_per_s
 
 
 def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
@@ -455,12 +460,14 @@ def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float)
     if not tokens:
         return 0.0
     seats = max(_seats(option, context), 1.0)
-    fastest = max(_tokens_per_s(option, context, batch) for batch in np.geomspace(1.0, seats, BATCH_SIZES))
+    most_tokens_per_s = max(
+        _tokens_per_s(option, context, batch) for batch in np.geomspace(1.0, seats, BATCH_SIZES)
+    )
     gaps = lengths.output_tokens - 1
     # The mean output of a request that has a seat. Long outputs keep their seats longer, so a request is
     # weighed by its length.
     seated_tokens = float((lengths.requests * gaps * gaps).sum()) / tokens
-    return tokens / (fastest * seconds + seats * seated_tokens)
+    return tokens / (most_tokens_per_s * seconds + seats * seated_tokens)
 
 
 def _decoded_tokens(lengths: TraceLengths) -> tuple[float, float]:
@@ -476,11 +483,13 @@ def _seats(option: Option, context: float) -> float:
     return min(float(option.type.as_one.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
 
 
-def _tokens_per_s(option: Option, context: float, seats: float) -> float:
-    """Tokens that a worker generates per second if this many requests run on it, one at least."""
+def _tokens_per_s(option: Option, context: float, requests: float) -> float:
+    """Tokens that a worker generates per second if this many requests run on it, one at least, each with
+    `context` KV tokens.
+    """
     worker = option.type.as_one
     # A pipeline has pp steps under way, each with its share of the requests.
-    batch = max(seats / worker.pp, 1.0)
+    batch = max(requests / worker.pp, 1.0)
     latency = worker.latency
     step_s = float(latency.step_s(batch)) + batch * (latency.b_s + latency.d_s * context)
     return batch * worker.pp / step_s
@@ -516,6 +525,7 @@ def bound_objective(
     """
 
     def left_s() -> float:
+        """The time limit of the next run of the solver; 0 or less if the time is over."""
         return min(SOLVER_S, deadline - time.monotonic())
 
     proved = at_least
@@ -535,6 +545,7 @@ def bound_objective(
         program = _build_fleet_program("bound", options, limits, is_integer=is_integer)
         program.problem += program.workers_cost + program.idle_cost, "objective"
         _add_work_rows(program, options, load)
+        # The time may have run out while the program was built.
         outcome = run_highs(program.problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
@@ -723,7 +734,7 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
     """
     problem, n = program.problem, program.n
     workload, slo_work, is_cached = load.workload, load.slo_work, load.is_cached
-    classes, columns = range(len(workload)), range(len(options))
+    classes, numbers = range(len(workload)), range(len(options))  # k and j of the module's docstring.
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
     horizon_s, served_frac = slo_work.whole_s, slo_work.whole_frac
     # If the SLO requires nothing beyond prefill, every request ends with its first token.
@@ -741,12 +752,12 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
     # Whether a request fits is decided by its whole answer, even where only its prefill is required.
     fits_cache = np.array([fits_kv_cache(o, inputs, workload.min_output_tokens) for o in options])
     x = [
-        [problem.add_variable(f"x_{k}_{j}", 0, None if fits_cache[j, k] else 0) for j in columns]
+        [problem.add_variable(f"x_{k}_{j}", 0, None if fits_cache[j, k] else 0) for j in numbers]
         for k in classes
     ]
     d = [problem.add_variable(f"d_{k}", 0) for k in classes]
     of_role = {
-        role: [j for j in columns if options[j].role == role] for role in ("mixed", "prefill", "decode")
+        role: [j for j in numbers if options[j].role == role] for role in ("mixed", "prefill", "decode")
     }
     for k in classes:
         served = pulp.lpSum(x[k][j] for j in of_role["mixed"] + of_role["prefill"])
@@ -756,7 +767,7 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
         )
         problem += handed == 0, f"handed_{k}"
     problem += pulp.lpSum(d) <= given_up_frac * int(workload.requests.sum()), "given_up"
-    for j in columns:
+    for j in numbers:
         # Rows are divided by the horizon, so that the coefficients are workers, not seconds.
         work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
         problem += work <= n[j], f"capacity_{j}"

@@ -141,7 +141,11 @@ class Market:
 
     def limits(self) -> dict[FleetLimit, float]:
         """Every limit that is set, with its amount."""
-        limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
+        limits = {
+            FleetLimit("stock", offer.gpu): float(offer.stock)
+            for offer in self.offers
+            if offer.stock is not None
+        }
         limits |= {POWER: self.power_w} if self.power_w is not None else {}
         limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}
         return limits
@@ -205,6 +209,8 @@ def schedule(
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
     def cost_of(counts: Counts) -> float:
+        """The cost of these workers, summed over windows; infinite if they break a constraint but the budget.
+        """
         priced_schedule = buy_gpus(market, demand, counts[:type_count], counts[type_count:])
         if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
             return math.inf
@@ -243,7 +249,7 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     for each LLM.
 
     The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. The
-    rule knows no limits; None if its schedule exceeds one.
+    rule knows no limits; returns None if its schedule exceeds one.
     """
     _refuse_unsolvable(market, demand)
     workers = np.zeros((len(market.worker_types), demand.rate_rps.shape[1]), np.int64)
@@ -273,8 +279,8 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
         per_worker = np.array(
             [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in market.worker_types], np.int64
         )
-        gpus, spot = per_worker @ workers, per_worker @ spot_workers
-        levels = reserved_levels(offer, gpus, int(spot.max()))
+        gpus, spot_gpus = per_worker @ workers, per_worker @ spot_workers
+        levels = reserved_levels(offer, gpus, int(spot_gpus.max()))
         bills = [
             (offer.reserved_usd_per_h or 0.0) * level
             + (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus - level, 0).mean())
@@ -284,12 +290,13 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
         on_demand[g] = np.maximum(gpus - reserved[g], 0)
         cost += min(bills)
     for c, worker_type in enumerate(market.worker_types):
-        start = market.start_usd(worker_type)
+        start_usd = market.start_usd(worker_type)
         cost += market.spot_worker_usd_per_h(worker_type) * float(spot_workers[c].mean())
         for counts in (workers[c], spot_workers[c]):
+            # The window before the first is the last.
             starts = np.maximum(counts - np.roll(counts, 1), 0).mean()
-            cost += start * float(starts) / (demand.window_s / HOUR_S)
-    return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
+            cost += start_usd * float(starts) / (demand.window_s / HOUR_S)
+    return Schedule(workers, spot_workers, reserved, on_demand, cost, bound_usd_per_h=0.0)
 
 
 def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int) -> list[int]:
@@ -325,7 +332,9 @@ def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) ->
 
 
 def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Schedule) -> str | None:
-    """The first constraint of the model that a schedule does not keep, by name."""
+    """The first constraint of the model that a schedule does not keep, by name; None if it keeps all. The
+    constraint `started` is kept by every schedule, as starts are counted from the workers.
+    """
     rate = np.array([worker_type.rate_rps for worker_type in market.worker_types])[:, None]
     share = np.array([market.spot_share(worker_type) for worker_type in market.worker_types])[:, None]
     for m, llm in enumerate(demand.llms):
@@ -364,51 +373,62 @@ def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float
     column after the reserved GPUs.
     """
     worker_types, offers = market.worker_types, market.offers
-    count, gpus, windows = len(worker_types), len(offers), demand.rate_rps.shape[1]
-    watts = np.array([c.power_w for c in worker_types], float)
-    rate = np.array([c.rate_rps for c in worker_types], float)
-    start_usd = np.array([market.start_usd(c) for c in worker_types], float)
+    type_count, gpu_count, windows = len(worker_types), len(offers), demand.rate_rps.shape[1]
+    watts = np.array([worker_type.power_w for worker_type in worker_types], float)
+    rate = np.array([worker_type.rate_rps for worker_type in worker_types], float)
+    start_usd = np.array([market.start_usd(worker_type) for worker_type in worker_types], float)
     share = np.array(
         [
-            market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0
-            for c in worker_types
+            market.spot_share(worker_type)
+            if market.most_spot_frac and market.is_on_spot(worker_type)
+            else 0.0
+            for worker_type in worker_types
         ]
     )
-    covers, most = [], np.zeros(2 * count)
+    covers, most = [], np.zeros(2 * type_count)
     for m, llm in enumerate(demand.llms):
-        llm_worker_types = np.flatnonzero([c.llm == llm for c in worker_types])
+        llm_worker_types = np.flatnonzero([worker_type.llm == llm for worker_type in worker_types])
         spot = llm_worker_types[share[llm_worker_types] > 0]
-        columns = np.concatenate((llm_worker_types, count + spot))
+        columns = np.concatenate((llm_worker_types, type_count + spot))
         carried = np.concatenate((rate[llm_worker_types], (share * rate)[spot]))
         most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1  # One more for rounding.
         covers.append(Cover(columns, carried, demand.rate_rps[m]))
         if len(spot):
             firm = np.concatenate((rate[llm_worker_types], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    gpus_of = np.array([[float(c.gpu_counts.get(offer.gpu, 0)) for c in worker_types] for offer in offers])
-    none, one = np.zeros((gpus, count)), np.eye(gpus)
+    gpus_of = np.array(
+        [
+            [float(worker_type.gpu_counts.get(offer.gpu, 0)) for worker_type in worker_types]
+            for offer in offers
+        ]
+    )
+    no_gpus, each_gpu = np.zeros((gpu_count, type_count)), np.eye(gpu_count)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
     # The rows held_gt: firm workers have no more GPUs than are on demand and reserved.
-    gpus_on_hand = np.hstack((-gpus_of, none, one, one))
-    stock = np.hstack((none, -gpus_of, -one, -one))[limited]
-    power = np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None]
+    gpus_on_hand = np.hstack((-gpus_of, no_gpus, each_gpu, each_gpu))
+    stock = np.hstack((no_gpus, -gpus_of, -each_gpu, -each_gpu))[limited]
+    power = np.concatenate((-watts, -watts, np.zeros(2 * gpu_count)))[None]
     # Each row must be at least `least`.
     rows = np.vstack([gpus_on_hand, stock, *([] if market.power_w is None else [power])])
-    least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
-    needed = gpus_of @ most[:count]
+    least = np.array([0.0] * gpu_count + [-amount for amount in _window_limits(market).values()])
+    # The most GPUs of each kind that firm workers may need, and how many of them may be rented and reserved.
+    needed = gpus_of @ most[:type_count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
     reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
     if excess_prices:  # GPUs that are not rented are all reserved, those above the stock too.
-        reservable = [max(each, needed[g] - rented[g]) for g, each in enumerate(reservable)]
-    spot_usd = [market.spot_worker_usd_per_h(c) for c in worker_types]
-    cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
+        reservable = [max(most_gpus, needed[g] - rented[g]) for g, most_gpus in enumerate(reservable)]
+    spot_usd = [market.spot_worker_usd_per_h(worker_type) for worker_type in worker_types]
+    cost = np.array(
+        [*np.zeros(type_count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)]
+    )
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
     starts = np.tile(start_usd / (demand.window_s / HOUR_S), 2)
     most = np.concatenate((most, rented, reservable))
     if excess_prices:
         limits = np.array(list(_window_limits(market).values()))
-        excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
+        excess = np.vstack((np.zeros((gpu_count, len(limits))), np.eye(len(limits))))
         rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), MOST_EXCESS)))
+        # Nothing but the excess costs anything.
         cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, excess_prices))
     return WindowsModel(
         covers,

@@ -155,13 +155,14 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     names = [option.name for option in model.universe]
     n0 = model.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
-    n_scratch = np.array([scratch_count.get(name, 0) for name in names])
+    n_scratch = np.array([scratch_count.get(name, 0) for name in names])  # The plan from scratch.
+    # The test of its fleet for production; None with `safety: none`.
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
     # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
     running_holds = (
         gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     )
-    best = n_scratch
+    best = n_scratch  # The best known fleet, from which the search for cheaper ones starts.
     if running_holds and float(model.horizon_usd(n0)) <= float(model.horizon_usd(best)):
         best = n0
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
@@ -263,6 +264,7 @@ class _ReplanModel:
         holds = self.oracle.holds(counts)
         if self.test is None or not holds:
             return holds
+        # `decide_picked` returns both tests, of which the second decides.
         kept_in = self.test.decide_picked(counts)[1] if is_picked else self.test.decide(counts)
         return is_test_passed(kept_in, self.test.safety)
 
@@ -327,9 +329,9 @@ def _find_cheaper(
     Returns the best vector found, how many vectors were dropped as smaller than one that fails, and whether
     no cheaper vector is left.
     """
-    value = float(model.horizon_usd(best))
-    vectors, lacks_options = _cheaper_counts(model, value)
-    vectors = vectors[model.horizon_usd(vectors) < value * (1 - ROUNDING)]
+    best_usd = float(model.horizon_usd(best))
+    vectors, lacks_options = _cheaper_counts(model, best_usd)
+    vectors = vectors[model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)]
     vectors = vectors[model.is_within_limits(vectors)]
     share = np.array([_share_per_worker(option, scratch) for option in model.universe])
     capacity = _capacity_shares(model.universe, share, vectors)
@@ -343,15 +345,15 @@ def _find_cheaper(
         tries -= 1
         # The largest expected capacity, and of equal ones the most workers.
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
-        study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
+        study.progress(f"a smaller change: {len(vectors)} left, best {best_usd:.6g} USD")
         if model.holds(candidate):
             best = _remove_spare_workers(candidate, model)
-            value = float(model.horizon_usd(best))
-            alive = model.horizon_usd(vectors) < value * (1 - ROUNDING)
+            best_usd = float(model.horizon_usd(best))
+            is_left = model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)
         else:
-            alive = ~(vectors <= candidate).all(axis=1)
-            assumed += int((~alive).sum()) - 1  # The candidate was simulated, the others were not.
-        vectors, capacity = vectors[alive], capacity[alive]
+            is_left = ~(vectors <= candidate).all(axis=1)
+            assumed += int((~is_left).sum()) - 1  # The candidate was simulated, the others were not.
+        vectors, capacity = vectors[is_left], capacity[is_left]
     return best, assumed, not len(vectors) and not lacks_options
 
 
@@ -379,7 +381,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
             gone_pools.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
-            # The search need not consider the type of a running worker.
+            # The search may not consider the type of a running worker; then the worker is taken as it runs.
             worker = types.get(moved.name) or moved
             running.append((option_of(pool.role, worker, problem.option_objective), pool.count))
     return list(owned_first(problem, tuple(running))), gone_pools
@@ -415,8 +417,8 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 
-def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
-    """All count vectors (V, J) that may be cheaper than `value` [USD], and whether some options are left out.
+def _cheaper_counts(model: _ReplanModel, best_usd: float) -> tuple[Ints, bool]:
+    """All count vectors (V, J) that may be cheaper than `best_usd`, and whether some options are left out.
 
     They are a box: each option has from 0 to the most workers that the budget and the limits allow without
     workers of other options. If the box has more than MOST_VECTORS vectors, the last options are left out of
@@ -425,25 +427,26 @@ def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
     # `gone_workers` are stopped anyway.
-    budget_usd = value - model.terms.stop_usd * model.gone_workers
+    budget_usd = best_usd - model.terms.stop_usd * model.gone_workers
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
         # The most workers of option j alone that the budget pays; of free workers as many as may be listed.
         affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        # If the budget pays for more workers of j than run, each of the further ones costs a start as well.
+        # If the budget pays for more workers of j than run, each of the further ones costs a start as well:
+        # H c n + p (n - n0) is at most the budget.
         if start_usd and c * horizon_h * n0[j] < budget_usd:
             with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
             affordable = min(affordable, with_starts)
-        by_limit = [a / u for a, u in zip(model.amounts, uses[:, j], strict=True) if u > 0]
+        by_limit = [amount / use for amount, use in zip(model.amounts, uses[:, j], strict=True) if use > 0]
         most[j] = int(min([affordable, MOST_VECTORS, *by_limit]))
-    options = len(price)
-    while options > 1 and np.prod(most[:options] + 1.0) > MOST_VECTORS:
-        options -= 1
-    most[options:] = 0
+    kept_options = len(price)
+    while kept_options > 1 and np.prod(most[:kept_options] + 1.0) > MOST_VECTORS:
+        kept_options -= 1
+    most[kept_options:] = 0
     if np.prod(most + 1.0) > MOST_VECTORS:  # Even the first option alone has too many counts.
         return np.zeros((0, len(price)), dtype=np.int64), True
-    axes = np.meshgrid(*(np.arange(m + 1) for m in most), indexing="ij")
-    return np.stack([axis.ravel() for axis in axes], axis=1), options < len(price)
+    axes = np.meshgrid(*(np.arange(most_j + 1) for most_j in most), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1), kept_options < len(price)
 
 
 def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
@@ -499,9 +502,12 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
 
     change_frac = after.rate_rps / before.rate_rps - 1
     is_other_rate = abs(change_frac) >= OTHER_FRAC
-    rows = [TrafficDrift("requests/s", before.rate_rps, after.rate_rps, None, None, is_other_rate)]
+    rows = [
+        TrafficDrift("requests/s", before.rate_rps, after.rate_rps, d=None, p=None, is_drift=is_other_rate)
+    ]
 
     def relative_gaps(trace: Trace) -> Floats:
+        """Gaps between arrivals over their mean."""
         gap_s = np.diff(trace.arrival_s)
         return np.asarray(gap_s / gap_s.mean())
 

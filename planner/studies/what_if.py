@@ -54,10 +54,10 @@ from planner.units import HOUR_S, finite_or_none, show_s
 
 BY_FRAC = 0.1  # The changes of `sensitivity` are this large unless the user names another share.
 PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much (`_limit_move_s`).
-# However long reading took, a search gets at least LEAST_S and at least this share of the time limit; set by
-# hand.
-LEAST_S = 1.0
-LEAST_FRAC = 0.1
+# However long reading took, a search gets at least LEAST_SEARCH_S and at least this share of the time limit;
+# set by hand.
+LEAST_SEARCH_S = 1.0
+LEAST_SEARCH_FRAC = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +117,10 @@ class Study:
 
     @property
     def left_s(self) -> float:
-        """The time limit less `taken_s`, but at least LEAST_S and LEAST_FRAC of the limit, so that slow
-        reading does not end a search before it began; never more than the limit.
+        """The time limit less `taken_s`, but at least LEAST_SEARCH_S and LEAST_SEARCH_FRAC of the limit, so
+        that slow reading does not end a search before it began; never more than the limit.
         """
-        least_s = min(max(LEAST_S, LEAST_FRAC * self.time_limit_s), self.time_limit_s)
+        least_s = min(max(LEAST_SEARCH_S, LEAST_SEARCH_FRAC * self.time_limit_s), self.time_limit_s)
         return max(self.time_limit_s - self.taken_s, least_s)
 
     def on_part(self, trace: Trace, work_s: float) -> Study:
@@ -138,12 +138,14 @@ class Study:
         key = (*key_without_draws, task.draws)
         if key not in self._requests_by_task:
             same_traffic = (
-                each for other, each in self._requests_by_task.items() if other[:-1] == key_without_draws
+                request
+                for other_key, request in self._requests_by_task.items()
+                if other_key[:-1] == key_without_draws
             )
             # Simulations are cached by the identity of the trace, so a question that differs in its number of
             # draws alone uses the same object.
-            if (same := next(same_traffic, None)) is not None:
-                requests, note = same.requests, same.note
+            if (remembered := next(same_traffic, None)) is not None:
+                requests, note = remembered.requests, remembered.note
             else:
                 requests, note = requested_traffic(self.trace, task, seed=self.seed)
             further = further_traffic(self.trace, task, requests, seed=self.seed)
@@ -312,7 +314,7 @@ def answer_change(
     """Answer the changed question, starting the search from the fleet of the question before, if any."""
     study.progress(f"planning with {label}")
     if isinstance(before, InfeasibleError):
-        changed = ChangedQuestion(label, task, None, None, why_before=str(before))
+        changed = ChangedQuestion(label, task, kept=None, answer=None, why_before=str(before))
         try:
             return replace(changed, answer=study.answer(task))
         except InfeasibleError as error:
@@ -320,7 +322,8 @@ def answer_change(
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
-        return ChangedQuestion(label, task, False, None, str(error))
+        # No worker type can keep the SLO now, so the fleet before cannot either.
+        return ChangedQuestion(label, task, kept=False, answer=None, why=str(error))
     fleet = workers_in_question(problem, before.fleet)
     is_kept, under, value_now = None, "", math.inf
     if fleet is not None:
@@ -335,7 +338,7 @@ def answer_change(
             label, task, is_kept, study.answer(task, (before.fleet,)), under=under, value_now=value_now
         )
     except InfeasibleError as error:
-        return ChangedQuestion(label, task, is_kept, None, str(error), under)
+        return ChangedQuestion(label, task, is_kept, answer=None, why=str(error), under=under)
 
 
 def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
@@ -405,8 +408,12 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
         answer_change(study, before, changed_task, label)
         for label, changed_task in limit_changes(before, BY_FRAC)
     ]
-    values_s = ((line.limit, line.deciding_s) for line in before.verdict.lines)
-    tightest = tuple(PromisedAt(limit, value_s) for limit, value_s in values_s if math.isfinite(value_s))
+    # The fleet would keep a limit as tight as the simulated percentile that decides the line.
+    tightest = tuple(
+        PromisedAt(line.limit, line.deciding_s)
+        for line in before.verdict.lines
+        if math.isfinite(line.deciding_s)
+    )
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     costs = []
     for moved in moves:
@@ -491,11 +498,12 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
     for name, count in task.stock.items():
         workers = [worker for worker in before.problem.types if worker.gpu.name == name]
         if count is not None and workers:
-            # The added GPUs are sold as the present ones. Without `sold_whole` the stock, which changes here,
-            # would decide whether whole nodes are sold.
+            # The added GPUs are sold as the present ones are. Without `sold_whole` the stock, which changes
+            # here, would decide whether whole nodes are sold.
             is_sold_whole = workers[0].gpu.is_sold_whole
-            unit = workers[0].gpu.gpus_per_node if is_sold_whole else 1
-            more = unit * math.ceil(min(worker.gpus for worker in workers) / unit)
+            sold_gpus = workers[0].gpu.gpus_per_node if is_sold_whole else 1  # What is sold at a time.
+            smallest_gpus = min(worker.gpus for worker in workers)
+            more = sold_gpus * math.ceil(smallest_gpus / sold_gpus)
             label = f"{'one' if more == 1 else more} more {name}"
             sold_whole = {**task.sold_whole, name: is_sold_whole}
             yield label, replace(task, stock={**task.stock, name: count + more}, sold_whole=sold_whole)
@@ -518,7 +526,8 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
 
 
 def study_document(answer: StudyAnswer) -> dict[str, Any]:
-    """An answer as plain values, for --json."""
+    """An answer as plain values, for --json. Figures are of the fleet of the answer on the question's trace.
+    """
     fleet, trace = answer.fleet, answer.problem.trace
     million_tokens = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
     return {
@@ -571,15 +580,17 @@ def answer_document(answer: Answered) -> dict[str, Any]:
 
 
 def moved_document(moved: ChangedQuestion, before: StudyAnswer | None) -> dict[str, Any]:
-    """A changed question as plain values, for --json."""
-    reasons = (moved.why_before and f"before the change: {moved.why_before}", moved.why)
+    """A changed question as plain values, for --json. `difference` is in the unit of the objective; None if
+    there is no fleet before or after the change.
+    """
+    why_before = f"before the change: {moved.why_before}" if moved.why_before else ""
     return {
         "change": moved.label,
         "kept": moved.kept,
         "kept_under": moved.under or None,
         "difference": moved.answer.value - before.value if before and moved.answer else None,
         "answer": None if moved.answer is None else study_document(moved.answer),
-        "why": "; ".join(filter(None, reasons)),
+        "why": "; ".join(filter(None, (why_before, moved.why))),
     }
 
 
@@ -611,7 +622,7 @@ def _step_tokens_text(fleet: Fleet) -> str:
 
 
 def verdict_text(moved: ChangedQuestion) -> str:
-    """Whether the fleet of the question before still holds."""
+    """A phrase: whether the fleet of the question before still keeps the SLO after the change."""
     if moved.why_before:
         after = "after it one is found" if moved.answer else f"after it none is left either: {moved.why}"
         return f"before the change there is no fleet: {moved.why_before}; {after}"

@@ -118,13 +118,15 @@ def _plan(inputs: SearchInputs, *, prove: bool) -> Plan:
     # the first; `grace` extends the second to at least LEAST_SEARCH_S from now, and never shortens it.
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(inputs, start=start, prove=prove)
-        return _certified(searched, inputs, throughput)
+        return _plan_with_evidence(searched, inputs, throughput)
 
 
-def _certified(
+def _plan_with_evidence(
     searched: Sequence[tuple[Problem, FleetSearch]], inputs: SearchInputs, throughput: Throughput | None
 ) -> Plan:
-    """The plan with the evidence for it; with safety, of the fleet for production."""
+    """The plan with the evidence for it, of the best fleet in `searched`; with safety, of the fleet for
+    production, which is searched here. `throughput` is the rate that was found for the objective throughput.
+    """
     production = None
     if inputs.task.safety is not None:
         problem, paper = best_of(searched)
@@ -151,6 +153,7 @@ def add_robustness(
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "robustness"))
     best = paper.best if production is None else production.best
     survivor = None if production is None else production.with_loss
+    # Fleets that are known already, of which it is said at which prices they would be cheaper.
     compared = [] if survivor is None else [("with a loss", problem.oracle.fleet(survivor))]
     # The fleet with a loss has a bill under any objective. Alternatives were the best of their kind by the
     # objective, so only if that is cost do their prices say when they would be chosen.
@@ -199,8 +202,8 @@ def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_
     if trial is not None:
         production = with_answers(problem, paper, trial)
     certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)
-    # A plan on paper from here is the best found, not ruled out for production as in `_certified`; it may be
-    # deployed, so its robustness is computed too.
+    # A plan on paper from here is the best found, not ruled out for production as in `_plan_with_evidence`;
+    # it may be deployed, so its robustness is computed too.
     if not inputs.conditions.adds_robustness:
         return certified_plan
     return add_robustness(certified_plan, (problem, paper), production)
@@ -283,16 +286,18 @@ def certify_plan(
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
     # These warnings are about scenarios drawn from one trace, and a plan on paper has no scenarios.
-    one_trace = () if production is None else findings.one_trace_warnings(problem)
+    one_trace_warnings = () if production is None else findings.one_trace_warnings(problem)
     # The warning of the worst hour also says what a fleet that keeps every hour costs.
-    of_simulation = [
+    simulation_warnings = [
         findings.price_holding_hours(problem, counts, warning, clock)
         if isinstance(warning, WorstHour)
         else warning
         for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
     ]
     has_caches = problem.task.policies.prefix_cache
-    uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, inputs.trace)
+    uncounted_warnings = (
+        () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, inputs.trace)
+    )
     prefixes = _pool_prefixes(oracle, fleet, simulation, inputs.seed, deadline)
     return Plan(
         status=_status_of(problem, certificate, fleet, production),
@@ -310,13 +315,13 @@ def certify_plan(
         warnings=(
             *not_certified_warnings(problem, production),
             *map(OfTraffic, _doubts(problem, inputs.trace)),
-            *one_trace,
-            *of_simulation,
+            *one_trace_warnings,
+            *simulation_warnings,
             *findings.image_warnings(fleet, problem.trace),
-            *uncounted,
+            *uncounted_warnings,
             *findings.roofline_warnings(problem, fleet),
             *findings.keep_alive_warnings(prefixes),
-            # Read after `of_simulation`, which may be the first for which no time is left.
+            # Read after `simulation_warnings`, which may be the first for which no time is left.
             *clock.list_warnings(),
             *further.warnings,
         ),
@@ -512,17 +517,18 @@ def _certificate_of(
     cheapest_level0 = min(searches, key=lambda search: search.value)
     is_exhausted = all(search.is_exhausted for search in searches)
     objective = problem.task.objective
+    value = objective_paid(problem, fleet_search.best)
+    bound = paid_at_least(problem, checked_bound(problem.lower, fleet_search.value))
+    if cheapest_level0.best is None:
+        level0_value = cheapest_level0.value  # Infinite.
+    else:
+        level0_value = objective_paid(problem, cheapest_level0.best)
     return Certificate(
         objective=objective,
         unit=OBJECTIVE_UNITS[objective],
-        value=objective_paid(problem, fleet_search.best),
-        bound=min(  # Capped at the value, because rounding may lift the bound above it.
-            paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
-            objective_paid(problem, fleet_search.best),
-        ),
-        level0=cheapest_level0.value  # Infinite, if level 0 has no fleet.
-        if cheapest_level0.best is None
-        else objective_paid(problem, cheapest_level0.best),
+        value=value,
+        bound=min(bound, value),  # Rounding may lift the bound above the value.
+        level0=level0_value,
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
         beyond_exact=fleet_search.is_every_mix_simulated,
         universe=tuple(option.name for option in fleet_search.level0.options),
