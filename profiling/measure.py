@@ -136,8 +136,8 @@ def profile(
     folder, llm, name = _read_llm(config, catalog)
     engine, tp = _engine_name(subject.engine), subject.tp
     power_meter = open_gpu()
-    made_on = machine.describe_machine()
-    gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
+    machine_facts = machine.describe_machine()
+    gpu_name = subject.gpu or machine.catalog_name(machine_facts["device"], catalog)
     gpu = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))  # None if it is in no catalog.
     # Measured before the engine holds the GPU.
     idle_w = None if power_meter is None else power_meter.idle_w()
@@ -147,11 +147,11 @@ def profile(
         "tp": str(tp),
         "dtype": subject.dtype,
         "engine": engine + (" (eager)" if subject.enforce_eager else ""),
-        **made_on,
+        **machine_facts,
     }
     if out.exists() and out.stat().st_size:
         _refuse_other(out, identity)  # Refused before an engine starts for nothing.
-    progress(f"starting {engine} on {made_on['device']}")
+    progress(f"starting {engine} on {machine_facts['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
         dtype=subject.dtype,
@@ -161,7 +161,7 @@ def profile(
         gpu=power_meter,
     )
     collectives = _time_collectives(folder, subject, out) if tp > 1 else None
-    meter: StepMeter
+    meter: StepMeter  # Either engine; `finally` closes it.
     if engine == "vllm":
         meter = VllmEngine(folder, enforce_eager=subject.enforce_eager, **settings)
     else:
@@ -226,20 +226,20 @@ def measure_into(
         step for step in design.start_design(meter.limits, START_STEPS, seed) if step not in set(done)
     ]
     agreed_times = 0
-    # The shortest time of the reference so far.
+    # The shortest time of the reference so far. It is timed a few times, as the machine may be busy just now.
     quiet_s = min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if earlier is not None:
         quiet_s = min(quiet_s, float(earlier.steps.reference_s.min()))
     while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
         if start_steps:
             step = start_steps.pop(0)
-            note = "start design"
+            note = "start design"  # For the progress line.
         else:
             table = read_step_table(out)
-            tried = {*done, *refused}
+            tried_steps = {*done, *refused}
             # Other candidates each time, the same in every run with this seed.
             drawn = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
-            candidates = [step for step in drawn if step not in tried]
+            candidates = [step for step in drawn if step not in tried_steps]
             choice = design.choose_step(
                 table.X,
                 table.y,
@@ -271,7 +271,9 @@ def measure_into(
 
 
 def _measure_undisturbed(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
-    """The step, measured again while the reference shows a disturbance; and the shortest reference so far."""
+    """The step, measured again while the reference shows a disturbance; and the shortest time of the
+    reference so far [s]. The seconds spent are those of all tries.
+    """
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
         measured, reference = meter.measure(step), meter.measure(REFERENCE, quick=True)
@@ -322,7 +324,7 @@ def profile_summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
 
 def _time_collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
     """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
-    decoder = text_of(read_config(folder))
+    decoder = text_of(read_config(folder))  # The part of config.json on the text decoder.
     measured = all_reduces(
         ranks=subject.tp,
         hidden=int(decoder["hidden_size"]),
@@ -393,7 +395,7 @@ def _read_llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, s
     return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape at that path.
 
 
-# What makes the step times of two LLMs equal.
+# What makes the step times of two LLMs equal. (The tuples only save lines.)
 _shape = attrgetter(
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("experts", "experts_per_token", "dtype_bytes"),
@@ -407,7 +409,9 @@ def _columns(operators: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> StepTable | None:
-    """The rows of an earlier run of the same measurement; a new file begins with the header."""
+    """The rows of an earlier run of the same measurement; None if `out` has none. A new file gets the header.
+    Raises InputError if the file is of another measurement.
+    """
     if not out.exists() or out.stat().st_size == 0:
         lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
         write_file(out, lines + ",".join(_columns(operators)) + "\n")
@@ -447,15 +451,17 @@ def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
 def write_notes(out: Path, notes: Mapping[str, str]) -> None:
     """Add `notes` to the `#` lines of a table; lines with the same keys are replaced."""
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
-    first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    other_lines = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in notes]
+    first_row = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    other_lines = [
+        line for line in lines[:first_row] if line.lstrip("# ").partition(":")[0].strip() not in notes
+    ]
     added = [f"# {key}: {value}\n" for key, value in notes.items()]
-    write_file(out, "".join((*other_lines, *added, *lines[first:])))
+    write_file(out, "".join((*other_lines, *added, *lines[first_row:])))
 
 
 def _measured_steps(table: StepTable) -> list[StepShape]:
-    """The step of each row. A row has the tokens of all its prompts, which are of one length, so they are
-    divided by their number.
+    """The step of each row of a table. A row has the tokens of all its prompts, and a StepShape those of one
+    prompt. Prompts of a step are of one length, so the tokens are divided by their number.
     """
     return [
         StepShape(prompts, new // max(prompts, 1), cached // max(prompts, 1), decodes, context)

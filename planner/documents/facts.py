@@ -84,6 +84,7 @@ class Outcome:
 
     @property
     def holds(self) -> bool:
+        """Whether the fleet keeps the SLO."""
         return not self.missed and self.attainment is None and self.backlog is None and not self.shares
 
 
@@ -781,6 +782,7 @@ class WorstHour:
 
     @property
     def missed(self) -> tuple[At, ...]:
+        """The limits that are missed in their worst hour."""
         return tuple(row for row in self.hours if row.value_s > row.limit.limit_s)
 
 
@@ -1029,6 +1031,7 @@ class KeptIn:
 
     @property
     def kept_frac(self) -> float:
+        """The share of scenarios in which the SLO was kept; 0 without scenarios."""
         return self.kept / self.scenario_count if self.scenario_count else 0.0
 
 

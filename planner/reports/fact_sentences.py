@@ -538,7 +538,7 @@ def _(fact: facts.NotShared) -> str:
 @fact_sentence.register
 def _(fact: facts.PoliciesRaced) -> str:
     parts = []
-    if fact.nothing:  # These policies save nothing.
+    if fact.nothing:
         parts.append(f"save nothing near the best fleet{_OF_ANSWER[fact.of]}: {'; '.join(fact.nothing)}")
     if fact.rivals:
         parts.append(f"save something near it, and no more than what was taken: {'; '.join(fact.rivals)}")
@@ -585,17 +585,19 @@ def _(fact: facts.WorkerMore) -> str:
 
 @fact_sentence.register
 def _(fact: Repeats) -> str:
-    sure, figures = 100 * CONFIDENCE_FRAC, []
+    confidence_percent, figures = 100 * CONFIDENCE_FRAC, []
     # Wald's test rejects one hypothesis: "kept on at most FEW_FRAC" or "kept on at least MOST_FRAC".
     verdict = {
-        "holds": f"with {sure:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
-        "fails": f"with {sure:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
-        "open": f"too few to say more with {sure:g} % confidence",
+        "holds": f"with {confidence_percent:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
+        "fails": f"with {confidence_percent:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
+        "open": f"too few to say more with {confidence_percent:g} % confidence",
     }[fact.decision]
-    for name, value in fact.limits.items():
-        if math.isfinite(value.mean):
-            half_width = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
-            figures.append(f"{name} {value.mean:.3g}{half_width} s on average, {value.most:.3g} s at most")
+    for name, seconds in fact.limits.items():
+        if math.isfinite(seconds.mean):
+            half_width = f" ± {seconds.half:.2g}" if math.isfinite(seconds.half) else ""
+            figures.append(
+                f"{name} {seconds.mean:.3g}{half_width} s on average, {seconds.most:.3g} s at most"
+            )
     kept = f"the SLO is kept on {fact.kept} of {fact.runs} {drawn_text(fact)}, {verdict}"
     return "; ".join([kept, *figures])
 
@@ -722,9 +724,10 @@ def _(fact: facts.Adapters) -> str:
 
 @fact_sentence.register
 def _(fact: facts.Offloaded) -> str:
-    place, whose = ("CPU memory", "per GPU")
+    # Where the KV is kept, and what the figures of memory and bandwidth are for.
+    place, whose = "CPU memory", "per GPU"
     if fact.is_shared:
-        place, whose = ("a store that all workers share", "in all")
+        place, whose = "a store that all workers share", "in all"
     disk = ""
     if fact.disk_bytes:
         place += " and on the disk behind it"
@@ -872,7 +875,7 @@ def _test_failures_text(tested: tuple[facts.RuleTest, ...]) -> str:
         if each.least_requests is not None:
             text += " with more"
         else:
-            text += " tests" if not texts else ""
+            text += " tests" if not texts else ""  # The word stands once, at the first figures.
             text += "" if each.most_requests is None else f" with up to {each.most_requests} requests"
         texts.append(text)
     return f"hid a cheaper fleet in {', '.join(texts)}"
@@ -957,13 +960,13 @@ def _(fact: facts.ShortTrace) -> str:
 @fact_sentence.register
 def _(fact: facts.OneTraceRedrawn) -> str:
     why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
-    apart = [
+    changed_lengths = [
         f"{what} of {percent_text(round(frac, 2))} of requests"
         for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
         if frac
     ]
-    if apart:
-        why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
+    if changed_lengths:
+        why.append(f"changes in kind between its quarters ({' and '.join(changed_lengths)})")
     advice = "plan on a longer trace"
     if fact.growth_frac:
         advice = f"beyond the {percent_text(fact.growth_frac)} growth that is planned for, {advice}"
@@ -984,15 +987,15 @@ def _(fact: facts.GuessedSteps) -> str:
 def _(fact: facts.RooflineWon) -> str:
     won = f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over"
     # A name with a space also says the size of the GPU group, so it is not one for `fleet: gpus`.
-    gpus = [name for name in fact.measured if " " not in name]
-    if len(gpus) < len(fact.measured):
+    names_for_fleet = [name for name in fact.measured if " " not in name]
+    if len(names_for_fleet) < len(fact.measured):
         return (
             f"{won} {', '.join(fact.measured)}, where kernels of this LLM were measured: `plan profile` "
             "measures it on your GPUs"
         )
     return (
         f"{won} GPUs where kernels of this LLM were measured: "
-        f"fleet: {{gpus: [{', '.join(gpus)}]}} says what those cost"
+        f"fleet: {{gpus: [{', '.join(names_for_fleet)}]}} says what those cost"
     )
 
 
@@ -1028,7 +1031,8 @@ def _(fact: facts.NotCertified) -> str:
 
 @fact_sentence.register
 def _(fact: facts.TooFewKept) -> str:
-    most, kept = fact.most_kept, percent_text(fact.most_kept.kept_frac)
+    most = fact.most_kept  # The fleet that is kept in the most scenarios.
+    kept = percent_text(most.kept_frac)
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent_text(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
@@ -1144,8 +1148,11 @@ def _(fact: facts.ElectricityCounted) -> str:
 
 @fact_sentence.register
 def _(fact: facts.Price) -> str:
-    by = f"{fact.source}, {fact.date}" if fact.date else f"from {fact.source}" if fact.source else ""
-    return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({by})"
+    if fact.date:
+        source = f"{fact.source}, {fact.date}"
+    else:
+        source = f"from {fact.source}" if fact.source else ""
+    return f"{fact.gpu} {fact.usd_per_h:g} USD/h ({source})"
 
 
 @fact_sentence.register

@@ -86,6 +86,7 @@ OUTDATED = (
     *(f"charts/{name}.png" for name in figures.NAMES),
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
+# `%r` writes all digits of the arrival.
 _CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
 _CSV_ROW_WITH_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
 _CSV_CHUNK = 50_000  # Rows made at once, which bounds the memory of a long trace.
@@ -191,19 +192,19 @@ def _traffic_jsonl(plan: Plan) -> str:
     return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
 
-def bill_document(paid: Bill) -> Document:
+def bill_document(bill: Bill) -> Document:
     """The bill as keys and values: `usd_per_h` is for whole nodes, `by_gpu_usd_per_h` for the GPUs in use
     alone. Both include `electricity_usd_per_h`, at provisioned power.
     """
     return {
-        "usd_per_h": paid.usd_per_h,
-        "by_gpu_usd_per_h": paid.by_gpu_usd_per_h,
-        "owned_gpus": paid.owned_gpus,
-        "rented_gpus": paid.rented_gpus,
-        "idle_gpus": paid.idle_gpus,
-        "electricity_usd_per_h": paid.electricity_usd_per_h,
-        "expected_electricity_usd_per_h": paid.expected_electricity_usd_per_h,
-        "whole_nodes": [dataclasses.asdict(each) for each in paid.nodes],
+        "usd_per_h": bill.usd_per_h,
+        "by_gpu_usd_per_h": bill.by_gpu_usd_per_h,
+        "owned_gpus": bill.owned_gpus,
+        "rented_gpus": bill.rented_gpus,
+        "idle_gpus": bill.idle_gpus,
+        "electricity_usd_per_h": bill.electricity_usd_per_h,
+        "expected_electricity_usd_per_h": bill.expected_electricity_usd_per_h,
+        "whole_nodes": [dataclasses.asdict(each) for each in bill.nodes],
     }
 
 
@@ -253,7 +254,7 @@ def _totals_document(plan: Plan) -> Document:
 
 def _prefixes_document(plan: Plan) -> Document:
     """The prefixes of each pool; empty without prefix caches."""
-    return {"prefixes": [pool_document(values) for values in plan.prefixes]} if plan.prefixes else {}
+    return {"prefixes": [pool_document(prefixes) for prefixes in plan.prefixes]} if plan.prefixes else {}
 
 
 def _routers_document(plan: Plan) -> Document:
@@ -381,8 +382,9 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """
     inside = measured_mask(simulation)
     finished = simulation.status == FINISHED
-    start_s = float(simulation.arrival_s[0])
-    span_s = simulation.end_s - start_s
+    span_s = simulation.end_s - float(
+        simulation.arrival_s[0]
+    )  # From the first arrival to the end of the run.
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
     # Columns of a long trace are mapped from a file: the sums above have read their pages into memory.
@@ -390,6 +392,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         release_memory(column)
 
     def per_second(amount: float) -> float | None:
+        """An amount of the whole run per second of it; None for a run without duration."""
         return amount / span_s if span_s > 0 else None
 
     document: Document = {
@@ -398,7 +401,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "window_s": simulation.window_s,
         "end_s": simulation.end_s,
         "complete": simulation.complete,
-        **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
+        # How many requests ended in each status.
+        **{name: int((simulation.status == number).sum()) for number, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": mean_and_percentiles(values_where(simulation.queue_s, inside)),
         **{

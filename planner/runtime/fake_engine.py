@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -42,6 +43,7 @@ from planner.runtime.step_log import StepLog
 CHAT_TOKENS = 7  # Tokens that the template of a chat adds to a prompt; about as many as real ones add.
 DEFAULT_OUTPUT_TOKENS = 16  # The output length of a request that names none, as in vLLM.
 TOKEN_IDS = 997  # The id of a token is its position in the request's context modulo this prime; any would do.
+MODEL_NAME = "rehearsal"  # The name of the LLM that it claims to serve.
 DONE = None  # Stands in a request's queue of tokens for the end of its answer.
 
 
@@ -53,7 +55,7 @@ class _EngineRequest:
     prompt_tokens: int
     output_tokens: int
     is_transferred: bool  # The request's KV comes from a prefill worker, so one token is left to compute.
-    names: list[int] = field(default_factory=list)  # Names of its prompt's blocks (prompt_blocks.py).
+    block_names: list[int] = field(default_factory=list)  # Of its prompt's blocks (prompt_blocks.py).
     priority: int = 0
     computed: int = 0  # Tokens of its prompt and its output whose KV is there.
     generated: int = 0  # Tokens of its output so far.
@@ -65,7 +67,7 @@ class _EngineRequest:
     @property
     def blocks(self) -> int:
         """KV blocks that the request reserves: those of its prompt and its whole output."""
-        return -(-(self.prompt_tokens + self.output_tokens) // KV_BLOCK_TOKENS)
+        return math.ceil((self.prompt_tokens + self.output_tokens) / KV_BLOCK_TOKENS)
 
 
 class FakeEngine:
@@ -93,16 +95,16 @@ class FakeEngine:
         self.by_priority = by_priority
         self.cached: OrderedDict[int, None] = OrderedDict()  # Names of blocks, the least recently used first.
         self.queried_tokens = self.hit_tokens = 0
-        self.seats, self.budget = max_num_seqs, max_num_batched_tokens
+        self.seats, self.budget = max_num_seqs, max_num_batched_tokens  # The budget is in tokens per step.
         self.free_blocks = kv_tokens // KV_BLOCK_TOKENS
         self.blocks = self.free_blocks
         self.waiting: deque[_EngineRequest] = deque()
         self.running: list[_EngineRequest] = []
         self.has_work = asyncio.Event()
-        self.now_s = 0.0
+        self.now_s = 0.0  # When the last step ended by the fit, on the clock of time.monotonic.
         self.prompt_tokens = self.output_tokens = 0
         # vLLM also counts the block that it keeps empty as a placeholder.
-        self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
+        self.metrics = EngineMetrics(MODEL_NAME, block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _EngineRequest) -> None:
         """Queue a request; a step that starts from now on may take it."""
@@ -143,7 +145,8 @@ class FakeEngine:
         chunks = []
         # Running requests come first: each gets the next part of its prompt, or one token of output.
         for request in self.running:
-            new = min(request.prompt_tokens - request.computed, budget) if not request.generated else 1
+            is_in_prompt = not request.generated
+            new = min(request.prompt_tokens - request.computed, budget) if is_in_prompt else 1
             if new and budget:
                 chunks.append((request, new))
                 budget -= new
@@ -173,8 +176,10 @@ class FakeEngine:
         """
         while len(self.cached) > self.free_blocks:
             self.cached.popitem(last=False)
+        # Blocks are found from the first on, up to the first that is missing.
         hits = next(
-            (k for k, name in enumerate(request.names) if name not in self.cached), len(request.names)
+            (k for k, name in enumerate(request.block_names) if name not in self.cached),
+            len(request.block_names),
         )
         hit_tokens = KV_BLOCK_TOKENS * min(hits, (request.prompt_tokens - 1) // KV_BLOCK_TOKENS)
         self.queried_tokens += request.prompt_tokens
@@ -200,7 +205,7 @@ class FakeEngine:
 
     def _cache_prompt(self, request: _EngineRequest) -> None:
         """Cache the blocks of a prompt; its first block becomes the most recently used."""
-        for name in reversed(request.names):
+        for name in reversed(request.block_names):
             self.cached[name] = None
             self.cached.move_to_end(name)
 
@@ -210,12 +215,17 @@ class FakeEngine:
         A decode is a chunk of one token, the last of its prompt or a later one, but never the first of all:
         a prompt of a single token is a prefill.
         """
-        decodes = [r for r, new in chunks if new == 1 and r.computed >= max(r.prompt_tokens - 1, 1)]
-        prefills = [(r, new) for r, new in chunks if r not in decodes]
-        # Each token of a chunk attends to all tokens before it and to itself.
-        pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
+        decodes = [
+            request
+            for request, new in chunks
+            if new == 1 and request.computed >= max(request.prompt_tokens - 1, 1)
+        ]
+        prefills = [(request, new) for request, new in chunks if request not in decodes]
         tokens = sum(new for _, new in chunks)
-        attended, cached = sum(r.computed + 1 for r in decodes), sum(r.computed for r, _ in prefills)
+        # Each token of a chunk attends to all tokens before it and to itself.
+        pairs = sum(new * (2 * request.computed + new + 1) / 2 for request, new in prefills)
+        attended = sum(request.computed + 1 for request in decodes)
+        cached = sum(request.computed for request, _ in prefills)
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
     def _finish(self, chunks: list[tuple[_EngineRequest, int]], start_s: float) -> None:
@@ -249,16 +259,16 @@ class FakeEngine:
 class _AnswerFormat:
     """Writes an answer in OpenAI's format, with the parts that the request wants.
 
-    Its text has a word per token.
+    The answer's text has a word per token: the token's id.
     """
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
         options = body.get("stream_options") or {}
         self.has_usage = bool(options.get("include_usage"))
         self.counts_each = self.has_usage and bool(options.get("continuous_usage_stats"))
-        self.is_chat, self.model = is_chat, body.get("model", "rehearsal")
+        self.is_chat, self.model = is_chat, body.get("model", MODEL_NAME)
         self.has_text = is_chat or not body.get("return_token_ids")
-        self.written = 0
+        self.written = 0  # Events so far, each of one token.
 
     def _head(self, kind: str) -> dict[str, Any]:
         """The fields of every answer; `kind` is ".chunk" for an event of a stream, else empty."""
@@ -345,7 +355,7 @@ class Server:
         request = _EngineRequest(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_transferred)
         request.priority = int(body.get("priority", 0))
         if self.engine.prefix_cache:
-            request.names = blocks_of(prompt)
+            request.block_names = blocks_of(prompt)
         if request.blocks > self.engine.blocks:
             return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
         self.engine.add(request)
@@ -364,19 +374,19 @@ class Server:
         return web.json_response(answer)
 
     async def _stream(
-        self, http: web.Request, request: _EngineRequest, writing: _AnswerFormat
+        self, http: web.Request, request: _EngineRequest, answer_format: _AnswerFormat
     ) -> web.StreamResponse:
         """Send each token of an answer as an event as soon as it is there."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         while (token := await request.tokens.get()) is not DONE:
-            await response.write(writing.event(request, token))
-        await response.write(writing.last(request))
+            await response.write(answer_format.event(request, token))
+        await response.write(answer_format.last(request))
         return response
 
     async def _models(self, _: web.Request) -> web.Response:
         """The list of models, as vLLM returns it."""
-        return web.json_response({"object": "list", "data": [{"id": "rehearsal", "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": MODEL_NAME, "object": "model"}]})
 
     async def _health(self, _: web.Request) -> web.Response:
         """An empty answer, which says that the engine is up."""
@@ -415,6 +425,7 @@ async def serve(settings: dict[str, Any], port: int) -> None:
         prefix_cache=settings["prefix_cache"],
         by_priority=settings.get("by_priority", False),
     )
+    # `handler_cancellation` ends `Server._complete` when its client leaves, so that the request is dropped.
     runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -209,8 +209,7 @@ def schedule(
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
     def cost_of(counts: Counts) -> float:
-        """The cost of these workers, summed over windows; infinite if they break a constraint but the budget.
-        """
+        """The cost of these workers over all windows; infinite if they break a constraint but the budget."""
         priced_schedule = buy_gpus(market, demand, counts[:type_count], counts[type_count:])
         if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
             return math.inf

@@ -526,8 +526,7 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
 
 
 def study_document(answer: StudyAnswer) -> dict[str, Any]:
-    """An answer as plain values, for --json. Figures are of the fleet of the answer on the question's trace.
-    """
+    """An answer as plain values, for --json; the figures are of its fleet on the question's trace."""
     fleet, trace = answer.fleet, answer.problem.trace
     million_tokens = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
     return {

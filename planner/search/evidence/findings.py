@@ -63,7 +63,7 @@ FEW_RESIDENCES = 20
 
 # A warning is given if the share of requests that keep all limits is below this part of the SLO's lowest
 # percentile: if that is p90, below 45 %.
-FEW_KEEP = 0.5
+FEW_KEEP = 0.5  # A factor on that percentile.
 
 SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
 # The worst hour of a measured window is reported if the window is at least this long. In a shorter one it
@@ -128,7 +128,7 @@ def price_other_policies(
     """The best fleet of each policy that was searched and not chosen, with its cost. If only first come first
     served was searched, also what serving the shortest prompts first would save.
     """
-    chosen, best = best_of(searched)
+    chosen, chosen_search = best_of(searched)
     choices = chosen.task.policy_choices()
     rows = []
     for problem, search in searched:
@@ -141,28 +141,28 @@ def price_other_policies(
             notes = (facts.LongestTtft(_longest_ttft_s(problem, search.best)),)
         rows.append(Alternative(name, fleet, value, notes))
     if chosen.task.policies.axes["queue"] == (Policies().queue,):
-        rows += _price_shortest_first(chosen, best, clock)
+        rows += _price_shortest_first(chosen, chosen_search, clock)
     return tuple(rows)
 
 
 def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[facts.Binding, ...]:
     """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
-    problem, best = best_of(searched)
+    problem, search = best_of(searched)
     if problem.hits is None:  # The traffic has no prefixes, or the question no caches.
         return ()
     policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
     without_caches = [row for row in searched if not row[0].oracle.policies.prefix_cache]
     if not policies.prefix_cache:
         return (facts.Finding("caches-unused"),)
-    gpus, value = problem.oracle.fleet(best.best).gpus, objective_paid(problem, best.best)
+    gpus, value = problem.oracle.fleet(search.best).gpus, objective_paid(problem, search.best)
     if not without_caches:
         if not problem.task.policies.compares_without_caches:
             return ()  # Such fleets were not searched, so the saving is not known.
         # No fleet without caches keeps the SLO.
         return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
-    other, other_best = best_of(without_caches)
-    gpus_without = other.oracle.fleet(other_best.best).gpus
-    value_without = objective_paid(other, other_best.best)
+    uncached_problem, uncached_search = best_of(without_caches)
+    gpus_without = uncached_problem.oracle.fleet(uncached_search.best).gpus
+    value_without = objective_paid(uncached_problem, uncached_search.best)
     return (facts.CachesSave(policies.routing, value, gpus, value_without, gpus_without, unit),)
 
 
@@ -175,19 +175,19 @@ def price_pinned_replicas(
     lru = [row for row in unpinned if row[0].oracle.policies.prefix_cache]
     if not pinned or not lru or not clock.allows("pinned-replicas"):
         return ()
-    (problem, best), (lru_problem, lru_best) = best_of(pinned), best_of(lru)
-    fleet, lru_fleet = problem.oracle.fleet(best.best), lru_problem.oracle.fleet(lru_best.best)
+    (problem, search), (lru_problem, lru_search) = best_of(pinned), best_of(lru)
+    fleet, lru_fleet = problem.oracle.fleet(search.best), lru_problem.oracle.fleet(lru_search.best)
     pinning = problem.oracle.pinning
     assert pinning is not None
     return (
         facts.PinnedReplicas(
             is_chosen=best_of(searched)[0] is problem,
-            value=objective_paid(problem, best.best),
+            value=objective_paid(problem, search.best),
             gpus=fleet.gpus,
             pinned_hit_frac=pinning.hit_frac(fleet),
             hit_frac=_hit_frac(problem, fleet),
             routing=lru_problem.oracle.policies.routing,
-            value_lru=objective_paid(lru_problem, lru_best.best),
+            value_lru=objective_paid(lru_problem, lru_search.best),
             gpus_lru=lru_fleet.gpus,
             hit_frac_lru=_hit_frac(lru_problem, lru_fleet),
             unit=OBJECTIVE_UNITS[problem.task.objective],
@@ -265,25 +265,25 @@ def simulate_one_more(
 
 
 def _price_shortest_first(
-    problem: Problem, best: FleetSearch, clock: EvidenceClock
+    problem: Problem, search: FleetSearch, clock: EvidenceClock
 ) -> tuple[Alternative, ...]:
     """What serving the shortest prompts first would save with the plan's own worker types, and how much
     longer the longest TTFT would be.
     """
     has_queue = any(limit.metric_row.has_queue for limit in problem.slo.limits)
     # The order of a queue changes only metrics that count the wait, and a single worker cannot be saved.
-    if not has_queue or sum(count for _, count in best.best) < 2:
+    if not has_queue or sum(count for _, count in search.best) < 2:
         return ()
     if not clock.allows("shortest-first"):
         return ()
     with_sjf = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
-    fewer = (
-        without_spare_workers(best.best, with_sjf.oracle) if with_sjf.oracle.holds(best.best) else best.best
-    )
+    fewer = search.best
+    if with_sjf.oracle.holds(fewer):
+        fewer = without_spare_workers(fewer, with_sjf.oracle)
     value = objective_paid(problem, fewer)
-    if objective_of(fewer) >= best.value:
+    if objective_of(fewer) >= search.value:
         return ()
-    longest = facts.LongestTtft(_longest_ttft_s(with_sjf, fewer), _longest_ttft_s(problem, best.best))
+    longest = facts.LongestTtft(_longest_ttft_s(with_sjf, fewer), _longest_ttft_s(problem, search.best))
     return (Alternative("queue sjf, same worker types", with_sjf.oracle.fleet(fewer), value, (longest,)),)
 
 
@@ -315,11 +315,18 @@ def simulate_neighbours(
         # that holds is simulated on the traffic as written with all its workers.
         oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
-        after_losses = sum(n for _, n in remaining) < sum(n for _, n in fewer)
+        after_losses = sum(left for _, left in remaining) < sum(count for _, count in fewer)
         # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
-        if not has_whole_pairs(option for option, n in remaining if n > 0):
+        if not has_whole_pairs(option for option, left in remaining if left > 0):
             neighbours.append(
-                facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
+                facts.Neighbour(
+                    pool,
+                    option.type.name,
+                    holds=False,
+                    outcome=None,
+                    on_other_draw=is_other_draw,
+                    after_losses=after_losses,
+                )
             )
             continue
         _, verdict = oracle.simulate_and_judge(oracle.fleet(remaining), record=True)
@@ -377,12 +384,14 @@ def _simulate_upper_ends(
     if not clock.allows("longer-steps"):
         return None
     verdict = _verdict_on_every_draw(problem, fleet.with_step_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS))
-    prefill, decode = (max(getattr(each, key).high for each in spreads) for key in ("prefill", "decode"))
+    # The largest of all pools.
+    prefill = max(spread.prefill.high for spread in spreads)
+    decode = max(spread.decode.high for spread in spreads)
     return facts.UpperEnds(prefill, decode, outcome_of(verdict, problem.slo))
 
 
 def price_insurance(
-    problem: Problem, best: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
+    problem: Problem, search: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """What `robust:` of the question costs, as insurance: how much dearer the plan is than one for the
     expected traffic and step times, whether its fleet keeps the SLO if all comes as expected, and warnings.
@@ -394,7 +403,7 @@ def price_insurance(
     if task.robust == Robust() or not clock.allows("expected"):
         return (), (), ()
     problem.progress("the plan for what is expected, to price the insurance")
-    robust, unit = problem.oracle.fleet(best.best), OBJECTIVE_UNITS[task.objective]
+    robust, unit = problem.oracle.fleet(search.best), OBJECTIVE_UNITS[task.objective]
     is_range = task.robust.traffic_frac != task.robust.traffic_from_frac
     rates = len(rates_frac(task, problem.trace)) if is_range else None
     planned = facts.Robustness(
@@ -407,16 +416,17 @@ def price_insurance(
         ).problem()
         expected, expected_best = best_of(search_policies(expected_problem, (robust,)))
     except InfeasibleError as error:
-        none = facts.NoneForExpected(planned, str(error))
-        return (), (none,), (none,)
+        no_fleet = facts.NoneForExpected(planned, str(error))
+        return (), (no_fleet,), (no_fleet,)
     except PlannerError:  # For instance no time is left. Then the price of the insurance is unknown (None).
-        return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
+        return (), (facts.InsuranceCosts(planned, objective_paid(problem, search.best), None, unit),), ()
     cheapest = expected.oracle.fleet(expected_best.best)
     value = objective_paid(expected, expected_best.best)
-    robust_value = objective_paid(problem, best.best)
+    robust_value = objective_paid(problem, search.best)
     # The robust fleet is simulated on the expected traffic, with the robust plan's policies.
     as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
-    counts = counts_of(robust, expected_best.level0.options)  # None if an option of it is not among these.
+    # None if an option of the robust fleet is not among those of the search for what is expected.
+    counts = counts_of(robust, expected_best.level0.options)
     robust_holds = counts is not None and as_expected.oracle.holds(counts)
     if counts is not None and robust_holds and robust_value < value:
         cheapest, value = as_expected.oracle.fleet(counts), robust_value
@@ -459,7 +469,7 @@ def simulate_spot_loss(
     In the simulation they all stop in the middle of the trace, and return after the time of a restart.
     """
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
-    first = 0  # The number of the pool's first worker; workers are numbered in the order of the pools.
+    first_worker = 0  # The pool's first; workers are numbered in the order of the pools.
     bindings: list[facts.Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
@@ -476,12 +486,12 @@ def simulate_spot_loss(
                     restart_s=terms.restart_s,
                 )
             )
-            for worker in range(first, first + down):
+            for worker in range(first_worker, first_worker + down):
                 events += [
                     Disturbance(middle_s, "down", worker),
                     Disturbance(middle_s + terms.restart_s, "up", worker),
                 ]
-        first += pool.count
+        first_worker += pool.count
     if not bindings:
         return (), ()
     warnings: list[facts.Warned] = [facts.Cautioned("spot-nodes")]
@@ -498,14 +508,14 @@ def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
     """The first verdict that misses the SLO, on the traffic as written or on another draw or rate; where the
     fleet keeps the SLO on all, the verdict on the traffic as written.
     """
-    _, first = problem.oracle.simulate_and_judge(fleet, record=True)
-    if not first.holds:
-        return first
+    _, as_written = problem.oracle.simulate_and_judge(fleet, record=True)
+    if not as_written.holds:
+        return as_written
     for draw in problem.draws:
         _, verdict = replace(problem.oracle, trace=draw, draws=()).simulate_and_judge(fleet, record=True)
         if not verdict.holds:
             return verdict
-    return first
+    return as_written
 
 
 def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
@@ -543,7 +553,7 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
     if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
         return None
     edges_s = windows_s(simulation, HOUR_S)
-    if len(edges_s) < 3:  # A single window, which is the whole trace.
+    if len(edges_s) < 3:  # Two edges bound a single window, which is the whole trace.
         return None
     worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
     return facts.WorstHour(
@@ -686,9 +696,11 @@ def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...
     measured = [worker for worker in problem.types if worker.latency.is_measured]
     if not guessed or not measured:
         return ()
+    # GPUs that are measured in some group sizes and guessed in others.
     both = {row_of(each.gpu.name) for each in guessed} & {row_of(each.gpu.name) for each in measured}
 
     def names(types: Iterable[WorkerType]) -> tuple[str, ...]:
+        """Each GPU once, with the size of its group where it is in `both`."""
         rows = ((row_of(each.gpu.name), each.tp) for each in types)
         return tuple(dict.fromkeys(f"{gpu} tp{tp}" if gpu in both else gpu for gpu, tp in rows))
 

@@ -29,7 +29,7 @@ from planner.traffic.logs.times import (
 )
 
 SAME_S = 1.0  # Two columns of times whose median distance is less hold the same time.
-_TIMES = ("arrival", "end")  # The roles that are times.
+_TIME_ROLES = ("arrival", "end")  # The roles that are times.
 # A column has a role if at least this share of a sample's values fit it. The other values are then errors.
 _FITTING_FRAC = 0.5
 _WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
@@ -37,35 +37,49 @@ _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # Durations without a unit are taken to be in ms if their median is above this: in s it is almost 2 minutes.
 _LIKELY_MS = 100
-# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...). Long sets are joined
-# of tuples, one on each line, only to save lines.
-_PROMPT = {"prompt", "input", "context", "prefill", "request"}
-_ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
-_LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
-_NOT_LENGTH = {
+_NAMED_IN_DOUBT = 4  # A doubt names at most this many columns.
+# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_..._WORDS). Long sets are
+# joined of tuples, one on each line, only to save lines.
+_PROMPT_WORDS = {"prompt", "input", "context", "prefill", "request"}
+_ANSWER_WORDS = {
+    *("completion", "output", "generated", "generation"),
+    *("decode", "response", "candidates", "answer"),
+}
+_LENGTH_WORDS = {"tokens", "token", "len", "length", "toks", "tok"}
+_NOT_LENGTH_WORDS = {
     *("cached", "cache", "price", "cost", "usd", "max", "limit", "per", "rate", "total", "second", "sec"),
     *("ms", "time", "latency", "chars", "bytes", "reasoning", "accepted", "rejected", "id", "ids", "first"),
     *("audio", "image", "video", "details", "budget", "min", "avg", "mean", "remaining", "creation", "read"),
 }
-_START = (
+_START_WORDS = (
     *("arrival", "arrived", "received", "created", "creation", "requested", "submitted"),
     *("start", "started", "begin", "began", "request"),
 )
 # Words for the time of an answer's last token, at which most programs write the request's line.
-_END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
-_TIME = {
+_END_WORDS = (
+    *("end", "ended", "finish", "finished", "completed"),
+    *("done", "response", "responded", "logged", "stop"),
+)
+_TIME_WORDS = {
     *("time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"),
     *("nano", "iso8601", "msec"),
 }
-# Small numbers may be durations, or a clock that counts from 0. With one of these words they are a clock.
-_ZERO_CLOCK = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
-_NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
+# Small numbers may be durations, or times of a clock that counts from 0. With one of these words in the
+# column's name they are times.
+_ZERO_CLOCK_WORDS = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
+_NOT_TIME_WORDS = {
+    *("first", "token", "tokens", "updated", "modified"),
+    *("expires", "expiry", "zone", "cached", "ttft"),
+}
 # A span is here a duration (how long a request took), and not a span of OpenTelemetry as in otlp.py.
-_SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
+_SPAN_WORDS = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
-_NOT_SPAN = {"first", "ttft", "queue", "upstream", "token", "tpot", "itl", "prefill", "network", "connect"}
+_NOT_SPAN_WORDS = {
+    *("first", "ttft", "queue", "upstream", "token"),
+    *("tpot", "itl", "prefill", "network", "connect"),
+}
 # The likely names of the other roles, as their words joined by "_", the likeliest first.
-_NAMES: Mapping[str, tuple[str, ...]] = {
+_LIKELY_NAMES: Mapping[str, tuple[str, ...]] = {
     "tenant": (
         *("tenant", "tenant_id", "client", "client_id", "customer", "customer_id", "team_id", "team"),
         *("organization_id", "org_id", "organization", "org", "project_id", "user_id", "user", "userid"),
@@ -151,7 +165,7 @@ def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Col
         names = [role.strip() for role, _, _ in pairs]
         if len(set(names)) < len(names):
             raise InputError(
-                f"{where}: {next(n for n in names if names.count(n) > 1)} is given twice; keep one"
+                f"{where}: {next(role for role in names if names.count(role) > 1)} is given twice; keep one"
             )
         written = {role.strip(): name for role, _, name in pairs}
     column_by_role: dict[str, Any] = {}
@@ -165,7 +179,7 @@ def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Col
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}: {role}: expected the name of a column, found {show_value(value)}")
         name, unit = _split_unit(value.strip())
-        if unit and role not in (*_TIMES, "duration"):
+        if unit and role not in (*_TIME_ROLES, "duration"):
             # No other role has a unit, so the colon is in the name.
             name, unit = value.strip(), ""
         column_by_role[role] = name
@@ -214,7 +228,7 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     arrival, end, duration, units = _time_columns(sample, times, spans, doubts)
     column_by_role |= {"arrival": arrival, "end": end, "duration": duration}
     taken = set(column_by_role.values())  # A column has one role.
-    for role, likely in _NAMES.items():
+    for role, likely in _LIKELY_NAMES.items():
         column_by_role[role] = _column_named(sample, role, likely, taken)
     missing = [role for role in ("input", "output") if not column_by_role[role]]
     if not arrival and not (end and duration):
@@ -252,7 +266,7 @@ def _dated_roles(sample: pd.DataFrame, name: str, pattern: str) -> dict[str, str
     ends, and that column has the role duration.
     """
     span = next((str(each) for each in sample.columns if _is_span(sample, each)), "")
-    if not span or not set(words_of(name)) & set(_END):
+    if not span or not set(words_of(name)) & set(_END_WORDS):
         return {"arrival": f"{name}:{pattern}"}
     unit = "" if unit_of_name(span) else f":{span_unit(span, sample.columns) or 's'}"
     return {"end": f"{name}:{pattern}", "duration": f"{span}{unit}"}
@@ -306,7 +320,10 @@ def _unsure_error(
     elif "arrival" in missing and (name := _unnamed_clock_column(sample)):
         columns["arrival"] = name
         doubts = [*doubts, f"{name} holds dates, and its name does not say whether requests arrived then"]
-    roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
+    # The order in which the map is suggested.
+    roles = [
+        role for role in ("arrival", "end", "duration", "input", "output", *_LIKELY_NAMES) if role in columns
+    ]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     # A doubt already names the column of dates, so that the arrival is not said to be unreadable.
@@ -358,11 +375,13 @@ def _grouped_length_columns(sample: pd.DataFrame, role: str) -> list[str]:
 
 def names_length(name: str, role: str) -> bool:
     """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
-    own_words, other_words = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
+    own_words, other_words = (
+        (_PROMPT_WORDS, _ANSWER_WORDS) if role == "input" else (_ANSWER_WORDS, _PROMPT_WORDS)
+    )
     # Prefixes of OpenTelemetry and the like say nothing of the role, and filling words nothing at all.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
-    if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
+    if not meaning_words & _LENGTH_WORDS or meaning_words & _NOT_LENGTH_WORDS:
         return False
     if not meaning_words & (own_words | ({"in"} if role == "input" else {"out"})):
         return False
@@ -383,25 +402,25 @@ def _only_column(sample: pd.DataFrame, names: list[str], meaning: str, doubts: l
             name for name in names[1:] if not np.array_equal(as_numbers(sample[name]), first, equal_nan=True)
         ]
         if differ:
-            doubts.append(f"{' and '.join([names[0], *differ][:4])} may both be {meaning}")
+            doubts.append(f"{' and '.join([names[0], *differ][:_NAMED_IN_DOUBT])} may both be {meaning}")
     return names[0] if names else ""
 
 
 def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Columns that hold times of a clock, each with "start" or "end", or "" if its name says neither."""
+    """Columns of times of a clock, each with "start" or "end", or "" if its name says neither or both."""
     for name in sample.columns:
-        words = words_of(name)
+        words = set(words_of(name))
         # Times to the first token, and durations, are not times of a clock.
-        if set(words) & (_NOT_TIME | _SPAN):
+        if words & (_NOT_TIME_WORDS | _SPAN_WORDS):
             continue
-        if not set(words) & (_TIME | set(_START) | set(_END)):
+        if not words & (_TIME_WORDS | set(_START_WORDS) | set(_END_WORDS)):
             continue
         if not _holds_times(sample[name], name):
             continue
-        is_start, is_end = bool(set(words) & set(_START)), bool(set(words) & set(_END))
+        is_start, is_end = bool(words & set(_START_WORDS)), bool(words & set(_END_WORDS))
         if name in ("time_local", "time_iso8601", "msec"):  # Nginx writes a line when the answer has ended.
             yield name, "end"
-        elif is_start == is_end:
+        elif is_start == is_end:  # The name has words of both, or of neither.
             yield name, ""
         else:
             yield name, "start" if is_start else "end"
@@ -413,13 +432,15 @@ def _holds_times(column: pd.Series[Any], name: str) -> bool:
     if clock.fitting_frac(column) < _FITTING_FRAC:
         return False
     words = words_of(name)
-    return not clock.since_zero or (bool(set(words) & _ZERO_CLOCK) and "_".join(words) not in _SPAN_NAMES)
+    return not clock.since_zero or (
+        bool(set(words) & _ZERO_CLOCK_WORDS) and "_".join(words) not in _SPAN_NAMES
+    )
 
 
 def _is_span(sample: pd.DataFrame, name: str) -> bool:
     """Whether the column holds durations, by its name and its values."""
     words = set(words_of(name))
-    if not (words & _SPAN or "_".join(words_of(name)) in _SPAN_NAMES) or words & _NOT_SPAN:
+    if not (words & _SPAN_WORDS or "_".join(words_of(name)) in _SPAN_NAMES) or words & _NOT_SPAN_WORDS:
         return False
     column = sample[name]
     try:
@@ -445,19 +466,22 @@ def _time_columns(
     sample: pd.DataFrame, times: Mapping[str, str], spans: list[str], doubts: list[str]
 ) -> tuple[str, str, str, dict[str, str]]:
     """The columns of arrival, end and duration, empty where one is not needed or missing, and their units. An
-    arrival alone is enough; without one, an end and a duration are needed.
+    arrival alone is enough; without one, an end and a duration are needed. `times` says of each column of
+    times whether it is a start (`_clock_columns`), and `spans` are the columns of durations.
     """
     starts, others, ends = (
         [name for name, time_kind in times.items() if time_kind == kind] for kind in ("start", "", "end")
     )
-    # The likeliest start comes first: _START is sorted by likelihood.
-    starts.sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
+    # The likeliest start comes first: _START_WORDS is sorted by likelihood.
+    starts.sort(
+        key=lambda name: min(_START_WORDS.index(word) for word in words_of(name) if word in _START_WORDS)
+    )
     arrivals = starts or others
     if arrivals:
         first = arrivals[0]
         apart = [name for name in arrivals[1:] if _apart_s(sample, first, name) > SAME_S]
         if apart:
-            doubts.append(f"{' and '.join([first, *apart][:4])} may both be the arrival")
+            doubts.append(f"{' and '.join([first, *apart][:_NAMED_IN_DOUBT])} may both be the arrival")
         return first, "", "", {}
     if not ends:
         return _numeric_arrival(sample), "", "", {}
@@ -466,7 +490,7 @@ def _time_columns(
         return "", end, "", {}
     unit = span_unit(spans[0], sample.columns)
     numbers = as_numbers(sample[spans[0]])
-    # Values such as "1.5s" are no numbers, and say their own unit.
+    # Values such as "1.5s" are no numbers, and say their own unit. Most values must be such.
     values_have_units = bool(np.isnan(numbers).mean() > 0.5)
     if not unit and not values_have_units:
         doubts.append(f"{spans[0]} has no unit")
@@ -495,14 +519,14 @@ def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
         except InputError:
             continue  # One of the two times is missing or wrong in this row.
         distances_ns.append(abs(int(times_ns[0]) - int(times_ns[1])))
-    return float(np.median(distances_ns)) / 1e9 if distances_ns else 0.0
+    return float(np.median(distances_ns)) / NS_PER["s"] if distances_ns else 0.0
 
 
 def unmapped_status(sample: pd.DataFrame, columns: Columns) -> str:
     """The column by which some requests failed, if a user's map names no status; empty if there is none."""
     if columns.status:
         return ""
-    name = _column_named(sample, "status", _NAMES["status"], set(columns.by_role().values()))
+    name = _column_named(sample, "status", _LIKELY_NAMES["status"], set(columns.by_role().values()))
     return name if name and has_failed(sample[name])[0].any() else ""
 
 
