@@ -108,7 +108,7 @@ def plan_one(options: PlanOptions) -> None:
 
 
 def _plan_one(options: PlanOptions) -> None:
-    """`plan_one` once its folder is reserved and the machines that simulate for it are known."""
+    """As `plan_one`, with the folder reserved already, and the machines that simulate for it known."""
     from planner.api.inputs import requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
@@ -129,9 +129,9 @@ def _plan_one(options: PlanOptions) -> None:
         )
     with Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress:
         catalog = read_catalog(options.catalog)
-        by_options = options.question_options
-        with nullcontext() if by_options is None else errors_of_options():
-            question = read_task(options.slo if by_options is None else by_options, catalog)
+        from_options = options.question_options  # None: the question is in a file.
+        with nullcontext() if from_options is None else errors_of_options():
+            question = read_task(options.slo if from_options is None else from_options, catalog)
             if options.per_gpu is not None:
                 question = question.replace({"fleet.per_gpu": options.per_gpu})
             if options.target is not None:
@@ -156,15 +156,15 @@ def _plan_one(options: PlanOptions) -> None:
         # The search may use what reading took and writing will take off the time limit.
         writing_s = 0.0 if options.out is None else report_s(searched) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s
-        best = BestSoFar(options.out)
+        best_so_far = BestSoFar(options.out)
         try:
-            with saving_on_interrupt(best.write_fleet):
+            with saving_on_interrupt(best_so_far.write_fleet):
                 planned = answer_question(
                     question,
                     study,
                     explain=options.explain,
                     prove=options.prove,
-                    watch=best.note_progress,
+                    watch=best_so_far.note_progress,
                     on_paper=lambda _, fleet: progress.print_estimate(estimate_text(fleet)),
                 )
         except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
@@ -173,7 +173,8 @@ def _plan_one(options: PlanOptions) -> None:
                 raise
             raise PlannerError(
                 f"this machine, or a limit on the process, does not give enough: the {missing} is short; "
-                f"{best.write_fleet()}; give it more, or ask for less (traffic: window, --executor serial)"
+                f"{best_so_far.write_fleet()}; give it more, or ask for less (traffic: window, "
+                "--executor serial)"
             ) from None
         written: tuple[str, ...] = ()
         if options.out is not None:
@@ -292,11 +293,13 @@ def interrupt_message(out: Path) -> Callable[[], str]:
 
     # Files are replaced, never changed, so that a new inode number shows that this run wrote the file.
     def inode_numbers() -> list[int | None]:
+        """The inode number of each file; None for a file that is not there."""
         return [path.stat().st_ino if path.exists() else None for path in files]
 
     before = inode_numbers()
 
     def describe_written() -> str:
+        """Which of the files this run has written by now."""
         has_plan, has_report = (
             now not in (None, then) for now, then in zip(inode_numbers(), before, strict=True)
         )
@@ -317,14 +320,14 @@ def plan_several(options: PlanOptions) -> None:
     from planner.files.interrupts import saving_on_interrupt
     from planner.reports.several_llms_report import NAMES
 
-    for option, is_set, advice in (
+    for option, value, advice in (
         ("--explain", options.explain, "the answer has without it what more of a shared limit saves"),
         ("--resume", options.resume, "run without it, or plan each LLM by itself"),
         ("--target", options.target, f"write deploy: {{target: {options.target}}} beside llms"),
         ("--prove", options.prove, "leave it out, or plan each LLM by itself"),
         ("--per-gpu", options.per_gpu, "leave it out, or plan each LLM by itself"),
     ):
-        if is_set:
+        if value:
             raise InputError(f"{option}: is for one LLM; {advice}")
     assert options.slo is not None and options.out is not None  # cli.py refuses the command without them.
     with (
@@ -444,9 +447,9 @@ def _print_prefixes(plan: Plan) -> None:
         )
         if pool.keep_alive is not None:
             print_lines(keep_alive_text(pool.keep_alive))
-    for each in plan.certificate.binding:
-        if isinstance(each, PinsPlaced):
-            print_lines(fact_sentence(each))
+    for fact in plan.certificate.binding:
+        if isinstance(fact, PinsPlaced):
+            print_lines(fact_sentence(fact))
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:

@@ -97,7 +97,7 @@ LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
 MOST_DOWN_FRAC = 0.5  # A spot worker that is away for more than this share of the time is refused.
 MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
-# An objective that is the same as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
+# Another name of the objective cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
 SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
@@ -253,8 +253,8 @@ class PlanQuestion:
     preset: str | None = None
     rate_rps: float | None = None  # None: the trace's own rate, or the described one.
     described: Description | None = None  # The description that stands in place of a trace.
-    scale: Scaling = "superpose"
-    window: str | None = None
+    scale: Scaling = "superpose"  # How the trace is brought to `rate_rps`.
+    window: str | None = None  # The part of the trace; None: the whole.
     draws: int = 1  # The number of draws of the traffic on which the SLO must be kept.
     # By GPU: prices in place of the catalog's.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
@@ -277,6 +277,7 @@ class PlanQuestion:
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
     gpu_limit: int | None = None
+    # The SLO must hold after the loss of any so many workers, or nodes; at most one of the two is above 0.
     spare_workers: int = 0
     spare_nodes: int = 0
     stages: tuple[int, ...] = (1,)  # Numbers of pipeline stages that a worker may have.
@@ -300,17 +301,18 @@ class PlanQuestion:
         some are owned, as "h100-80g@owned"; all share one stock.
         """
         owned = [catalog.gpu(name + OWNED) for name in self.stock if self.owned.get(name)]
-        gpus = [
+        # None: as many as needed.
+        rentable = [
             catalog.gpu(name) for name, count in rentable_stock(self.stock, self.owned).items() if count != 0
         ]
         prices = self.prices_usd_per_h
         rented = [
             replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
-            for gpu in gpus
+            for gpu in rentable
         ]
         on_spot = [
             replace(gpu, name=gpu.name + SPOT, price_usd_per_h=spot.price_usd_per_h)
-            for gpu in gpus
+            for gpu in rentable
             if (spot := self.spot_terms(gpu)) is not None
         ]
         return tuple(self._as_paid(gpu) for gpu in (*owned, *rented, *on_spot))
@@ -376,7 +378,8 @@ def read_task(path: Path, catalog: Catalog) -> PlanQuestion:
 
 def has_several_llms(path: Path) -> bool:
     """Whether this slo.yaml asks for several LLMs; False for a pipe, which can be read only once."""
-    # Path.is_file raises OSError for a name that is too long; `read_task` says so in one line.
+    # Path.is_file raises OSError for a name that is too long. os.path.isfile says False, and `read_task` then
+    # gives an error of one line.
     return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113
 
 
@@ -491,7 +494,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
 def _offered_stock(
     stock: Mapping[str, int | None], owned: Mapping[str, int], gpus_not_offered: Collection[str]
 ) -> dict[str, int | None]:
-    """The stock without GPUs that the provider does not offer, except for owned ones among them."""
+    """The stock without GPUs that the provider does not offer. Of those only the owned ones stay."""
     return {
         name: owned.get(name) if name in gpus_not_offered else count
         for name, count in stock.items()
@@ -515,7 +518,9 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
 
 
 def _check_day(question: Section) -> None:
-    """Check `day:`. Its module is imported only here, because controllers load the compiled simulator."""
+    """Check `day:`, whose values `plan day` reads again. Its module is imported only here, because
+    controllers load the compiled simulator.
+    """
     if "day" in question:
         parse = import_module(_DAY_SETTINGS).parse_day
         parse(question.get("day"), question.path_of("day"))
@@ -742,6 +747,7 @@ def _parse_prices(
             prices[name] = _parse_price(value, where)
             continue
         price_section = Section.from_document(value, where, PRICE_KEYS)
+        # The prices of GPUs that the provider does not take back.
         uninterrupted = {
             key: _parse_price(price_section.get(key), price_section.path_of(key))
             for key in ("on_demand", "reserved")
@@ -793,9 +799,10 @@ def _find_offers(
     priced: dict[str, ProviderOffer] = {}
     missing: list[str] = []
     on_spot = dict(spot)
-    for name in (name for name, count in stock.items() if count != 0):
+    for name in (name for name, count in stock.items() if count != 0):  # None: as many as needed.
         offers = catalog.provenance[name].offers
-        if not {name, catalog.gpus[name].base} & prices.keys():
+        has_own_price = bool({name, catalog.gpus[name].base} & prices.keys())
+        if not has_own_price:
             offer = offer_of(offers, provider, term)
             if offer is not None:
                 priced[name] = offer
@@ -812,7 +819,9 @@ def _find_offers(
         )
     # A GPU that nobody named is left out without an error, as long as the provider has any of the others.
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
-        offer_names = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
+        offer_names = {
+            f"{offer.provider} {offer.term}" for name in missing for offer in catalog.provenance[name].offers
+        }
         raise InputError(
             f"{section.where}: catalogs/gpus.yaml has no price of {provider} {term} for "
             f"{', '.join(missing)}, but of {', '.join(sorted(offer_names)) or 'nobody'}; name one of these, "
@@ -822,14 +831,16 @@ def _find_offers(
 
 
 def _parse_spot(section: Section) -> Spot:
-    """The spot market of one GPU from a section with PRICE_KEYS. Raises InputError."""
+    """The spot market of one GPU, from a section with PRICE_KEYS or PRICE_OF_KEYS. Raises InputError if the
+    interruptions are missing, or leave a worker down for too much of the time.
+    """
     if "spot_interruptions_per_h" not in section:
         raise InputError(f"{section.path_of('spot')}: needs spot_interruptions_per_h too, such as 0.05")
-    most = MOST_INTERRUPTIONS_PER_H
+    most_per_h = MOST_INTERRUPTIONS_PER_H
     spot = Spot(
         price_usd_per_h=_parse_price(section.get("spot"), section.path_of("spot")),
         # A provider may state the rate as "5 %" an hour, which `share` reads as 0.05.
-        interruptions_per_h=section.share("spot_interruptions_per_h", most=most, bare=most),
+        interruptions_per_h=section.share("spot_interruptions_per_h", most=most_per_h, bare=most_per_h),
         restart_s=section.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if spot.down_frac > MOST_DOWN_FRAC:

@@ -7,6 +7,7 @@ run pods take parts of theirs from this module.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -60,7 +61,9 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """kubernetes.yaml: everything to apply, in one file; what Kustomize can add to it; the same by Helm."""
+    """The files of this target by name: kubernetes.yaml, which has everything to apply; what Kustomize can
+    add to it; a Helm chart of the same; and what the router's image is built of.
+    """
     objects, components = documents(fleet, max_model_len), kustomize.kustomize_files(fleet)
     return {
         "kubernetes.yaml": in_one_file("kubernetes.yaml", fleet, objects),
@@ -74,13 +77,13 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew from the objects in their kubernetes.yaml, which were changed."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
-    # The comments at the head of the old values stay, in place of the new first line.
+    # The comments of the old values stay, in place of the first line of the new ones, which is a comment.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it, as lines of the README."""
+    """How to apply kubernetes.yaml, or its parts by Kustomize or Helm, as lines of the README."""
     return [
         *engine_command.router_image_steps("kubernetes.yaml"),
         f"    {SECRET}",
@@ -114,7 +117,11 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = labels_of(fleet, name, pool)
-        pools += [_workers(fleet, pool, labels, max_model_len), headless(labels), disruption_budget(labels)]
+        pools += [
+            _deployment(fleet, pool, labels, max_model_len),
+            headless(labels),
+            disruption_budget(labels),
+        ]
     return [*pools, *_store(fleet), *router(fleet)]
 
 
@@ -178,7 +185,7 @@ def shared_memory(fleet: Fleet, pool: Pool) -> Document:
 
 def _offload_gib(fleet: Fleet, pool: Pool) -> int:
     """GiB of KV blocks in CPU memory that a worker keeps, rounded up."""
-    return -(-engine_command.cpu_bytes(pool, fleet) // 2**30)
+    return math.ceil(engine_command.cpu_bytes(pool, fleet) / 2**30)
 
 
 def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
@@ -195,7 +202,7 @@ def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
 
 def _with_requests(fleet: Fleet, pool: Pool, main: Document) -> Document:
     """The container `main` of a worker with requests for CPUs and memory, and without privileges."""
-    gpus = pool.type.gpus // engine_command.nodes_of(pool.type)
+    gpus = pool.type.gpus // engine_command.nodes_of(pool.type)  # Of one pod, which is on one node.
     memory_gib = SHM_GIB + _offload_gib(fleet, pool) + MEMORY_PER_GPU_GIB * gpus
     requests = {"cpu": str(1 + CPUS_PER_GPU * gpus), "memory": f"{memory_gib}Gi"}
     main_resources = main["resources"]
@@ -248,12 +255,12 @@ def node_affinity(fleet: Fleet, pool: Pool) -> Document:
     Where the fleet has the same GPU with and without a cap, uncapped pods keep off the capped nodes.
     """
     gpu = pool.type.gpu
-    where: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
+    affinity: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
     if keeps_off_capped(fleet, pool):
         uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
-        where["affinity"] = {"nodeAffinity": required}
-    return where
+        affinity["affinity"] = {"nodeAffinity": required}
+    return affinity
 
 
 def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
@@ -283,7 +290,7 @@ def pod_template(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> 
     }
 
 
-def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
+def _deployment(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
     """The Deployment of a pool: one pod per worker, which are replaced one at a time."""
     main = _engine_container(fleet, pool, max_model_len)
     return {
@@ -334,7 +341,7 @@ def _store(fleet: Fleet) -> list[Document]:
     name, app = _store_name(fleet), engine_command.llm_label(fleet)
     labels = {APP: app, PART: name, ROLE: kv_store.NAME}
     metadata = {"name": name, "labels": labels}
-    memory = f"{-(-size // 2**30) + STORE_SPARE_GIB}Gi"
+    memory = f"{math.ceil(size / 2**30) + STORE_SPARE_GIB}Gi"
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     port = {"name": "master", "containerPort": kv_store.MASTER_PORT}
     master = {
@@ -412,9 +419,11 @@ def disruption_budget(labels: Document) -> Document:
 
 
 def router(fleet: Fleet) -> list[Document]:
-    """The routers, and their right to watch pods."""
+    """The objects of the routers, and of the account by which they may watch pods."""
     app = engine_command.llm_label(fleet)
-    routers = [_router(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()]
+    routers = [
+        _router_objects(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()
+    ]
     return [*_discovery(app), *(document for documents in routers for document in documents)]
 
 
@@ -441,9 +450,9 @@ def account_with_role(metadata: Document, rules: list[Document]) -> list[Documen
     ]
 
 
-def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> list[Document]:
+def _router_objects(fleet: Fleet, app: str, router_name: str, roles: tuple[Role, ...]) -> list[Document]:
     """The Deployment and the Service of a router before the workers of these roles."""
-    name = f"{app}-{router}"
+    name = f"{app}-{router_name}"
     labels = {APP: app, PART: name, ROLE: "router"}
     metadata = {"name": name, "labels": labels}
     args = [

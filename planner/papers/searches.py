@@ -26,8 +26,8 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
-# MOST_MACHINES, MOST_SPLITS and LOWEST_RATE_RPS bound the time of Splitwise's search; the paper has no such
-# bounds.
+# Set by hand, as are the other bounds here. MOST_MACHINES, MOST_SPLITS and LOWEST_RATE_RPS bound the time of
+# Splitwise's search; the paper has no such bounds.
 MOST_MACHINES = 256  # A pool has no more machines.
 MOST_SPLITS = 20  # This many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
@@ -40,6 +40,9 @@ LEAST_JUDGED_REQUESTS = 2000
 # The engine settings of Splitwise's machines: prompt tokens per step, and sequences that run at once.
 MACHINE_BUDGET_TOKENS = 2048
 MACHINE_SEATS = 512
+# The engine settings that Vidur's search tries here, in the same units.
+VIDUR_BUDGETS_TOKENS = (512, 2048, 8192)
+VIDUR_SEATS = (128, 256)
 
 Paper = Literal["distserve", "vidur", "splitwise"]
 
@@ -101,7 +104,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     setting = distserve_search.ServingSetting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
-    apart = distserve_search.high_affinity(
+    phases_apart = distserve_search.high_affinity(
         setting,
         types,
         types,
@@ -112,11 +115,13 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     pairs = distserve_search.low_affinity(
         setting, types, types, rate_rps, distserve_search.measured_by(rules.whole), nodes=question.nodes
     )
-    free = distserve_search.free_counts(setting, types, types, rate_rps, rules, apart.fleet)
+    free_counts_fleet = distserve_search.free_counts(
+        setting, types, types, rate_rps, rules, phases_apart.fleet
+    )
     fleets = {
-        "Algorithm 1: phases apart": apart.fleet,
+        "Algorithm 1: phases apart": phases_apart.fleet,
         "Algorithm 2: pairs in a node": pairs.fleet,
-        "free counts": free,
+        "free counts": free_counts_fleet,
     }
     goodput_rps = {
         name: find_goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()
@@ -139,10 +144,12 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         ],
         "neighbours": [
             {"carries": carries} | _fleet_summary(fleet)
-            for fleet, carries in distserve_search.smaller_neighbours(free, rules.whole, rate_rps)
+            for fleet, carries in distserve_search.smaller_neighbours(
+                free_counts_fleet, rules.whole, rate_rps
+            )
         ],
     }
-    return PaperSearch(rows, document, free)
+    return PaperSearch(rows, document, free_counts_fleet)
 
 
 def _vidur(question: PaperQuestion) -> PaperSearch:
@@ -154,7 +161,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
     longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
-    space = vidur_search.EngineSettingChoices(budgets=(512, 2048, 8192), seats=(128, 256))
+    space = vidur_search.EngineSettingChoices(budgets=VIDUR_BUDGETS_TOKENS, seats=VIDUR_SEATS)
     fleets = vidur_search.configurations(
         catalog.llm(task.llm),
         task.priced_gpus(catalog),
@@ -175,7 +182,8 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             constraint="slo",
             relaxation="a looser limit",
         )
-    frontiers = [vidur_search.pareto_configurations(rows, i) for i in (0, 1)]
+    # The frontiers of requests per dollar with the first of `values_s`, TTFT p90, and the second, TBT p99.
+    frontiers = [vidur_search.pareto_configurations(rows, metric) for metric in (0, 1)]
     shown = [row for row in rows if row is rows[0] or row in frontiers[0] or row in frontiers[1]]
 
     def shown_row(row: vidur_search.SearchedConfiguration) -> dict[str, Any]:
@@ -265,7 +273,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
             for design in _designs(task, catalog)
             if (row := _cheapest_of_design(design, question, slowdowns))
         ),
-        key=lambda pair: float(pair[0][unit]),
+        key=lambda row_and_fleet: float(row_and_fleet[0][unit]),
     )
     if not designs:
         raise InfeasibleError(
@@ -291,7 +299,7 @@ class _SlowdownJudge:
         reference = _make_machine(task, catalog, catalog.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
         self.limits = task.slowdowns.limits
 
-        @cache  # On a function of this object: a cache of a method would outlive it.
+        @cache  # On a function of this object: a cache of a method would outlive the object.
         def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
             return [
                 (trace, splitwise_search.alone_on(reference, trace))
@@ -329,15 +337,17 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
     slowdowns, llm, network = _SlowdownJudge(question), catalog.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, catalog):
-        costs = [objective_of_worker(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
+        machines = [machine for machine in (design.prompt, design.token) if machine is not None]
+        costs = [objective_of_worker(machine, limit_name) for machine in machines]
         fleets = [
-            design.fleet(llm, network, p, t)
-            for p, t in splitwise_search.even_splits(budget, costs, most=MOST_SPLITS)
-            if max(p, t) <= MOST_MACHINES
+            design.fleet(llm, network, prompt_count, token_count)
+            for prompt_count, token_count in splitwise_search.even_splits(budget, costs, most=MOST_SPLITS)
+            if max(prompt_count, token_count) <= MOST_MACHINES
         ]
         best, rate_rps = None, 0.0
         for fleet in fleets:
-            # A split that does not beat the best split by the tolerance needs no bisection.
+            # A split that does not keep the SLO at a rate above the best split's, by the tolerance, needs no
+            # bisection.
             rate_to_beat_rps = rate_rps * (1 + RATE_TOLERANCE_FRAC)
             if best is not None and not slowdowns.keeps(fleet, rate_to_beat_rps):
                 continue
@@ -359,7 +369,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             constraint=f"limits.{limit_name}",
             relaxation="a larger limit, looser slowdowns, or faster GPUs",
         )
-    rows.sort(key=lambda row: -float(row[0]["requests/s"]))
+    rows.sort(key=lambda row_and_fleet: -float(row_and_fleet[0]["requests/s"]))
     shown = [row for row, _ in rows]
     return PaperSearch(shown, {"limit": limit_name, "budget": budget, "designs": shown}, rows[0][1])
 
@@ -400,11 +410,12 @@ def _cheapest_of_design(
     """
     task = question.task
     llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
-    costs = [objective_of_worker(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
+    machines = [machine for machine in (design.prompt, design.token) if machine is not None]
+    costs = [objective_of_worker(machine, task.objective) for machine in machines]
     cheapest_counts = splitwise_search.find_cheapest_splits(
         lambda p, t: slowdowns.keeps(design.fleet(llm, network, p, t), question.rate_rps),
         costs[0],
-        costs[-1],
+        costs[-1],  # The same if there is no machine for tokens alone.
         most=MOST_MACHINES,
         splits=design.token is not None,
     )

@@ -45,14 +45,14 @@ def steps_reaching(start_s, first_s, growth_s, time_s):
 
     The root of the quadratic equation for j may be rounded either way, so the search begins just below it.
     """
-    span = time_s - start_s
-    if span <= first_s:
+    span_s = time_s - start_s
+    if span_s <= first_s:
         return 1
     if growth_s > 0.0:
-        half = first_s - 0.5 * growth_s
-        root = (-half + np.sqrt(half * half + 2.0 * growth_s * span)) / growth_s
+        linear_s = first_s - 0.5 * growth_s  # The equation is growth_s j^2 / 2 + linear_s j = span_s.
+        root = (-linear_s + np.sqrt(linear_s * linear_s + 2.0 * growth_s * span_s)) / growth_s
     else:
-        root = span / first_s
+        root = span_s / first_s
     j = max(int(root) - 1, 1)
     while start_s + run_s(first_s, growth_s, j) < time_s:
         j += 1
@@ -149,7 +149,7 @@ def count_within(state, k, v, counted, violations):
 def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
     """Count a run's gaps, which the first `sequences` decodes of lane l have, against limits on tbt.
 
-    Only steps `begin` to `end` - 1 end in the measured window. Those from `above` on are longer than the
+    Only the steps `begin` to `end` - 1 end in the measured window. Steps from `above` on are longer than the
     limit.
     """
     begin, end = 0, steps
@@ -171,7 +171,8 @@ def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
         if first_s + growth_s * (end - 1) > limit_s:
             above = _first_above(first_s, growth_s, limit_s, begin)
             state.limits[k].violations += counted * (end - above)
-        # The same for each window of the limits: steps `since` to `until` - 1 end in window v.
+        # The same for each window of the limits, if there are any. Steps `since` to `until` - 1 end in
+        # window v.
         since = begin
         while state.in_windows.shape[1] > 0 and since < end:
             v, until = window_at(state, start_s + run_s(first_s, growth_s, since + 1)), end
@@ -249,7 +250,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
         run.worker, run.start_s, run.first_s, run.growth_s = lane.worker, lane.run_start_s, first_s, growth_s
         run.steps, run.sequences, run.decodes = steps, sequences, lane.decodes * lane.is_decoding
         run.prefill_tokens, run.blocks = lane.prefill_tokens, state.workers[lane.worker].used_blocks
-        run.of_class = 0
+        run.of_class = 0  # A run of all requests; runs of a class have its number + 1.
     if len(state.parts) > 0:
         for i in range(state.lanes[l].prefills):
             chunk = state.chunks[l, i]

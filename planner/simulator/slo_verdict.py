@@ -55,7 +55,7 @@ class WindowResult:
 class LineVerdict:
     """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
 
-    `judged` is the number of values that were held against the limit. A line without any holds.
+    `judged` is the number of values that were held against the limit. A line without any such value holds.
 
     With `slo: {every: ...}` the line holds only if each window does; `worst` is the window with the largest
     value, None without `every` or where values were left out.
@@ -164,8 +164,8 @@ def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
 
 def measured_mask(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Which requests (n,) count: those that arrived inside the measured window."""
-    start, end = simulation.window_s
-    inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
+    start_s, end_s = simulation.window_s
+    inside = np.asarray((simulation.arrival_s >= start_s) & (simulation.arrival_s <= end_s))
     release_memory(simulation.arrival_s)  # Pages of a mapped file are given back; the array stays readable.
     return inside
 
@@ -229,21 +229,22 @@ def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list
     bounds = _bounds_s(simulation, edges_s)
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     starts_s, ends_s = np.array(bounds).T
-    # The windows that a run meets go from `first` to `last`. Both may lie outside of all windows, so they are
-    # clamped before they are used as indices.
-    first = np.searchsorted(ends_s, first_end_s)
-    last = np.searchsorted(starts_s, last_end_s, "right") - 1
+    # The windows that a run meets go from `first_window` to `last_window`. Both may lie outside of all
+    # windows, so they are clamped before they are used as indices.
+    first_window = np.searchsorted(ends_s, first_end_s)
+    last_window = np.searchsorted(starts_s, last_end_s, "right") - 1
     # Inside one window: the run's first step ends after the window's start, and its last before its end.
-    is_inside = (first == last) & (first_end_s >= starts_s[np.minimum(first, len(bounds) - 1)])
-    is_inside &= last_end_s <= ends_s[np.maximum(last, 0)]
+    is_inside = first_window == last_window
+    is_inside &= first_end_s >= starts_s[np.minimum(first_window, len(bounds) - 1)]
+    is_inside &= last_end_s <= ends_s[np.maximum(last_window, 0)]
     # Runs inside one window are sorted by it and sliced; the few that cross an edge are cut.
-    order = np.flatnonzero(is_inside)[np.argsort(first[is_inside], kind="stable")]
-    slice_starts = np.searchsorted(first[order], np.arange(len(bounds) + 1))
-    crossing = np.flatnonzero(~is_inside & (first <= last))
+    order = np.flatnonzero(is_inside)[np.argsort(first_window[is_inside], kind="stable")]
+    slice_starts = np.searchsorted(first_window[order], np.arange(len(bounds) + 1))
+    crossing = np.flatnonzero(~is_inside & (first_window <= last_window))
     runs_by_window = []
     for v, window_s in enumerate(bounds):
         inside = runs[order[slice_starts[v] : slice_starts[v + 1]]]
-        crossing_here = crossing[(first[crossing] <= v) & (v <= last[crossing])]
+        crossing_here = crossing[(first_window[crossing] <= v) & (v <= last_window[crossing])]
         runs_by_window.append(np.concatenate([inside, _cut_to_window(runs[crossing_here], *window_s)]))
     return runs_by_window
 
@@ -300,7 +301,8 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
 def value_s(
     simulation: Simulation, metric: Metric, percentile_frac: float, limit: Limit | None = None
 ) -> float:
-    """A percentile of a metric over the measured requests, or over the gaps between tokens.
+    """A percentile of a metric over the measured requests, or over the gaps between tokens; NaN if there are
+    no values, or if gaps were not recorded.
 
     With `limit` only requests of its class, or their gaps, count.
     """
@@ -334,6 +336,7 @@ def tenant_service(simulation: Simulation) -> ServiceOfTenants:
     tenant_of, tenants = simulation.tenant, range(len(simulation.tenants))
     first_token_s = simulation.arrival_s + simulation.ttft_s
     finish_s = simulation.arrival_s + simulation.e2e_s
+    # When every tenant has sent a request, and when the first has its last answer.
     start_s = max(float(simulation.arrival_s[tenant_of == u].min(initial=np.inf)) for u in tenants)
     end_s = min(float(np.nanmax(finish_s[tenant_of == u], initial=-np.inf)) for u in tenants)
     tokens = np.zeros(len(simulation.tenants))
@@ -357,9 +360,9 @@ def jain_index(values: Floats) -> float:
 def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
-    Unless `with_percentiles`, the lines have NaN for theirs, which is quicker; the verdict is the same. With
-    `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.simulate_if_kept`
-    gave.
+    Without `with_percentiles` the percentile of each line is NaN, which is quicker; whether the SLO holds is
+    the same. Raises ValueError if the simulation watched other limits. With `every` and limits on tbt it
+    needs a simulation with `record=True`, or one that `replay.simulate_if_kept` gave.
     """
     if simulation.limits != slo.limits:
         raise ValueError("judge_slo() needs a simulation that watched the limits of the same SLO")
@@ -380,6 +383,7 @@ def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True
         if slo.every_s is None:
             lines.append(LineVerdict(limit, value, kept_frac, holds, counted))
             continue
+        # The line must hold in each window, and over the whole.
         holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
         worst = worst_window(simulation, k, edges_s) if with_percentiles else None
         lines.append(LineVerdict(limit, value, kept_frac, holds, counted, worst))
@@ -431,10 +435,10 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[WindowRe
         WindowResult(
             float(start_s),
             float(end_s),
-            float("nan"),
-            1.0 - violated / total if total else 1.0,
-            violated <= allowed_above(limit.percentile_frac, total),
-            total,
+            value_s=math.nan,
+            kept_frac=1.0 - violated / total if total else 1.0,
+            holds=violated <= allowed_above(limit.percentile_frac, total),
+            judged=total,
         )
         for start_s, end_s, total, violated in zip(
             edges_s[:-1], edges_s[1:], counted.tolist(), violations.tolist(), strict=True
@@ -499,12 +503,14 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     if not len(edges_s):
         return []
     window_of = window_numbers(simulation.arrival_s[measured_mask(simulation)], edges_s)
-    keeps, windows = _measured_keep_all(simulation, slo), []
+    keeps_limits, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
         is_here = window_of == v
-        share = float(keeps[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
+        share = (
+            float(keeps_limits[is_here].mean()) if is_here.any() else 1.0
+        )  # Without requests nothing is missed.
         holds = share >= (slo.attainment_frac or 0.0)
-        windows.append(WindowResult(start_s, end_s, float("nan"), share, holds, int(is_here.sum())))
+        windows.append(WindowResult(start_s, end_s, math.nan, share, holds, int(is_here.sum())))
     return windows
 
 
@@ -532,19 +538,19 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
     """The share of the last requests that waited at most `patience_s`, and `patience_s`: of all requests, or
     of the class with the smallest share. The last requests arrived in the last tenth of the window.
     """
-    start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
-    last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
+    start_s, end_s = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
+    last = (simulation.arrival_s >= last_tenth_s(start_s, end_s)) & (simulation.arrival_s <= end_s)
     if not slo.selectors:
-        return _patient_share(simulation, last, slo.patience_of(None, end - start))
+        return _patient_share(simulation, last, slo.patience_of(None, end_s - start_s))
     of_classes = [
         _patient_share(
-            simulation, last & (simulation.of_class == number), slo.patience_of(selector, end - start)
+            simulation, last & (simulation.of_class == number), slo.patience_of(selector, end_s - start_s)
         )
         for number, selector in enumerate(slo.selectors)
     ]
     # Requests of no class have the patience of the whole SLO.
     if (rest := last & (simulation.of_class < 0)).any():
-        of_classes.append(_patient_share(simulation, rest, slo.patience_of(None, end - start)))
+        of_classes.append(_patient_share(simulation, rest, slo.patience_of(None, end_s - start_s)))
     return min(of_classes)  # By share, then by patience.
 
 

@@ -57,7 +57,7 @@ RATE_FRAC = 5e-3
 # A fleet must also carry the rates that are this far below a bisected corner of rates.
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
-# whole number give the same draw.
+# whole number give the same draw. The millionth less keeps clear of rounding errors.
 ALMOST_HALF = 0.5 - 1e-6
 # If there are at most this many draws between two rates, each is simulated. A trace of 130 requests has about
 # 200 from half to twice its rate.
@@ -108,7 +108,8 @@ class Frontier:
 
     def best_at(self, limit: float) -> FrontierStep | None:
         """The best fleet at a limit; None if it is looser than `loosest`, or tighter than every corner."""
-        sign = -1 if self.is_rising else 1  # A rate is tighter when it is higher, other limits when lower.
+        # A rate is tighter when it is higher, other limits when lower. `sign * limit` falls in both cases.
+        sign = -1 if self.is_rising else 1
         within = [
             step
             for step in self.steps
@@ -246,10 +247,10 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 class _Walk:
     """The functions and the default range with which `find_frontier` walks along an axis.
 
-    `task(limit)` gives the question at a limit. `corner(answer, limit, tightest)` gives the corner of the
-    fleet planned at `limit`, and the next limit to plan at. `low` and `high` bound the range. `holds(answer,
-    start, limit)` says whether the fleet planned at `limit` also holds at every limit from `start` on. At
-    `planned_too`, if there is one, a plan is made even inside a step.
+    `task(limit)` gives the question with the limit of the axis at this value. `corner(answer, limit,
+    tightest)` gives the corner of the fleet planned at `limit`, and the next limit to plan at. `low` and
+    `high` bound the range. `holds(answer, start, limit)` says whether the fleet planned at `limit` also holds
+    at every limit from `start` on. At `planned_too`, if there is one, a plan is made even inside a step.
     """
 
     name: str
@@ -300,7 +301,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         raise InputError(f"--over {metric}: expected exactly one such limit in the SLO, which has {names}")
     ((k, limit),) = lines
 
-    def at(limit_s: float) -> PlanQuestion:
+    def question_at(limit_s: float) -> PlanQuestion:
         moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
         return replace(task, slo=replace(task.slo, limits=moved))
 
@@ -317,7 +318,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
 
         def keeps(limit_s: float) -> bool:
             """Whether the fleet keeps the SLO with this limit, in production also in its scenarios."""
-            slo = at(limit_s).slo
+            slo = question_at(limit_s).slo
             if not replace(oracle, slo=slo).holds(counts):
                 return False
             # A plan for production must also pass the test in scenarios that its search did not see.
@@ -327,7 +328,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
             return simulated_s, simulated_s * (1 - NEXT_FRAC)
         return _bisect_corner(keeps, at_s, simulated_s, CORNER_FRAC)
 
-    return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, at, corner)
+    return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, question_at, corner)
 
 
 def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[Fleet], float]) -> _Walk:
@@ -336,15 +337,16 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[F
     `key` is the field of this limit in the question, and `amount_of` gives the power or the cost of a fleet.
     """
 
-    def at(amount: float) -> PlanQuestion:
+    def question_at(amount: float) -> PlanQuestion:
         limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
         return replace(task, **limit)
 
     def corner(answer: StudyAnswer, _: float, __: float) -> tuple[float, float]:
+        """The power or cost of the answer's fleet, and the next limit, just below."""
         amount = amount_of(answer.fleet)
         return amount, amount * (1 - NEXT_FRAC)
 
-    return _Walk(name, UNITS[name], getattr(task, key), LEAST_AMOUNT, math.inf, at, corner)
+    return _Walk(name, UNITS[name], getattr(task, key), LEAST_AMOUNT, math.inf, question_at, corner)
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
@@ -358,14 +360,14 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     else:
         requested_rate_rps = study.traffic_request(task).requests.rate_rps
 
-    def at(rate_rps: float) -> PlanQuestion:
+    def question_at(rate_rps: float) -> PlanQuestion:
         return replace(task, rate_rps=rate_rps)
 
     def carries(answer: StudyAnswer, rate_rps: float) -> bool:
         """Whether the fleet keeps the SLO on the traffic of this rate; for production also in the scenarios
         that a search has not seen.
         """
-        problem = study.problem_of(at(rate_rps))
+        problem = study.problem_of(question_at(rate_rps))
         fleet = workers_in_question(problem, answer.fleet)
         policies = None if fleet is None else find_keeping_policies(problem, fleet)
         if fleet is None or policies is None:
@@ -394,11 +396,13 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         return next((rate for rate in rates_rps if rate > low_rps and not carries(answer, rate)), None)
 
     def corner(answer: StudyAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
+        """The rate up to which the fleet carries every rate, and the next rate to plan at."""
         are_all_draws, rates_rps = probed_rps(at_rps, most_rps)
         if are_all_draws:
             if (missed_rps := missed_between(answer, at_rps, most_rps)) is None:
                 return most_rps, most_rps * (1 + RATE_FRAC)
             return max([at_rps, *(rate for rate in rates_rps if rate < missed_rps)]), missed_rps
+        # `good` is carried, `bad` is beyond it.
         good, bad = most_rps, most_rps * (1 + RATE_FRAC)
         if not carries(answer, most_rps):
             good, bad = _bisect_corner(partial(carries, answer), at_rps, most_rps, RATE_FRAC)
@@ -412,7 +416,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         requested_rate_rps,
         requested_rate_rps / 2,
         2 * requested_rate_rps,
-        at,
+        question_at,
         corner,
         lambda answer, low_rps, high_rps: missed_between(answer, low_rps, high_rps) is None,
         is_rising=True,

@@ -97,6 +97,7 @@ class EngineChoices:
     `seats`: the most sequences of a step; vLLM allows no more seats than tokens.
     `ranks`: numbers of data-parallel ranks.
     `stages`: depths of pipelines.
+    `speculations`: the drafts of a step; None: no drafts.
     `node_bytes_per_s`: the link between the nodes of a worker that has more GPUs than a node.
     `host_overhead_s`: a time that the question adds to each step, in simulations and in lower bounds.
     `engine`: adds host times in simulations only. Bounds on a step leave them out, which only lowers bounds.
@@ -187,7 +188,7 @@ def worker_types(
     types: list[WorkerType] = []
     left_out: list[OptionLeftOut] = []
     stages = engines.stages if engines.is_piped else (1,)
-    drafters = {each: find_drafter(each, llm, catalog) for each in engines.speculations}
+    drafters = {speculation: find_drafter(speculation, llm, catalog) for speculation in engines.speculations}
     for gpu, pp in itertools.product(gpus, stages):
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
@@ -247,7 +248,7 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
 def _not_on_nodes(
     name: str, llm: Llm, gpu_tp_pp: tuple[Gpu, int, int], engines: EngineChoices
 ) -> Iterator[OptionLeftOut]:
-    """The numbers of ranks that are left out because `nodes_of_ranks` refuses them on several nodes."""
+    """What is left out because `nodes_of_ranks` refuses so many ranks on several nodes."""
     gpu, tp, pp = gpu_tp_pp
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
@@ -317,15 +318,15 @@ def _types_of_split(
     latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
     types = []
     for budget, most_seqs, drafts in split.settings(engines):
-        # With drafts the sampler needs memory for more rows.
-        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
+        # With drafts the sampler needs memory for more rows: one for each sequence, or SAMPLED_ROWS.
+        sampled_rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         memory = worker_memory(
             llm,
             gpu,
             tp,
             pp,
             max_num_batched_tokens=budget,
-            max_num_seqs=rows,
+            max_num_seqs=sampled_rows,
             dp=split.dp,
             settings=MemorySettings.of_engine(engines.engine),
         )
@@ -364,17 +365,20 @@ def _left_out_of_split(
     """The engine settings of one split that are left out of plans, and why. `types` are the split's worker
     types that have room for KV blocks.
     """
-    with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
-    no_room = [budget for budget, seats, drafts in settings if (budget, seats, drafts) not in with_room]
+    settings_with_room = {
+        (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types
+    }
+    # The budgets of the settings without room for KV blocks.
+    no_room = [setting[0] for setting in settings if setting not in settings_with_room]
     if not types:
         yield OptionLeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:
         # The smallest budget stands for all: larger ones leave even less memory.
         yield OptionLeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
-    if small := tuple(worker for worker in types if not worker.has_room_for(longest_tokens)):
-        largest = max(small, key=lambda worker: worker.kv_tokens)
+    if too_small := tuple(worker for worker in types if not worker.has_room_for(longest_tokens)):
+        largest = max(too_small, key=lambda worker: worker.kv_tokens)
         because = facts.RequestTooLong(largest.kv_tokens, longest_tokens)
-        yield OptionLeftOut(f"{name} {largest.max_num_batched_tokens}", because, small)
+        yield OptionLeftOut(f"{name} {largest.max_num_batched_tokens}", because, too_small)
 
 
 def objective_of_worker(worker: WorkerType, objective: str) -> float:
@@ -458,6 +462,7 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     """
 
     def distance_tokens(worker: WorkerType) -> int:
+        """How far the worker's budget is from DECODE_BUDGET_TOKENS."""
         return abs(worker.max_num_batched_tokens - DECODE_BUDGET_TOKENS)
 
     nearest: dict[tuple[object, ...], WorkerType] = {}
