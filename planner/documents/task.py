@@ -254,7 +254,7 @@ class PlanQuestion:
     rate_rps: float | None = None  # None: the trace's own rate, or the described one.
     described: Description | None = None  # The description that stands in place of a trace.
     scale: Scaling = "superpose"  # How the trace is brought to `rate_rps`.
-    window: str | None = None  # The part of the trace; None: the whole.
+    window: str | None = None  # The part of the trace that is planned for; None: the question names none.
     draws: int = 1  # The number of draws of the traffic on which the SLO must be kept.
     # By GPU: prices in place of the catalog's.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)

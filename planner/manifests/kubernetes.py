@@ -255,12 +255,12 @@ def node_affinity(fleet: Fleet, pool: Pool) -> Document:
     Where the fleet has the same GPU with and without a cap, uncapped pods keep off the capped nodes.
     """
     gpu = pool.type.gpu
-    affinity: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
+    scheduling: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
     if keeps_off_capped(fleet, pool):
         uncapped = {"matchExpressions": [{"key": POWER_LIMIT, "operator": "DoesNotExist"}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [uncapped]}}
-        affinity["affinity"] = {"nodeAffinity": required}
-    return affinity
+        scheduling["affinity"] = {"nodeAffinity": required}
+    return scheduling
 
 
 def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:

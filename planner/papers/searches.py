@@ -26,8 +26,8 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
-# Set by hand, as are the other bounds here. MOST_MACHINES, MOST_SPLITS and LOWEST_RATE_RPS bound the time of
-# Splitwise's search; the paper has no such bounds.
+# MOST_MACHINES, MOST_SPLITS and LOWEST_RATE_RPS bound the time of Splitwise's search; the paper has no such
+# bounds.
 MOST_MACHINES = 256  # A pool has no more machines.
 MOST_SPLITS = 20  # This many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.

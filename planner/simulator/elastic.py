@@ -245,8 +245,8 @@ def simulate_elastic(
     """
     elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
     elastic_fleet.check()
-    # The kernel records runs of steps as far as its arrays have room. If there were more, it simulates once
-    # more with room for all of them.
+    # The kernel records runs of steps as far as its arrays have room. If there were more, all is simulated
+    # once more, with room for them.
     runs = room_for_runs(trace) if record else 0
     while True:
         state = elastic_fleet.first_state(runs=runs)

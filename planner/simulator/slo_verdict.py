@@ -506,9 +506,8 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     keeps_limits, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
         is_here = window_of == v
-        share = (
-            float(keeps_limits[is_here].mean()) if is_here.any() else 1.0
-        )  # Without requests nothing is missed.
+        # Without requests nothing is missed.
+        share = float(keeps_limits[is_here].mean()) if is_here.any() else 1.0
         holds = share >= (slo.attainment_frac or 0.0)
         windows.append(WindowResult(start_s, end_s, math.nan, share, holds, int(is_here.sum())))
     return windows

@@ -57,7 +57,7 @@ RATE_FRAC = 5e-3
 # A fleet must also carry the rates that are this far below a bisected corner of rates.
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
-# whole number give the same draw. The millionth less keeps clear of rounding errors.
+# whole number give the same draw. At one half exactly the number could be rounded up.
 ALMOST_HALF = 0.5 - 1e-6
 # If there are at most this many draws between two rates, each is simulated. A trace of 130 requests has about
 # 200 from half to twice its rate.

@@ -62,9 +62,9 @@ class StableTraffic:
     """A trace as `replicate_prefixes` sees it on one type of worker.
 
     `demand` has V nodes: the stable nodes of `tree`, which may be placed, and node 0, which is empty and
-    stands for requests without a stable prefix. `node_of` (V,) is each node's number in `tree`, -1 for node
-    0. A cache for everything else saves `sessions` (seconds of work per second) and hits `session_hits`
-    (share of input tokens), each by its size; `prefill_s` is the seconds of prefill work per second if
+    stands for requests without a stable prefix. `node_of` (V,) has the number in `tree` of each node; node 0
+    has -1. A cache for everything else saves `sessions` (seconds of work per second) and hits `session_hits`
+    (share of input tokens), each by its size. `prefill_s` is the seconds of prefill work per second if
     nothing is cached.
     """
 

@@ -318,7 +318,7 @@ def _types_of_split(
     latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
     types = []
     for budget, most_seqs, drafts in split.settings(engines):
-        # With drafts the sampler needs memory for more rows: one for each sequence, or SAMPLED_ROWS.
+        # The sampler needs memory for one row of each sequence, and with drafts for SAMPLED_ROWS.
         sampled_rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         memory = worker_memory(
             llm,
