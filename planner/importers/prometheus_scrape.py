@@ -1,5 +1,5 @@
-"""Imports scrapes of a running vLLM's /metrics: one text, which counts since the server started, or two, of
-which the differences count; or a range of Prometheus' samples (prometheus_runs.py).
+"""Reads scrapes of a running vLLM's /metrics: one text, which counts since the server started; or two, of
+which the differences are taken; or a range of Prometheus' samples (prometheus_runs.py).
 
 Means are differences of sum over differences of count. A histogram only says in which bucket a percentile
 lies: the bucket's upper edge is kept as `p99_at_most`, which is a bound and no measurement. A scrape has no
@@ -23,12 +23,17 @@ from planner.importers.prometheus_range import read_series
 from planner.importers.prometheus_runs import is_range, runs_of_range
 from planner.importers.vllm_metrics import LATENCIES, NAMES, OUTPUT, PROMPT
 
+# The histograms of each metric. Versions of vLLM differ in the names; the first that was counted is taken.
 HISTOGRAMS = {**LATENCIES, "queue": ("vllm:request_queue_time_seconds",)}
-LENGTHS = (PROMPT, OUTPUT)
+LENGTHS = (PROMPT, OUTPUT)  # Histograms of tokens.
+# A sample `name{labels} value time`, without labels and time if need be; and one label of it.
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
-Samples = dict[tuple[str, str], float]  # By name and, for a bucket, its edge; otherwise an empty text.
+# Values by the name of a sample and, for a bucket of a histogram, its edge; otherwise an empty text.
+Samples = dict[tuple[str, str], float]
+LEAST_RANK_ERROR = 1e-9  # A rank that is above a whole number by less counts as that number.
+MOST_BLOCK_DIGITS, MOST_BLOCKS_DIGITS = 6, 9  # Longer numbers in a label are no sizes of a KV cache.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
@@ -44,7 +49,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     names = " to ".join(path.name for path in paths)
     notes = []
     if len(scrapes) == 2:
-        before = scrapes[0][0]
+        before, _ = scrapes[0]
         samples = {key: value - before.get(key, 0.0) for key, value in last.items()}
         fell = [name for (name, _), value in samples.items() if value < 0 and name.startswith("vllm:")]
         if fell:
@@ -128,7 +133,7 @@ def samples_of(text: str, name: str) -> Iterator[tuple[str, dict[str, str], floa
 
 
 def _mean(samples: Samples, histogram: str) -> float | None:
-    """The mean of a histogram, its sum over its count; None while it counts nothing."""
+    """The mean of a histogram, its sum over its count; None if it counted nothing."""
     count, total = (samples.get((f"{histogram}_{part}", ""), 0.0) for part in ("count", "sum"))
     return total / count if count > 0 and total > 0 else None
 
@@ -139,25 +144,27 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
     if mean is None:
         return {}
     count = samples[f"{histogram}_count", ""]
-    buckets = []
-    for (name, le), below in samples.items():
+    buckets = []  # Upper edge, and how many observations are at most so large.
+    for (name, le), count_to_edge in samples.items():
         if name == f"{histogram}_bucket":
             try:
-                buckets.append((float(le), below))
+                buckets.append((float(le), count_to_edge))
             except ValueError:
                 raise InputError(f"{histogram}: le={le[:40]!r} is not a number") from None
     statistic_values = {"mean": mean}
     for percent in foreign_fields.PERCENTILES:
-        rank = math.ceil(percent / 100 * count - 1e-9)  # Rounding must not skip a value.
-        edge = min((edge for edge, below in buckets if below >= rank), default=math.inf)
-        if 0 < edge < math.inf:
+        rank = math.ceil(percent / 100 * count - LEAST_RANK_ERROR)
+        edge = min((edge for edge, count_to_edge in buckets if count_to_edge >= rank), default=math.inf)
+        if 0 < edge < math.inf:  # In the last, open bucket nothing is known of it.
             statistic_values[f"p{percent}_at_most"] = edge
     return statistic_values
 
 
 def _kv_tokens(labels: Mapping[str, str]) -> int | None:
     """The tokens of an engine's KV cache; None where the labels do not say, or say nonsense."""
-    block, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
-    if not (block.isdecimal() and blocks.isdecimal() and len(block) < 7 and len(blocks) < 10):
+    block_tokens, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
+    if not (block_tokens.isdecimal() and blocks.isdecimal()):
         return None
-    return int(block) * int(blocks) or None
+    if len(block_tokens) > MOST_BLOCK_DIGITS or len(blocks) > MOST_BLOCKS_DIGITS:
+        return None
+    return int(block_tokens) * int(blocks) or None

@@ -85,10 +85,10 @@ ROW_REDUCES = ("rtx-pro-6000",)
 WITHOUT_FP8 = ("a100-80g",)  # These GPUs have no FP8 kernels.
 # Experts in FP8 with a scale per tensor were measured untuned here: up to three times the times of 16 bits.
 UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")
-# Formats of weights: bytes per weight, and AIConfigurator's names for matrices and for experts.
+# By the format of weights: bytes per weight, AIConfigurator's name of the format for matrices, and its name
+# for experts. The last lacks FP8 with a scale per tensor, in which experts were measured untuned.
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
-# Names for experts. FP8 with a scale per tensor is left out, as it was measured untuned.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
 # `tp_s` gives the seconds of two all-reduces per layer. Times HALF_MS these are the milliseconds of one.
@@ -197,9 +197,10 @@ def joint_seconds(
 
 
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
-    """Whether each GPU has whole experts instead of slices of all.
+    """Whether each GPU has some experts whole, and not a slice of every expert. `ep` says so.
 
-    With `ep` None that is so only where slices would cut through blocks of fp8, which engines of 2025 refuse.
+    With `ep` None GPUs have slices, except where these would cut through blocks of fp8, which engines of 2025
+    refuse.
     """
     if llm.experts == 1 or tp == 1:
         return False
@@ -286,7 +287,7 @@ class Kernels:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)  # Raises now if the experts' kernels are lacking.
         except (RuntimeError, ValueError) as error:
-            # AIConfigurator's message goes on with a dictionary, which helps no user of ours.
+            # AIConfigurator's message begins with the kernel that it lacks; a dictionary follows.
             why = str(error).split("{")[0].removesuffix("for ContextKey ").strip()
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
         names = [name.removeprefix("context_") for name, *_ in prompts]
@@ -316,7 +317,9 @@ class Kernels:
                 self._decodes, batch_size=step.decodes, s=step.context
             )
             read_ms = sum(attention_ms for _, attention_ms, *_ in decodes)
-            ms += max(read_ms, step.decodes * step.context * self._mixed_kv_ms if step.prompts else 0.0)
+            # "mixed steps" of the module's docstring.
+            least_ms = step.decodes * step.context * self._mixed_kv_ms if step.prompts else 0.0
+            ms += max(read_ms, least_ms)
         return ms
 
     def all_reduce_s(self, tokens: int) -> float:
@@ -336,7 +339,7 @@ class Kernels:
         return ms
 
     def _attention_reduces_ms(self, tokens: int) -> float:
-        """Time of the all-reduces after attention, over the GPUs of a rank; after experts there is none."""
+        """Time of the all-reduces after attention [ms], over the GPUs of a rank. None comes after experts."""
         if self._tp == 1:
             return 0.0
         if self._gpu.name in ROW_REDUCES:
@@ -348,9 +351,8 @@ class Kernels:
         """Time of the experts that data-parallel ranks share [ms], for the tokens of all ranks."""
         assert self._dispatch_ms is not None
         if self._gpu.name in ROW_REDUCES:  # Gathering and reducing move as many bytes as one all-reduce.
-            return self._experts_ms(tokens) + HALF_MS * float(
-                tp_s(self._llm, self._gpu, self._tp * self._dp, tokens)
-            )
+            all_reduces_s = float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
+            return self._experts_ms(tokens) + HALF_MS * all_reduces_s
         return self._experts_ms(tokens) + self._dispatch_ms(tokens)
 
     def _operation_ms(self, tokens: int) -> Floats:

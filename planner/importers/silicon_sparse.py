@@ -1,9 +1,10 @@
-"""Sparse attention of prompts (DeepSeek-V3.2, GLM-5) from AIConfigurator's tables.
+"""The time of sparse attention of prompts (DeepSeek-V3.2, GLM-5), from AIConfigurator's tables.
 
-A layer was measured with its projections and its index, for B prompts of L tokens: decodes in CUDA graphs,
-prompts without. In the tables prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head as with
-128, and 2.3 to 4.3 ms on the same GPU with a Grace CPU. This is the time of launches, not of kernels. We
-assume that the kernels of a layer take
+In sparse attention an index chooses the tokens that a token looks at. A layer was measured with its
+projections and its index, for B prompts of L tokens: decodes in CUDA graphs, prompts without. In the tables
+prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head as with 128, and 2.3 to 4.3 ms on the same
+GPU with a Grace CPU. This is the time in which kernels are launched, not that of the kernels. We assume that
+the kernels of a layer take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
@@ -63,7 +64,7 @@ class SparsePrompts:
 
     def __init__(self, measured_ms: Callable[[int, int], float], one_decode_ms: float) -> None:
         self._one_decode_ms = one_decode_ms
-        whole_ms, token_ms = [0.0], 0.0
+        whole_ms, token_ms = [0.0], 0.0  # w of each length, and the time per token at the length before.
         for length in LENGTHS:
             # As many prompts as MOST_TOKENS has room for, rounded down to a power of two as in the tables.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
@@ -75,14 +76,14 @@ class SparsePrompts:
             token_ms = whole_ms[-1] / length
         self._lengths, self._whole_ms = np.array([0, *LENGTHS], dtype=float), np.array(whole_ms)
         parabola_ms = [whole_ms[LENGTHS.index(length) + 1] for length in PARABOLA_LENGTHS]
-        self._beyond = np.polyfit(PARABOLA_LENGTHS, parabola_ms, 2)
+        self._parabola = np.polyfit(PARABOLA_LENGTHS, parabola_ms, 2)
 
     def step_ms(self, prompts: int, new: int, cached: int) -> float:
-        """Milliseconds of prompts that have `new` tokens after `cached` ones each."""
+        """t: milliseconds of so many prompts, which have `new` tokens after `cached` ones each."""
         return self._one_decode_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
 
     def _prompt_ms(self, length: int) -> float:
         """w(length): milliseconds of a whole prompt, without what a step takes once."""
         if length > MOST_TOKENS:
-            return float(np.polyval(self._beyond, length))
+            return float(np.polyval(self._parabola, length))
         return float(np.interp(length, self._lengths, self._whole_ms))

@@ -103,7 +103,7 @@ def read_prices(
             continue
         if not (name := row["AcceleratorName"].strip()):
             continue  # The instance has no GPU.
-        gpus = _read_figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
+        gpus = _read_price_or_count(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
         if gpus is None or gpus < 1:
             raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")
         gpu, skip_reason = _catalog_name(name, row.get("GpuInfo") or "", catalog)
@@ -112,14 +112,15 @@ def read_prices(
             continue
         columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
         prices = {
-            term: _read_figure(row.get(column) or "", f"{path}, line {number}: {column}")
+            term: _read_price_or_count(row.get(column) or "", f"{path}, line {number}: {column}")
             for term, column in columns
         }
-        without_price += prices["on-demand"] is None  # The instance is only sold as spot, if at all.
+        if prices["on-demand"] is None:  # The instance is only sold as spot, if at all.
+            without_price += 1
         for term, usd_per_h in prices.items():
-            if usd_per_h is not None and usd_per_h > 0:
-                offer = _InstancePrice(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
-                rows_by_term.setdefault((gpu, term), []).append(offer)
+            if usd_per_h is not None and usd_per_h > 0:  # A price of 0 is left out.
+                instance_price = _InstancePrice(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
+                rows_by_term.setdefault((gpu, term), []).append(instance_price)
     if not rows_by_term:
         in_region = f" in region {region}" if region else ""
         raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{in_region}")
@@ -132,18 +133,20 @@ def read_prices(
     return ListedPrices(offers, lines, without_price)
 
 
-def _catalog_name(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
-    """The name of a GPU in catalogs/gpus.yaml and an empty reason, or None and the reason why it has none."""
+def _catalog_name(name: str, gpu_info: str, catalog: Catalog) -> tuple[str | None, str]:
+    """The name of a GPU in catalogs/gpus.yaml and an empty reason, or None and the reason why it has none.
+    `name` is SkyPilot's; `gpu_info` is the row's GpuInfo, which tells a PCIe card.
+    """
     catalog_name = GPU_NAMES.get("".join(letter for letter in name.lower() if letter.isalnum()))
-    if catalog_name is not None and "pcie" in info.lower():
+    if catalog_name is not None and "pcie" in gpu_info.lower():
         catalog_name, name = PCIE_NAMES.get(catalog_name, catalog_name), f"{name} (PCIe)"
     if catalog_name and catalog_name in catalog.gpus:
         return catalog_name, ""
     return None, f"{name}: no row of catalogs/gpus.yaml is known to be this GPU"
 
 
-def _read_figure(written: str, where: str) -> float | None:
-    """The number in a cell, which must be 0 or more; None for an empty cell."""
+def _read_price_or_count(written: str, where: str) -> float | None:
+    """The number in a cell; None for an empty cell. Raises InputError unless it is 0 or more."""
     if not written.strip():
         return None
     try:

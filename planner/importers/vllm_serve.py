@@ -1,9 +1,10 @@
 """Reads results of `vllm bench serve --save-result`, with or without --save-detailed, and summary.json of a
 sweep.
 
-In these files, lists per request are in seconds, the summary is in milliseconds. `tpot` is per request and
-leaves the first token out, `itl` is a gap between chunks. A file has GPU and tensor parallelism only if the
-user wrote them with --metadata (gpu=..., tp=...), or if a sweep varied them.
+In these files, lists per request are in seconds, the summary is in milliseconds. `tpot` is our TPOT: the mean
+gap of one request, without the time to its first token. `itl` is a gap between chunks, our TBT. A file has
+GPU and tensor parallelism only if the user wrote them with --metadata (gpu=..., tp=...), or if a sweep varied
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
-    """Read results of `vllm bench serve`, one or several in a file."""
+    """The runs of results of `vllm bench serve`, one or several in a file, all of one engine. Raises
+    InputError for other files, and for runs of different engines.
+    """
     documents: list[tuple[str, Mapping[str, Any]]] = []
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
@@ -62,12 +65,12 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         )
     llm, gpu, tp = setups.pop()
     # A load that the command line states wins over the file's.
-    runs = tuple(with_stated_load(_run(name, row), stated) for name, row in documents)
+    runs = tuple(with_stated_load(_parse_run(name, row), stated) for name, row in documents)
     return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_first(files)}", runs)
 
 
-def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
-    """The run of one result file, with the times of its requests if the file has them, else with means."""
+def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
+    """The run of one result, from the times of its requests if the file has them, else from its means."""
     completed = foreign_fields.read_count(row.get("completed"), f"{name}: completed", least=0)
     if not completed:
         raise InputError(f"{name}: no request completed; there is nothing to import")
@@ -119,11 +122,9 @@ def _load(
     rate, or `start_s` if starts were recorded. `notes` gets what is not modelled of the load.
     """
     rate = row.get("request_rate")
-    rate_rps = (
-        math.inf
-        if rate in (None, "inf", math.inf)
-        else foreign_fields.read_number(rate, f"{name}: request_rate")
-    )
+    rate_rps = math.inf
+    if rate not in (None, "inf", math.inf):
+        rate_rps = foreign_fields.read_number(rate, f"{name}: request_rate")
     limit = row.get("max_concurrency")
     concurrency = None if limit is None else foreign_fields.read_count(limit, f"{name}: max_concurrency")
     if rate_rps == math.inf:
@@ -184,16 +185,18 @@ def _detailed(
     ]
     if not finished:
         raise InputError(f"{name}: no request finished; there is nothing to import")
+    # From the first token of each request to its last.
     decoding_s = [sum(gaps[i]) for i in finished]
-    output = [columns["output_lens"][i] for i in finished]
+    output_tokens = [columns["output_lens"][i] for i in finished]
     ttft_s = [columns["ttfts"][i] for i in finished]
-    e2e_s = (
-        [columns["latencies"][i] for i in finished]
-        if "latencies" in columns
-        else [t + d for t, d in zip(ttft_s, decoding_s, strict=True)]
-    )
+    if "latencies" in columns:
+        e2e_s = [columns["latencies"][i] for i in finished]
+    else:
+        e2e_s = [first_s + rest_s for first_s, rest_s in zip(ttft_s, decoding_s, strict=True)]
     tpot_s = [
-        seconds / (tokens - 1) for seconds, tokens in zip(decoding_s, output, strict=True) if tokens > 1
+        seconds / (tokens - 1)
+        for seconds, tokens in zip(decoding_s, output_tokens, strict=True)
+        if tokens > 1  # An answer of one token has no gap.
     ]
     every_gap = [gap for i in finished for gap in gaps[i]]
     latency = {
@@ -206,16 +209,16 @@ def _detailed(
         )
         if values
     }
-    after_first = sum(tokens - 1 for tokens in output)
+    tokens_after_first = sum(tokens - 1 for tokens in output_tokens)
     # `failed`, the file's own count, is 0 where the file has none; requests without output count too.
     remarks = foreign_fields.run_remarks(
         failed=max(failed, n - len(finished)),
-        tokens_per_chunk=after_first / len(every_gap) if every_gap else 1.0,
+        tokens_per_chunk=tokens_after_first / len(every_gap) if every_gap else 1.0,
         gap_p50=float(np.median(every_gap)) if every_gap else None,
         gap_mean=float(np.mean(every_gap)) if every_gap else None,
     )
-    start = columns.get("start_times", [])
-    first = min((start[i] for i in finished), default=0.0) if start else 0.0
-    start_s = tuple(start[i] - first for i in finished) if start else ()
-    lengths = (tuple(columns["input_lens"][i] for i in finished), tuple(output))
+    recorded_s = columns.get("start_times", [])
+    first_s = min((recorded_s[i] for i in finished), default=0.0) if recorded_s else 0.0
+    start_s = tuple(recorded_s[i] - first_s for i in finished) if recorded_s else ()
+    lengths = (tuple(columns["input_lens"][i] for i in finished), tuple(output_tokens))
     return len(finished), lengths, latency, start_s, remarks

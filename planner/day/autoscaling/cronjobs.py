@@ -1,6 +1,5 @@
-"""A timetable as CronJobs (batch/v1) that set the size of a pool: for clusters without KEDA.
-
-There is one job for each change of size of each pool.
+"""Writes a timetable as CronJobs (Kubernetes' batch/v1), for clusters without KEDA. Each change of size of
+each pool has a job, which sets the size at its time of day.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from planner.manifests import kubernetes
 
 FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
+# The next three are set by hand.
 LATEST_S = 600  # Kubernetes skips a job that could not start within this time.
+MOST_RETRIES = 5  # Kubernetes gives a job up after so many failed pods.
+KEPT_FAILED_JOBS = 3  # So many failed jobs stay to be looked at, and one that succeeded.
 # The resource of each kind of object, as access rights and kubectl name it.
 _RESOURCES = {
     "Deployment": "deployments",
@@ -25,7 +27,7 @@ _RESOURCES = {
 
 
 def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> WrittenManifests:
-    """The jobs of all pools, and the service account under which they run."""
+    """The jobs of all pools, and the service account under which they run; `app` begins its name."""
     account = f"{app}-timetable"
     documents = _account_with_rights(account, targets)
     for target in targets:
@@ -57,9 +59,11 @@ def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[D
 
 
 def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document:
-    """A CronJob that gives a pool `size` workers at second `start_s` of each day."""
+    """A CronJob that gives a pool `size` workers at second `start_s` of each day. Its name ends in that time,
+    HHMM.
+    """
     minutes = start_s % DAY_S // MINUTE_S
-    group = target.api_version.rpartition("/")[0]
+    group = target.api_version.rpartition("/")[0]  # Of "apps/v1": apps.
     resource = f"{_RESOURCES[target.kind]}.{group}/{target.object_name}"
     container = {
         "name": "scale",
@@ -78,7 +82,7 @@ def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document
             "concurrencyPolicy": "Replace",
             "startingDeadlineSeconds": LATEST_S,
             "successfulJobsHistoryLimit": 1,
-            "failedJobsHistoryLimit": 3,
-            "jobTemplate": {"spec": {"backoffLimit": 5, "template": {"spec": pod}}},
+            "failedJobsHistoryLimit": KEPT_FAILED_JOBS,
+            "jobTemplate": {"spec": {"backoffLimit": MOST_RETRIES, "template": {"spec": pod}}},
         },
     }

@@ -16,7 +16,8 @@ block. Then no rule can know which of them comes next, so sizes x miss the windo
 whatever rule chose them. Start-ups cost something besides. So no rule costs less in the mean over such
 days, if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound does not
 hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
-the burst of a window comes more than a start-up after its beginning, such a controller may still keep it.
+the burst of a window comes more than a start-up after the window's beginning, such a controller may still
+keep the window.
 
 `reacting_bound` holds for rules that act within a window, even for one that sees the whole window when it
 begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the first
@@ -77,12 +78,13 @@ class CausalBound:
 
     def usd(self, most_missed: float, block_s: float) -> float:
         """The least cost [USD] if `most_missed` windows are missed in the mean; blocks last `block_s`."""
-        return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], most_missed)
+        lines = [self._cheapest_line(block) for block in self._blocks(block_s)]
+        return _cheapest_usd(lines, most_missed)
 
     def usd_of_unknown_blocks(
         self, most_missed: float, block_s: float, group_s: float = HALF_DAY_S
     ) -> float | None:
-        """The least cost if a rule does not know which block it is in; None for too many histories.
+        """The least cost [USD] if a rule does not know which block it is in; None for too many histories.
 
         The day is cut into groups of blocks that last `group_s`; each block is drawn from those of its group.
         """
@@ -105,20 +107,19 @@ class CausalBound:
         return [range(v, min(v + block_windows, count)) for v in range(0, max(count, 1), block_windows)]
 
     def _lines_of_histories(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
-        """The convex lower line of (USD, windows missed) of each s, for blocks drawn from this group."""
+        """The convex lower line of (USD, windows missed) of each history s; blocks are drawn from `group`."""
         group_needs = self.needs[group[0].start : group[-1].stop]
         kinds, kind_of_window = np.unique(group_needs, axis=0, return_inverse=True)
         kind_of_window = kind_of_window.reshape(-1)
-        q = np.array(
-            [
-                np.bincount(kind_of_window[np.array(block) - group[0].start], minlength=len(kinds))
-                / len(block)
-                for block in group
-            ]
-        )
+        # (blocks, kinds): q_je of the docstring.
+        counts = [
+            np.bincount(kind_of_window[np.array(block) - group[0].start], minlength=len(kinds))
+            for block in group
+        ]
+        q = np.array([count / len(block) for count, block in zip(counts, group, strict=True)])
         choices = [sorted({least, *kinds[:, c].tolist()}) for c, least in enumerate(self.least)]
         sizes = list(itertools.product(*choices))
-        prices_usd_per_h = np.array([self.price_usd_per_h(each) for each in sizes])
+        prices_usd_per_h = np.array([self.price_usd_per_h(pool_sizes) for pool_sizes in sizes])
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
         lines = []
         # P(j, s) by the history s: how often each kind of window came so far.
@@ -174,18 +175,16 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
 
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lower left hull of points, from the cheapest to the one that misses least."""
+    """The lower left hull of points (USD, windows missed), from the cheapest to the one that misses least."""
     hull: list[tuple[float, float]] = []
     for usd, missed in sorted(points):
         if hull and missed >= hull[-1][1]:
             continue
         while len(hull) > 1:
             (first_usd, first_missed), (last_usd, last_missed) = hull[-2:]
-            # Whether the last point lies below the line from the one before it to the new one.
-            is_below_line = (first_missed - last_missed) * (usd - first_usd) > (first_missed - missed) * (
-                last_usd - first_usd
-            )
-            if is_below_line:
+            # The last point stays if it lies below the line from the one before it to the new one.
+            saved_by_last, saved_by_new = first_missed - last_missed, first_missed - missed
+            if saved_by_last * (usd - first_usd) > saved_by_new * (last_usd - first_usd):
                 break
             hull.pop()
         hull.append((usd, missed))
@@ -193,15 +192,13 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 
 
 def causal_bound(runs: DayRuns) -> CausalBound | None:
-    """The bound for the pools and the traffic of these runs; None where there are too many sizes.
-
-    `own_steps(v)` are the intervals of the timetable in window v.
-    """
+    """The bound for the pools and the traffic of these runs; None where there are too many sizes."""
+    # `own_steps(v)` are the intervals of the timetable in window v.
     return _bound_of(runs, lambda v, c, size: misses_with_size(runs, v, runs.own_steps(v), c, size))
 
 
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
-    """The bound for rules that see a window whole when it begins."""
+    """The bound for rules that see a window whole when it begins; None where there are too many sizes."""
     # The shortest start-up and the longest window give the lowest of all bounds, so it holds for every pool.
     start_s = min(pool.start_s for pool in runs.terms.pools)
     bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
@@ -234,7 +231,9 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
 
 
 def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalBound | None:
-    """The bound in which window v needs the least size of pool c for which `misses(v, c, size)` is false."""
+    """The bound in which window v needs the least size of pool c for which `misses(v, c, size)` is false;
+    None where blocks would need too many combinations of sizes.
+    """
     least = tuple(pool.least for pool in runs.terms.pools)
     needs = np.tile(np.array(least, np.int64), (runs.window_count, 1))
     for c, pool in enumerate(runs.terms.pools):
