@@ -1,12 +1,14 @@
-"""Configuration of llm-d's endpoint picker, the router in front of the workers of llm-d and of KServe.
+"""Writes the configuration of llm-d's endpoint picker, the router in front of the workers of llm-d and of
+KServe.
 
-A profile is a list of plugins: filters, then scorers whose scores add up, then the plugin that picks the
-worker with the highest score and draws among equals. The endpoint picker counts what it sent:
-`token-load-scorer` prefers the fewest tokens of prompts that have no first token yet, `active-request-scorer`
-the fewest requests that are not finished. Decode workers are chosen by `active-request-scorer`, since their
-load does not depend on tokens of waiting prompts. `prefix-cache-affinity-filter` keeps the workers that
-probably have the prompt's beginning cached, unless the queue there takes longer than the prefill would; for
-this its parameter gives the speed of a worker's prefills.
+A profile says how a worker is chosen. It is a list of plugins: filters, then scorers whose scores add up,
+then the plugin that picks the worker with the highest score and draws among equals. The endpoint picker
+counts what it sent: `token-load-scorer` prefers workers with the fewest tokens of prompts that have no first
+token yet, `active-request-scorer` those with the fewest requests that are not finished. Decode workers are
+chosen by `active-request-scorer`, since their load does not depend on tokens of waiting prompts.
+`prefix-cache-affinity-filter` keeps the workers that probably have the prompt's beginning cached, unless the
+queue there takes longer than the prefill would. To compare these times it has a parameter, the speed of a
+worker's prefills.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
 
 
 def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
-    """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
+    """An EndpointPickerConfig for mixed workers, or with `is_pair` for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
+    # The pools that requests reach first. The plugin has one speed for all workers.
     first_pools = [pool for pool in fleet.running_pools if pool.role == role]
     slowest_tokens_per_s = min(map(_prefill_tokens_per_s, first_pools))
     parameters: Document = {NEAR_MATCH: {"peakPrefillThroughput": round(slowest_tokens_per_s)}}
@@ -63,7 +66,7 @@ def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
             "prefill": ["prefill-filter", *profile_plugins(policies.routing)],
             "decode": ["decode-filter", *_decode_profile(policies)],
         }
-    in_profiles = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
+    in_profiles = dict.fromkeys(plugin for plugins in profiles.values() for plugin in plugins)
     names += [*dict.fromkeys(_PRODUCERS[name] for name in in_profiles if name in _PRODUCERS), *in_profiles]
     return {
         "apiVersion": API_VERSION,
@@ -73,8 +76,8 @@ def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
             for name in names
         ],
         "schedulingProfiles": [
-            {"name": name, "plugins": [{"pluginRef": plugin} for plugin in each]}
-            for name, each in profiles.items()
+            {"name": name, "plugins": [{"pluginRef": plugin} for plugin in plugins]}
+            for name, plugins in profiles.items()
         ],
     }
 

@@ -26,7 +26,7 @@ class SendingBudget:
         for row in self.journal.rows("charged_usd"):
             self.requests += 1
             self.usd += row["charged_usd"]
-        # A correction (`settle`) is negative where money was given back.
+        # Corrections of `settle`: negative where the answer cost less than was charged.
         self.usd += sum(row["given_back_usd"] for row in self.journal.rows("given_back_usd"))
 
     def usd_of(self, input_tokens: int, output_tokens: int) -> float:
@@ -37,7 +37,7 @@ class SendingBudget:
     def charge(self, input_tokens: int, output_tokens: int, *, share_frac: float = 1.0) -> float | None:
         """Charge a request of at most these tokens and return its price [USD].
 
-        Returns None, and charges nothing, if all charges together would exceed `share_frac` of the budget.
+        Returns None, and charges nothing, if all charges together would exceed `share_frac` of a limit.
         Prompts that only warm caches get a share below 1, so that enough is left for measured requests.
         """
         usd, endpoint = self.usd_of(input_tokens, output_tokens), self.endpoint

@@ -21,10 +21,10 @@ MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to t
 class ScaleTarget:
     """A pool as an autoscaler addresses it.
 
-    An autoscaler changes the count of the object `object_name` of this `kind`, as `scaled` tells it for this
-    pool. Further objects that we write for the pool have the `name`, which ends in `pool_name`: the pool's
-    name as manifests spell it. `pods` are the labels of the pods that answer GET /metrics on `port` by
-    `scheme`.
+    An autoscaler changes the replica count of the object `object_name` of this `kind`; `scaled` has the sizes
+    that it may choose. Further objects that we write for the pool have the `name`, which ends in `pool_name`:
+    the pool's name as manifests spell it. `pods` are the labels of the pods that answer GET /metrics on
+    `port` by `scheme`.
     """
 
     name: str
@@ -77,6 +77,7 @@ def kubernetes_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPo
 
 
 def lws_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    """As on Kubernetes, with a LeaderWorkerSet in place of the Deployment."""
     scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(scale_target, api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet")
 
@@ -93,6 +94,7 @@ def disaggregatedset_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: Sc
 
 
 def llm_d_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    """The Deployment that llm-d's chart makes of a release for this pool."""
     name = f"{engine_command.llm_label(fleet)}-{pool_name}"
     role = "prefill" if pool.role == "prefill" else "decode"  # Mixed workers count as decode.
     # The chart adds its own name to the release's, unless that contains it.
@@ -103,6 +105,7 @@ def llm_d_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -
 
 
 def production_stack_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    """The Deployment that the production stack's chart makes for this pool."""
     release = engine_command.llm_label(fleet)
     pods = {"model": pool_name, "helm-release-name": release}
     name = f"{release}-{pool_name}"

@@ -1,11 +1,12 @@
-"""A timetable of sizes per time of day.
+"""The controller "cron": pools have the sizes that a timetable gives for the time of day.
 
-Each window has a number of workers, as in CronHPA (AliyunContainerService/kubernetes-cronhpa-controller) and
-in KEDA's cron trigger. KEDA's HPA would keep a size for five minutes more; the controller "keda" has that.
+A timetable is a set of windows of time with a number of workers each, as in CronHPA
+(AliyunContainerService/kubernetes-cronhpa-controller) and in KEDA's cron trigger. KEDA's HPA would keep a
+size for five minutes more; the controller "keda" does so.
 
 Without given windows there is one for every hour (`step`) of the day. Its sizes are those of the plan's
-capacity table for the highest rate of this hour on any earlier day, times 1 + `headroom`. An hour of which no
-earlier day has arrivals gets the sizes of the busiest hour.
+capacity table for the highest rate of this hour on any earlier day, times 1 + `headroom`. An hour that no
+earlier day covers gets the sizes of the busiest hour.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ class CronSettings(ControllerSettings):
     every_s: float = settings_field(60.0, SECONDS, "time between looks", least=1.0, most=3600.0)
 
     def check(self) -> None:
-        if DAY_S % self.step_s:
+        if DAY_S % self.step_s:  # Steps would begin at other times on each day.
             raise InputError(f"step: {self.step_s:g} s is no whole part of a day; 1 h and 30 min are")
 
 
 def windows_from_history(
     settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
 ) -> tuple[Window, ...]:
-    """A window per step of the day, which begins `lead_s` before the step, as workers take time to start.
+    """A window per step of the day, which begins `lead_s` before the step, as workers take time to start. Its
+    sizes suffice for the step's highest rate in the history, as the module's docstring says.
 
     The history ends at second `end_s` of the week.
     """
     rates = history.rates_rps
+    # When each bucket of the history begins, and in which step of the day.
     begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
     steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)
     windows = []
@@ -63,7 +66,9 @@ def windows_from_history(
 
 
 class Cron:
-    """The largest size of the open windows, and the pools' least sizes while no window is open."""
+    """The controller: it gives each pool the largest size of the windows that are open, and its least size
+    while none is.
+    """
 
     lag_s = 0.0  # Cron reads only the clock, and no metrics that could be old.
 
