@@ -134,7 +134,8 @@ def _least_bill_plan(
                 continue
             if len(plans) > MOST_PLANS or out_of_time():
                 break
-            progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
+            idle_gpus = parent_plan.bill.idle_gpus
+            progress(f"{idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
                 shared = plan(_with_tasks(question, partial(_without_kinds, kinds=without)))
             except InfeasibleError:
