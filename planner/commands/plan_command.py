@@ -168,8 +168,7 @@ def _plan_one(options: PlanOptions) -> None:
                     on_paper=lambda _, fleet: progress.print_estimate(estimate_text(fleet)),
                 )
         except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
-            missing = missing_resource(error)
-            if missing is None:
+            if (missing := missing_resource(error)) is None:
                 raise
             raise PlannerError(
                 f"this machine, or a limit on the process, does not give enough: the {missing} is short; "

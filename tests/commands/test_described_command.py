@@ -90,8 +90,8 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
             "'slurm'; did you mean 'vllm'? It brings a script for each pool, which srun can start",
         ),
         (
-            [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p99", "2"],
-            "plan: --tpot-p99: '2' has no unit",
+            [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p95", "2"],
+            "plan: --tpot-p95: '2' has no unit",
         ),
         ([*QUESTION, "--rate", "5", "--input", "1kb", "--output", "9"], "plan: --input: "),
         (["--slo", "nowhere.yaml"], "plan: nowhere.yaml: no such file"),

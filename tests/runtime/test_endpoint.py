@@ -79,7 +79,9 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     def run_command(url: str, *more: str, page: bool = False) -> Outcome:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(validate, "render_files", render_files if page else figures_alone)
-        options = ["fleet.yaml", "--trace", "trace.csv", "-o", "out", "--url", url, "--api-key-env", VARIABLE]
+        options = ["fleet.yaml", "--trace", "trace.csv", "-o", "out"]
+        for name, value in (("--url", url), ("--api-key-env", VARIABLE)):
+            options += [] if name in more else [name, value]
         monkeypatch.setattr(sys, "argv", ["plan", "validate", *options, *more])
         start_s = time.monotonic()
         with pytest.raises(SystemExit) as end:
