@@ -3,7 +3,9 @@
 facts = read_startup()
 facts.start_time(llm, worker_type, "object-store").start_s
 facts.warm_start_time(llm, worker_type).start_s
-facts.wake_s(llm, worker_type, 1, "nvme-raid0")
+facts.wake_s(llm, worker_type, 1, "nvme-raid0")    # from level 1 of vLLM's sleep mode
+
+How the phases of a start add up: planner/models/startup.py.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from planner.models.llm import Llm
 from planner.models.startup import EngineStart, Image, SleepLevel, StartTime, Storage, start_time
 
 FILE = "startup.yaml"
-WARM = "page-cache"  # The row of storage for weights in memory of a node that has run the same LLM.
-KEYS = ("storage", "image", "engine", "sleep")
+# The row of `storage` for a node that has run the same LLM before: its page cache still has the weights.
+WARM = "page-cache"
+KEYS = ("storage", "image", "engine", "sleep")  # The parts of the file.
 SLEEP_KEYS = ("wake", "wake_load", "fall_asleep", "fall_asleep_load", "keeps")
-COMMON = ("measured", "source", "date")  # Keys of every row.
+COMMON = ("measured", "source", "date")  # Keys that every row may have; `measured` is true by default.
 # Keys of a row of `engine` -> fields of `EngineStart`.
 ENGINE_SECONDS = {
     "boot": "boot_s",
@@ -56,24 +59,33 @@ class StartupFacts:
         return _find_row(self.sleep_levels, "sleep", str(level))
 
     def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
-        """Seconds until a worker has freed its GPUs, and copied its weights if the level does that."""
+        """Seconds until a worker has freed its GPUs, with the time to copy its weights to the host's memory
+        if the level does that. Raises CatalogError as `find_sleep_level` does.
+        """
         row, gpu_bytes = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
         copy_bytes_per_s = row.fall_asleep_bytes_per_s
         return row.fall_asleep_s + (0.0 if copy_bytes_per_s is None else gpu_bytes / copy_bytes_per_s)
 
     def wake_s(self, llm: Llm, worker: WorkerType, level: int, storage: str) -> float:
-        """Seconds until a sleeping worker takes requests; `storage` is where level 2 reads weights."""
+        """Seconds until a sleeping worker takes requests. A level that does not keep the weights reads them
+        from the row `storage`; others do not use it. Raises CatalogError for a level or storage without a
+        row.
+        """
         row = self.find_sleep_level(level)
         if row.wake_bytes_per_s is None:  # The level keeps no weights in the host's memory.
             return row.wake_s + self.start_time(llm, worker, storage).load_s
         return row.wake_s + llm.weight_bytes / worker.gpus / row.wake_bytes_per_s
 
     def find_storage(self, name: str) -> Storage:
-        """The row of storage; raises CatalogError for a name without one, with the nearest names."""
+        """The row of `storage` with this name. Raises CatalogError, with the nearest names, if there is
+        none.
+        """
         return _find_row(self.storages, "storage", name)
 
     def find_image(self, name: str) -> Image:
-        """The row of a container image; raises CatalogError as `find_storage` does."""
+        """The row of `image` with this name, a container image; raises CatalogError as `find_storage`
+        does.
+        """
         return _find_row(self.images, "image", name)
 
     def start_time(
@@ -89,10 +101,11 @@ class StartupFacts:
         """How long a worker takes to start, by phase, with weights from the row `storage`.
 
         Without an `image` the node has the container's image already; with `is_compiled` it has the compiled
-        kernels already. `node_s` is the time until there is a node.
+        kernels already. `node_s` is the time until there is a node. Raises CatalogError for a storage or an
+        image without a row.
         """
         engine, is_of_other_gpu = self._find_engine(worker.gpu)
-        time = start_time(
+        phases = start_time(
             llm,
             worker.gpus,
             engine,
@@ -103,18 +116,18 @@ class StartupFacts:
             node_s=node_s,
         )
         if not is_of_other_gpu:
-            return time
-        return replace(time, estimated=(*time.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
+            return phases
+        return replace(phases, estimated=(*phases.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
 
     def warm_start_time(self, llm: Llm, worker: WorkerType) -> StartTime:
         """How long a worker takes to start on a node with image, weights and kernels of an earlier run."""
         return self.start_time(llm, worker, WARM, is_compiled=True)
 
     def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:
-        """The engine's row for this GPU, and whether the row is of another GPU.
+        """The row of `engine` for this GPU, and whether that row was measured on another GPU.
 
-        If this GPU has none, it is the row of a GPU with the same name before the "-" (another memory size);
-        if there is none either, the first row.
+        A GPU without a row gets the row of a GPU whose name is the same before the "-" (the same GPU with
+        other memory). If no GPU has that name either, it gets the file's first row.
         """
         name = row_of(gpu.base)
         for engine in self.engines.values():
@@ -127,12 +140,16 @@ class StartupFacts:
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready on a node with the image, if its weights are in `storage`."""
+    """Seconds until a worker is ready, by the shipped facts, on a node that has the image but not the
+    compiled kernels; the weights come from the row `storage`.
+    """
     return read_startup().start_time(llm, worker, storage).start_s
 
 
 def read_startup(directory: Path | None = None) -> StartupFacts:
-    """The shipped facts, or those of `directory` if it has the file. Raises CatalogError for a bad row."""
+    """The facts of the shipped startup.yaml, or of the one in `directory` if there is one there. Raises
+    CatalogError for a bad row, and for a file without an engine or without the row WARM.
+    """
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():
         path = directory / FILE
@@ -152,7 +169,9 @@ def read_startup(directory: Path | None = None) -> StartupFacts:
 def _parse_rows(
     document: Section, part: str, keys: tuple[str, ...], to_row: Callable[[str, Section], Row]
 ) -> dict[str, Row]:
-    """The rows of one part of the file, by name; each has `keys`, a source and a date."""
+    """The rows of one part of the file, by name, each made by `to_row`. A row may have `keys` and COMMON, and
+    must have a source and a date. Raises InputError for any other.
+    """
     rows = {}
     for name, values in document.subsection(part).values.items():
         row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
@@ -163,17 +182,22 @@ def _parse_rows(
 
 
 def _parse_storage(name: str, row: Section) -> Storage:
+    """A row of `storage`."""
     return Storage(
         name, row.positive("bandwidth", "bytes_per_s"), row.flag("measured", True), _parse_source(row)
     )
 
 
 def _parse_image(name: str, row: Section) -> Image:
+    """A row of `image`."""
     size_bytes, bandwidth = row.positive("size", "bytes"), row.positive("bandwidth", "bytes_per_s")
     return Image(name, size_bytes, bandwidth, row.flag("measured", True), _parse_source(row))
 
 
 def _parse_engine(name: str, row: Section) -> EngineStart:
+    """A row of `engine`. Raises InputError unless `layers` is [fewest, most] of the LLMs it was measured
+    with.
+    """
     layers = row.numbers("layers")
     if len(layers) != 2 or not 1 <= layers[0] <= layers[1]:
         raise refused_value(row.path_of("layers"), "expected [fewest, most]", list(layers))
@@ -190,6 +214,9 @@ def _parse_engine(name: str, row: Section) -> EngineStart:
 
 
 def _parse_sleep(name: str, row: Section) -> SleepLevel:
+    """A row of `sleep`, whose name is the level. Without `wake_load` the level does not keep the weights;
+    without `fall_asleep_load` it does not copy them.
+    """
     return SleepLevel(
         level=int(name),
         wake_s=row.at_least("wake", "s", 0.0),
@@ -203,11 +230,14 @@ def _parse_sleep(name: str, row: Section) -> SleepLevel:
 
 
 def _parse_source(row: Section) -> str:
+    """Where a row was measured, and when."""
     return f"{row.plain_text('source')}, {row.plain_text('date')}"
 
 
 def _find_row(rows: Mapping[str, Row], what: str, name: str) -> Row:
-    """The row of this name; raises CatalogError with the nearest names."""
+    """The row of this name in `rows`, which messages call `what`. Raises CatalogError if there is none, with
+    the names nearest to it, or all names if none is near.
+    """
     if name not in rows:
         hints = nearest_names(name, rows) or list(rows)
         raise CatalogError(f"{what} {name!r} is not in catalogs/{FILE}; nearest: {', '.join(hints)}")

@@ -1,8 +1,10 @@
-"""A lower bound on what is paid if sizes may change at any moment. planner/day/search/any_moment_bound.py
-solves this program, simulates its sizes, and adds a cut where they fail.
+"""A lower bound on what a day costs if the pools' sizes may change at any moment.
+
+planner/day/search/any_moment_bound.py solves this program, simulates the sizes of its solution, and adds a
+cut where they fail.
 
 Sets   c  pool     k  1, 2, ... workers: "level" (c, k) is up while k or more workers of c are ready
-       v  stretch of the day     u  cut: needs (a, b, c, n), of which one at least must be met
+       v  stretch of the day     u  cut: needs (a, b, c, n), of which at least one must be met
        i  point in time of a level: every a and b of a need on it, in order, from t_0 = 0 on
 Data   s_c  start-up [s]     p_ck  what the k-th worker adds to the price of all below it [USD/h]
        l_i  from t_i to t_(i+1) [h]     f_v, F_v  paid at least in stretch v, and from v on [USD] (LeastPaid)
@@ -23,21 +25,23 @@ costs no more:
      Two stretches of Z that are no more than s_c apart are paid as if they were one. So level (c, k) costs
      p_ck times the length of each stretch and a start-up, and before s_c nothing comes up that is not up from
      time zero on.
-  2. Stretches may begin and end at points. Of the needs that a stretch meets, let b be the first end and a
-     the last beginning. If b <= a, the part of the stretch from b to a meets the same needs and costs no
-     more. If a < b and one of the two lies in the stretch, it is enough to be up at that moment alone
-     (w_i = 1, y_i = 0). Otherwise no point of the level lies in the stretch, and coming up at the next point
-     meets all of its needs.
-  3. The rows work_v. In the first two cases of 2 the point pays in no v what the run does not. In the last
-     case work_v counts w_i as paid from s_c before the point before t_i to the point after t_i, which is
+  2. Stretches may begin and end at points in time t_i. Of the needs that a stretch meets, let b be the first
+     end and a the last beginning. First case, b <= a: the part of the stretch from b to a meets the same
+     needs and costs no more. Second case, a < b and one of the two lies in the stretch: it is enough to be up
+     at that moment alone (w_i = 1, y_i = 0). Third case, all others: no t_i of the level lies in the stretch,
+     and coming up at the next t_i meets all of its needs.
+  3. The rows work_v. In the first two cases of 2 the program's solution pays in no v what the run does not.
+  In
+     the third case work_v counts w_i as paid from s_c before the t_i before it to the t_i after it, which is
      longer than s_c. What the run pays beyond is e_v.
 
-A level is up only with those below it. The program leaves this out; cuts of lower levels say it where it
-matters.
+In a run a level is up only while all levels below it are. The program has no rows for this. Where it matters,
+cuts on the lower levels have the same effect.
 
 Where nodes are sold whole and only one pool is on a kind of node, the first worker of a node pays the whole
-node with its GPUs idle, and each worker pays what its GPUs cost more in use. p_ck is never more than what is
-paid (`prices_by_level`). Where several pools share a kind, idle GPUs cost nothing here.
+node with its GPUs idle, and each worker also pays what its GPUs cost more in use than idle. p_ck is never
+more than what is paid (`prices_by_level`). Where several pools share a kind of node, idle GPUs cost nothing
+here, which keeps the bound a bound.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ class LevelStretches(dict[tuple[int, int], Stretches]):
     """For each level (pool, k) the stretches (begin, end) [s] in which k or more workers are up, in order."""
 
 
-TOLERANCE = 1e-6  # The solver keeps rows to within this share.
+TOLERANCE = 1e-6  # The bound is lowered by this share, because the solver keeps rows only this exactly.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +83,8 @@ class CheapestLevels:
 
 @dataclass(slots=True, eq=False)
 class _Level:
-    """The columns of one level, whose I points in time are `points_s`. `up` (I + 1,) has y_-1, y_0, ...;
-    `comes` (I,) has w_i, or -1 where w_i = 0 has no column.
+    """The numbers of one level's columns in the program. Its I points in time are `points_s`. `up` (I + 1,)
+    are the columns of y_-1, y_0, ...; `comes` (I,) those of w_i, or -1 where w_i is always 0 and has none.
     """
 
     points_s: Floats
@@ -88,7 +92,9 @@ class _Level:
     comes: list[int]
 
     def met_by(self, begin_s: float, end_s: float) -> dict[int, float]:
-        """The coefficients, by column, of a need from `begin_s` to `end_s` in the row of its cut."""
+        """What a need from `begin_s` to `end_s` adds to the row of its cut: the coefficient 1 by column, for
+        all columns that meet it.
+        """
         first = int(np.searchsorted(self.points_s, begin_s - SAME_S))
         after_last = int(np.searchsorted(self.points_s, end_s + SAME_S))
         # `up` begins with y_-1, so up[first] is y of the point before the need.
@@ -96,31 +102,34 @@ class _Level:
         return dict.fromkeys(columns, 1.0)
 
     def stretches(self, x: Floats) -> Stretches:
-        """When the level is up in the solution x. Its 0s and 1s may be off by the solver's tolerance, so they
-        are compared with 0.5.
+        """When the level is up in the solution `x` of the program. Its 0s and 1s may be off by the solver's
+        tolerance, so they are compared with 0.5.
         """
-        spans_up: Stretches = []
+        stretches_up: Stretches = []
         begin_s = 0.0 if x[self.up[0]] > 0.5 else None
         for i, at_s in enumerate(self.points_s.tolist()):
             if begin_s is None and self.comes[i] >= 0 and x[self.comes[i]] > 0.5:
                 begin_s = at_s
             if begin_s is not None and x[self.up[i + 1]] < 0.5:
-                spans_up.append((begin_s, at_s))
+                stretches_up.append((begin_s, at_s))
                 begin_s = None
-        return spans_up
+        return stretches_up
 
 
 def prices_by_level(day: DayTerms, c: int) -> Floats:
-    """The least USD/h (most + 1,) of 0, 1, ... workers of a pool, whatever other pools have."""
+    """The least price [USD/h] of 0, 1, ... `most` workers of pool `c`, whatever sizes other pools have. The
+    differences are the p_ck of its levels.
+    """
     pool = day.pools[c]
     counts = np.arange(pool.most + 1)
     usd_per_h = counts * float(day.prices()[c])
     for node, pools in day.pools_by_node_kind().values():
         if pools == [c]:
+            # GPUs that fill up the last node.
             idle_gpus = -(counts * pool.gpus) % node.gpus
             usd_per_h = usd_per_h + idle_gpus * node.idle_usd_per_h
-    # A worker more may cost less only where its GPUs take less electricity than idle ones. The least over all
-    # larger counts then makes the prices rise.
+    # One more worker lowers the price only if its GPUs cost less in use than idle. So that no p_ck is
+    # negative, each price is lowered to the least of all larger counts.
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
 
@@ -134,7 +143,8 @@ def cheapest_levels(
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
     # The `least` workers of each pool are always up, so they have no levels.
     always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
-    # A need for no more than the `least` workers of a pool is always met, and with it its cut.
+    # At least `least` workers of a pool are always ready. A need that these meet is always met, and so is its
+    # cut, which is left out.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
     points: dict[tuple[int, int], set[float]] = {}
     for begin_s, end_s, c, n in (need for cut in needed for need in cut):
@@ -147,7 +157,8 @@ def cheapest_levels(
         )
     for cut in needed:
         terms: dict[int, float] = {}
-        for begin_s, end_s, c, n in cut:  # A column that meets two needs of the cut counts once.
+        for begin_s, end_s, c, n in cut:
+            # A column that meets two needs of the cut counts once.
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
         builder.add_row(terms, 1.0)
     _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
@@ -163,8 +174,8 @@ def cheapest_levels(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PaidByStretch:
-    """What the columns of levels pay in each stretch v of work_v, if their variables are 1: `usd_of[v]` is
-    USD by column. The stretch goes from `starts_s[v]` to `ends_s[v]`.
+    """What each column of a level, if its variable is 1, pays in each stretch v of the rows work_v:
+    `usd_of[v]` is USD by column. Stretch v goes from `starts_s[v]` to `ends_s[v]`.
     """
 
     starts_s: Floats
@@ -180,7 +191,9 @@ class _PaidByStretch:
         return cls(work.edges_s, ends_s, [{} for _ in range(stretches)])
 
     def add_payment(self, column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
-        """Count a column as paid between these times."""
+        """Count a column as paid at `usd_per_h` between these times, in every stretch that overlaps with
+        them.
+        """
         first = max(int(np.searchsorted(self.starts_s, from_s, "right")) - 1, 0)
         for v in range(first, len(self.usd_of)):
             if self.starts_s[v] >= to_s:
@@ -206,7 +219,7 @@ def _add_level(
             comes[-1] = builder.add_variable(1.0, cost=start_s / HOUR_S * usd_per_h)
             paid.add_payment(comes[-1], max(before_s - start_s, 0.0), after_s, usd_per_h)
         length_s = after_s - at_s
-        # After the last point nothing is needed, so the level is not up there.
+        # After the last point nothing is needed, so the level is not up there: that y is fixed at 0.
         is_last = i + 1 == len(points_s)
         usd = length_s / HOUR_S * usd_per_h
         up.append(builder.add_variable(0.0 if is_last else 1.0, cost=usd, is_integer=not is_last))
@@ -218,8 +231,8 @@ def _add_level(
 
 
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
-    """These cuts, each once. A cut of a single need is left out if another such cut on the same level, whose
-    stretch lies inside its own, implies it.
+    """These cuts, each once. A cut of a single need is left out if another cut of a single need on the same
+    level implies it, because its stretch lies inside.
     """
     several = [cut for cut in cuts if len(cut) > 1]
     alone: dict[tuple[int, int], set[tuple[float, float]]] = {}
@@ -228,6 +241,7 @@ def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
     shortest: list[Needs] = []
     for (c, n), stretches in alone.items():
         first_end_s = math.inf
+        # From the latest beginning to the earliest: a stretch contains one seen before if it ends no earlier.
         for begin_s, end_s in sorted(stretches, key=lambda each: (-each[0], each[1])):
             if end_s < first_end_s:
                 first_end_s = end_s
@@ -236,7 +250,7 @@ def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
 
 
 def _distinct_times_s(times_s: set[float]) -> Floats:
-    """Zero and these times in order, without those that differ by rounding alone."""
+    """The time 0 and these times, in order; of times that differ by rounding alone, the first."""
     ordered = np.array(sorted({0.0, *times_s}))
     return ordered[np.concatenate(([True], np.diff(ordered) > SAME_S))]
 
@@ -248,12 +262,12 @@ def _add_work_rows(
     usd_of: list[dict[int, float]],
     always_usd_per_h: float,
 ) -> None:
-    """Add the columns e_v and the rows work_v. `usd_of[v]` is what each column of a level pays in stretch v;
-    `always_usd_per_h` is what workers cost that are always up.
+    """Add the columns e_v and the rows work_v. `usd_of[v]` is what each column of a level pays in stretch v
+    [USD]; `always_usd_per_h` is the price of the workers that are always up, which have no columns.
     """
     last_s = float(day.edges_s[-1])
     bounds_s = np.minimum(np.append(work.edges_s[: len(usd_of)], last_s), last_s)
-    later: dict[int, float] = {}  # What columns pay from stretch v on.
+    later: dict[int, float] = {}  # What each column, those of e_v included, pays from stretch v on.
     later_always_usd = 0.0
     for v in reversed(range(len(usd_of))):
         always_usd = always_usd_per_h * float(bounds_s[v + 1] - bounds_s[v]) / HOUR_S

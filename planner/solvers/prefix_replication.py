@@ -24,13 +24,14 @@ Vars   x_vr in {0, 1}  v lives on r;   y_ur >= 0  rate of u sent to r;   h_vr >=
         session_rk     s_r <= slope_k m_r + saved_k / R
         load_r         sum_u W_u y_ur - sum_v w_v h_vr - s_r <= L
 
-Loads are seconds of work per second: a replica keeps up below 1, and its queues stay short well below.
+Loads are seconds of work per second: a replica keeps up if its load is below 1, and its queues are short if
+its load is well below 1.
 
-`hot_bound` is the linear relaxation in closed form. It may spread the tokens of a node evenly over the
-replicas, so that each is stored once in all. Then the R M tokens are best filled with the nodes that save the
-most seconds per token. If memory is scarce this bound is far too low. The better bound and the placements
-come from prices for requests (planner/solvers/prefix_prices.py). A small problem then goes to a solver as a
-whole, with that placement as its start.
+`hot_bound` is the linear relaxation in closed form. The relaxation may store a part of a node's tokens on
+each replica, so that each token is stored only once. Then the R M tokens of all replicas are best filled with
+the nodes that save the most seconds per token. If memory is scarce, this bound is far too low. A better
+bound, and the placements, come from prices for requests (planner/solvers/prefix_prices.py). A small problem
+then goes to a solver as a whole, with the placement found so far as its start.
 
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
@@ -49,22 +50,24 @@ from planner.solvers.backend import run_highs
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 from planner.solvers.prefix_prices import PrefixPrices, RoutedPlacement, RoutingBudget
 
-Cells = dict[tuple[int, int], pulp.LpVariable]
+Cells = dict[tuple[int, int], pulp.LpVariable]  # The variables x by (v, r), and y by (u, r).
 
 WHOLE_CELLS = 300  # Up to this many cells (nodes x replicas) the whole program goes to the solver.
-# The solver's work is cells times subproblems of branch and bound, at most this: 5 CPU seconds for 300 cells.
+# The solver stops when cells times subproblems of its branch and bound exceed this: 5 CPU seconds for 300
+# cells.
 WHOLE_WORK = 30_000
-# A routing sends every class of requests to replicas. The search computes this many at most.
+# A routing decides to which replicas each class of requests is sent. The search computes this many at most.
 ROUTINGS = 1400
 POLISH_ROUTINGS = 200  # Polishing computes this many routings: 2 CPU seconds for 120 nodes on 8 replicas.
-OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
+OPTIMAL_FRAC = 10 * SAME_FRAC  # A load that exceeds its bound by at most this share counts as optimal.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replication:
     """Where prefixes are cached and where requests go, and the replicas' loads [s of work per s].
 
-    No placement has a largest load below `bound`; `is_optimal` says that none is better than this one.
+    No placement has a largest load below `bound`. `is_optimal` says that this one's is so low, to
+    OPTIMAL_FRAC.
     """
 
     placed: Bools  # x (V, R)
@@ -96,11 +99,16 @@ class Replication:
 
 
 def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
-    """A lower bound of the largest load: the linear relaxation in closed form, see the module."""
-    # Items to cache: the nodes of the tree, and the pieces of the curve of sessions.
+    """A lower bound on the largest load [s/s]: the linear relaxation in closed form, see the module.
+
+    `memory_tokens` is M, the memory of one replica.
+    """
+    # What may be cached: the nodes of the tree, and the pieces of the curve of sessions. Each is an item,
+    # with its tokens and the seconds of work per second that it saves.
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
     saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s_per_s)))
+    # An item without tokens takes no memory, so it comes first.
     saved_per_token = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
     order = np.argsort(-saved_per_token, kind="stable")
     # The memory that is left for each item after those before it, and the share of the item that fits.
@@ -123,19 +131,21 @@ def replicate_prefixes(
 ) -> Replication:
     """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
 
-    It stops at `gap_frac` above the bound, after `routings`, or when the solver has done WHOLE_WORK. The
-    answer depends on the clock only if the time limit comes first.
+    A small problem goes to the solver, which stops after WHOLE_WORK. The search for a larger one stops when
+    the largest load is at most `gap_frac` above its bound, or after `routings` routings. The answer depends
+    on the clock only if the time limit comes first. Raises InputError for fewer than one replica, and for
+    negative memory.
     """
     if replicas < 1 or memory_tokens < 0:
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
     budget = RoutingBudget(routings, time.monotonic() + time_limit_s)
     sessions = sessions or SessionReuse()
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
-    relaxation = hot_bound(demand, replicas, memory_tokens, sessions)
+    relaxed_load = hot_bound(demand, replicas, memory_tokens, sessions)
     empty = np.zeros((len(demand), replicas), bool)
     start = prices.fill_replicas(empty, range(replicas), demand.rate_rps)
-    best = prices.refill_while_better(start, relaxation * (1 + gap_frac), budget)
-    bound = prices.load_bound(relaxation, best.largest_load)
+    best = prices.refill_while_better(start, relaxed_load * (1 + gap_frac), budget)
+    bound = prices.load_bound(relaxed_load, best.largest_load)
     if len(demand) * replicas <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
         bound = max(bound, proven)
@@ -149,8 +159,8 @@ def replicate_quickly(
     demand: PrefixDemand, replicas: int, memory_tokens: int, *, sessions: SessionReuse, routings: int
 ) -> Replication:
     """A placement without a search: replicas are filled one after another, then filled anew as long as that
-    gains, with at most `routings` routings. It depends on no clock and no random number. Its bound is
-    `hot_bound`.
+    lowers the largest load, with at most `routings` routings. It depends on no clock and no random number.
+    Its bound is `hot_bound`.
     """
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
     bound = hot_bound(demand, replicas, memory_tokens, sessions)
@@ -169,7 +179,7 @@ def polish_replication(
     rng: np.random.Generator,
     time_limit_s: float = math.inf,
 ) -> Replication:
-    """The placement `start`, or one with a smaller largest load, with the highest bound that was proved.
+    """The placement `start`, or one with a smaller largest load; with the highest bound that was proved.
 
     A small problem goes to the solver as a whole, a larger one to the search by prices, each with a fixed
     amount of work. So the answer is the same on every machine, unless the time limit comes first.
@@ -193,8 +203,8 @@ def polish_replication(
 
 
 def _as_replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -> Replication:
-    """The placement as a Replication. If rounding has left the bound above the largest load, that load is the
-    bound.
+    """The placement as a Replication. Rounding may leave `bound` above the largest load; then the bound is
+    that load.
     """
     return Replication(
         best.placed,
@@ -209,8 +219,9 @@ def _as_replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -
 def _solve_whole_program(
     prices: PrefixPrices, best: RoutedPlacement, *, time_limit_s: float
 ) -> tuple[RoutedPlacement, float]:
-    """Solve the program of this module, with the placement `best` as the solver's start. Returns the better
-    placement, and a lower bound on L.
+    """Solve the program of this module, with the placement `best` as the solver's start. Returns the solver's
+    placement or `best`, whichever has the smaller largest load; and a lower bound on L, 0 if nothing was
+    proved.
     """
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
@@ -218,7 +229,7 @@ def _solve_whole_program(
     subtree_rps = demand.subtree_sum(demand.rate_rps)  # lambda (V,)
     nodes = np.flatnonzero(subtree_rps).tolist()  # Nodes through which some request passes.
     classes = np.flatnonzero(demand.rate_rps).tolist()
-    below: dict[int, list[int]] = {v: [] for v in nodes}
+    below: dict[int, list[int]] = {v: [] for v in nodes}  # For each node v the classes in sub(v).
     for u in classes:
         for v in demand.path(u):
             below[v].append(u)
@@ -231,10 +242,10 @@ def _solve_whole_program(
         for u in classes:
             y[u, r] = problem.add_variable(f"y_{u}_{r}", 0, float(demand.rate_rps[u]))
         m, s = problem.add_variable(f"m_{r}", 0), problem.add_variable(f"s_{r}", 0)
-        saved = []
+        saved_by_nodes = []  # w_v h_vr for each node v.
         for v in nodes:
             h = problem.add_variable(f"h_{v}_{r}", 0)
-            saved.append(float(demand.prefill_s[v]) * h)
+            saved_by_nodes.append(float(demand.prefill_s[v]) * h)
             problem += h <= pulp.lpSum(y[u, r] for u in below[v]), f"hits_{v}_{r}"
             problem += h <= float(subtree_rps[v]) * x[v, r], f"cached_{v}_{r}"
             if demand.parent[v] >= 0:
@@ -244,7 +255,7 @@ def _solve_whole_program(
         for k, (slope, saved_s) in enumerate(sessions.pieces()):
             problem += s <= slope * m + saved_s / prices.replicas, f"session_{r}_{k}"
         work = pulp.lpSum(float(demand.work_s[u]) * y[u, r] for u in classes)
-        problem += work - pulp.lpSum(saved) - s <= largest, f"load_{r}"
+        problem += work - pulp.lpSum(saved_by_nodes) - s <= largest, f"load_{r}"
     for u in classes:
         problem += pulp.lpSum(y[u, r] for r in replicas) == float(demand.rate_rps[u]), f"served_{u}"
     problem.setObjective(largest + 0)  # PuLP takes an expression, not a variable.
@@ -254,6 +265,6 @@ def _solve_whole_program(
         return best, 0.0
     placed = np.zeros_like(best.placed)
     for (v, r), x_vr in x.items():
-        placed[v, r] = (x_vr.value() or 0.0) > 0.5
+        placed[v, r] = (x_vr.value() or 0.0) > 0.5  # The solver's 0s and 1s may be off by its tolerance.
     bound = 0.0 if outcome.bound is None or math.isinf(outcome.bound) else outcome.bound
     return min(best, prices.best_routing(placed), key=lambda routed: routed.largest_load), bound

@@ -1,22 +1,24 @@
-"""How the model of reserved_schedule.py is solved: windows one by one, at prices that make them fit together.
+"""Solves the model of reserved_schedule.py window by window, at prices for what the windows have in common.
 
-Two things tie the windows to each other: GPUs that are reserved for all of them, and starts from one to the
-next. Without these every window is a small integer program, solved in milliseconds.
+Two things tie the windows to each other: GPUs that are reserved for all windows, and workers that start
+because the window before has fewer. Without these ties every window is a small integer program, which is
+solved in milliseconds.
 
 relaxation   The model without integers, tightened by mixed-integer rounding (Nemhauser, Wolsey: Integer and
-             Combinatorial Optimization, 1988, II.1.7). From sum_j f_j z_j >= b with whole z >= 0 follows, for
-             every divisor d:
+             Combinatorial Optimization, 1988, II.1.7). Let z_j be the workers of kind j, f_j the rate of one,
+             and b the needed rate. From sum_j f_j z_j >= b with whole z >= 0 follows, for every divisor d:
                  sum_j (floor(f_j/d) + min(frac(f_j/d) / frac(b/d), 1)) z_j >= ceil(b/d)
-             The covers are rounded so by the divisors of `_divisors`, as long as that excludes the solution.
+             Such rows for the divisors of `_divisors` are added, and the relaxation is solved again, as long
+             as the solution violates some (ROUNDING_ROUNDS times at most).
 prices       The duals of the relaxation: pi_gt is the price of a reserved GPU g in window t, and sum_t pi_gt
              its price in all of them; mu_kt is the worth of a worker of kind k that is already there when
              window t begins, at most the cost of its start.
-bound        By Lagrange's relaxation: the windows are cut into parts of L. Each part chooses its own reserved
-             GPUs and the counts before it, at these prices. The optima of the parts sum up to no more than
-             the optimum of the model.
-schedule     With the relaxation's reserved GPUs, rounded: window after window, each starts from the counts of
-             the one before it, and what it leaves to the next is worth mu. Then 2 L windows at a time are
-             solved again, between fixed windows on both sides.
+bound        By Lagrange's relaxation: the windows are cut into parts of L windows. Each part chooses, at
+             these prices, reserved GPUs of its own and how many workers are there before it. The optima of
+             the parts sum up to no more than the optimum of the model.
+schedule     The reserved GPUs are those of the relaxation, rounded. Windows are solved in order: each starts
+             from the workers of the one before it, and the workers that it leaves to the next are worth mu.
+             Then 2 L windows at a time are solved again, with the windows on both sides fixed.
 
 L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are the whole model's.
 
@@ -41,8 +43,8 @@ from planner.solvers.backend import Point, Program, minimise_program, solve_rela
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-# These numbers decide how near bound and schedule come, and how long that takes; both hold with any others
-# too. They were set by hand.
+# These numbers decide how near bound and schedule come to each other, and how long that takes. With any other
+# numbers the bound and the schedule are valid too. They were set by hand.
 ROUNDING_ROUNDS = 8  # The relaxation is tightened at most this often.
 ROWS_PER_ROUND = 3  # In each round it gets at most this many rows per LLM and window.
 LEAST_VIOLATION = 1e-3  # A row is added if the solution is farther than this from satisfying it.
@@ -51,7 +53,7 @@ SAME_RATE_FRAC = 1e-3  # Two rates that differ by less make no divisor of their 
 LEAST_FRACTION = 1e-4  # If the fraction of b/d is below this, b/d counts as whole.
 PART_GAP_SHARE = 0.04  # Parts of the windows are solved to this share of the gap that the caller allows.
 RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
-LEAST_NORM = 1e-9  # Rows of zeros, which nothing violates, are divided by this.
+LEAST_NORM = 1e-9  # Norm of a row of zeros, by which it is divided; no solution violates such a row.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +99,9 @@ class WindowsModel:
     ) -> None:
         self.covers, self.cost, self.reserved_cost = covers, cost, reserved_cost
         self.start_cost, self.most, self.windows = start_cost, most, windows
-        # K, the K + G columns of a window alone, and the G columns that all windows share.
+        # Counts of columns: K, the K + G that each window has for itself, and the G that all windows share.
         self.kinds, self.local, self.shared = len(start_cost), len(cost), len(reserved_cost)
+        # For each window its rows, as pairs: the factors (K + 2 G,), and the least that they must reach.
         self.rows = [list(zip(rows, least.tolist(), strict=True)) for _ in range(self.windows)]
         for cover in covers:
             for t, needed_rps in enumerate(cover.needed_rps):
@@ -108,7 +111,9 @@ class WindowsModel:
                     self._add_row(t, cover, shares, 1 - RATE_TOLERANCE)
 
     def _add_row(self, t: int, cover: Cover, factors: Floats, least: float) -> None:
-        """Add to window t: the workers of a cover, times these factors (n,), are `least` or more."""
+        """Add a row to window t: the workers of the cover's kinds, times `factors` (n,), sum up to `least` or
+        more.
+        """
         row = np.zeros(len(self.most))
         row[cover.columns] = factors
         self.rows[t].append((row, least))
@@ -130,7 +135,7 @@ class WindowsModel:
         reserved GPUs. Rows: those of the windows in order, then those of the starts.
         """
         length, local, kinds = len(part), self.local, self.kinds
-        is_ring = length == self.windows
+        is_ring = length == self.windows  # The part is all windows.
         rows_of_window = [np.array([row for row, _ in self.rows[t]]) for t in part]
         least = [amount for t in part for _, amount in self.rows[t]]
         cost = np.tile(self.cost, (length, 1))
@@ -139,13 +144,13 @@ class WindowsModel:
         least_started = np.zeros((length + 1, kinds))
         if is_ring:
             changes[0, length - 1] += 1.0
-        elif before is None:
+        elif before is None:  # Each worker is taken over from the window before, at its worth.
             cost[0, :kinds] += prices.present[:, part[0]]
         else:
             least_started[0] = -before
         if after is not None:
             least_started[-1] = after
-        elif not is_ring:
+        elif not is_ring:  # What each worker is worth to the window after.
             cost[-1, :kinds] -= prices.present[:, (part[-1] + 1) % self.windows]
         # At a free end of the part there are no rows of starts: their worth is in the prices.
         is_tied = np.ones((length + 1, kinds), bool)
@@ -197,26 +202,32 @@ class WindowsModel:
         return SchedulePrices(even, np.zeros((self.kinds, self.windows)))
 
     def prices(self, duals: Floats) -> SchedulePrices:
-        """Prices from the dual values of the program of all windows. What these leave of a reserved GPU's
-        cost is spread evenly over the windows.
+        """Prices from the dual values of the program of all windows.
+
+        If the windows' prices of a reserved GPU do not sum up to its cost, the rest is spread evenly over the
+        windows. `present` is kept between 0 and the cost of a start. The program of a part has no rows for
+        starts at its free ends, and its optimum is a bound only at such prices.
         """
         ends = np.cumsum([len(rows) for rows in self.rows])
         duals_by_window = np.split(duals[: ends[-1]], ends[:-1])
-        of_windows = []
+        reserved_by_window = []
         for window_duals, rows in zip(duals_by_window, self.rows, strict=True):
             use_of_reserved = np.array([row[-self.shared :] for row, _ in rows])
-            of_windows.append(window_duals @ use_of_reserved)
-        reserved = np.column_stack(of_windows)
+            reserved_by_window.append(window_duals @ use_of_reserved)
+        reserved = np.column_stack(reserved_by_window)
         reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
         present = duals[ends[-1] :].reshape(self.windows, self.kinds).T
         return SchedulePrices(reserved, np.clip(present, 0.0, self.start_cost[:, None]))
 
     def tighten(self, workers: Floats) -> bool:
-        """Add rounded covers that these counts (K, T) violate; returns whether there were any."""
+        """Add the rounded covers that the solution `workers` (K, T) violates most, at most ROWS_PER_ROUND per
+        cover and window; returns whether there were any.
+        """
         is_new = False
         for cover in self.covers:
             rounded = [_round_cover(cover, divisor) for divisor in _divisors(cover.rate_rps)]
             rows, least = np.array([row for row, _ in rounded]), np.array([amount for _, amount in rounded])
+            # For each divisor d and window t: what the solution reaches, and its distance from the row.
             reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
             missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(LEAST_NORM)
             for t in range(self.windows):
@@ -228,7 +239,9 @@ class WindowsModel:
 
 
 def _divisors(rates: Floats) -> list[float]:
-    """The rates divided by 1 to DIVISOR_PARTS, and the differences of two rates."""
+    """The divisors d [requests/s] by which a cover is rounded: its workers' rates divided by 1 to
+    DIVISOR_PARTS, and the differences of two rates.
+    """
     distinct = sorted({float(rate) for rate in rates if rate > 0})
     pairs = itertools.combinations(distinct, 2)
     differences = {more - less for less, more in pairs if more - less > SAME_RATE_FRAC * more}
@@ -236,8 +249,8 @@ def _divisors(rates: Floats) -> list[float]:
 
 
 def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
-    """Rows (T, n) and what they must reach (T,), by the formula of mixed-integer rounding above. Where b / d
-    is whole rounding gains nothing, and the row is 0 >= 0.
+    """Rows (T, n) and what they must reach (T,), by the formula of mixed-integer rounding above. In windows
+    where b / d is whole, rounding gains nothing; there the row is zeros that must reach 0.
     """
     needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor  # b / d
     needed_fraction = needed - np.floor(needed)
@@ -255,11 +268,13 @@ Proposal = tuple[Counts, Counts]
 def search_schedule(
     model: WindowsModel, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
 ) -> tuple[float, Counts | None]:
-    """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best schedule found.
+    """A lower bound on the cost, infinite if there is no schedule; and the counts (K, T) of workers of the
+    best schedule found, None if none was found.
 
-    `cost_of` gives the cost of such counts; it is infinite if they violate a constraint that `model` leaves
-    out, since it ties several windows. The search ends when the gap is closed within the budget, when the
-    bound exceeds the budget, or at `deadline`.
+    `cost_of` gives the cost of such counts, in the unit of the model's costs. It is infinite if they violate
+    a constraint that ties several windows, which `model` leaves out. The search ends when a schedule within
+    the `budget` costs at most `gap_frac` more than the bound, when the bound exceeds the budget, or at
+    `deadline`, a time of `time.monotonic` [s].
     """
     bound, relaxed_reserved, prices = solve_windows_relaxation(model, deadline)
     parts = _PricedParts(model, prices, PART_GAP_SHARE * gap_frac, deadline)
@@ -282,10 +297,10 @@ def search_schedule(
                 break
     length = 1
     while not is_done():
-        lower, chosen = parts.solve_parts_apart(length)
-        bound = max(bound, lower)
+        parts_bound, solutions = parts.solve_parts_apart(length)
+        bound = max(bound, parts_bound)
         if length == model.windows:  # The only part is the whole model.
-            keep_if_cheaper(chosen[0] if chosen else None)
+            keep_if_cheaper(solutions[0] if solutions else None)
             break
         if best is not None and not is_done():
             keep_if_cheaper(parts.improve_parts(2 * length, best))
@@ -296,7 +311,11 @@ def search_schedule(
 def solve_windows_relaxation(
     model: WindowsModel, deadline: float
 ) -> tuple[float, Floats | None, SchedulePrices]:
-    """The tightened relaxation's bound, its reserved GPUs (G,) if it came to an end, and prices."""
+    """Solve the relaxation, and tighten it while that changes its solution.
+
+    Returns its bound, minus infinity if nothing was proved; its reserved GPUs (G,); and the prices. If the
+    first relaxation has no solution, or none before `deadline`, these are None and `true_prices`.
+    """
     prices, reserved, bound = model.true_prices(), None, -math.inf
     for _ in range(ROUNDING_ROUNDS):
         program = model.program(range(model.windows), model.true_prices())
@@ -313,7 +332,9 @@ def solve_windows_relaxation(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedParts:
-    """Parts of the windows, each solved to `gap_frac` of its own optimum."""
+    """Solves parts of the windows at these prices, each to `gap_frac` of its own optimum. `deadline` is a
+    time of `time.monotonic` [s].
+    """
 
     model: WindowsModel
     prices: SchedulePrices
@@ -321,21 +342,23 @@ class _PricedParts:
     deadline: float
 
     def first_schedules(self, relaxed_reserved: Floats) -> Iterator[Proposal | None]:
-        """A schedule with the reserved GPUs of the relaxation, rounded, then one with as few as possible;
-        None where no such schedule was found.
+        """A schedule with the relaxation's reserved GPUs, rounded; then one that reserves only GPUs that are
+        not sold on demand. None in place of a schedule that was not found.
         """
         is_on_demand = self.model.most[self.model.kinds : self.model.local] > 0
         needed = np.zeros(len(relaxed_reserved), np.int64)
-        if not is_on_demand.all():  # GPUs that are not sold on demand are reserved, for the largest need.
-            _, chosen = self.solve_parts_apart(1)
-            needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
+        # A GPU that is not sold on demand must be reserved: as many as any window takes when it is solved
+        # alone.
+        if not is_on_demand.all():
+            _, solutions = self.solve_parts_apart(1)
+            needed = np.max([needed, *(reserved for _, reserved in solutions)], axis=0)
         rounded = np.round(relaxed_reserved).astype(np.int64)
         yield self.schedule_in_order(np.where(is_on_demand, rounded, needed))
         yield self.schedule_in_order(np.where(is_on_demand, 0, needed))
 
     def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
-        """The bound by parts of `length` windows that are solved apart, at the prices, and their solutions;
-        an empty list if a part has none.
+        """Solve parts of `length` windows, each by itself, at the prices. Returns the sum of their bounds,
+        which is a bound for all windows, and their solutions; an empty list if one of them has no solution.
         """
         bound = 0.0
         proposals: list[Proposal] = []
@@ -343,6 +366,8 @@ class _PricedParts:
         for part in windows_of_parts:
             point = self._solve(self.model.program(part, self.prices))
             bound += point.bound
+            # Infinite: this part, and so the model, has no solution. Minus infinite: nothing was proved in
+            # time.
             if not math.isfinite(bound):
                 break
             if point.x is not None:
@@ -351,8 +376,8 @@ class _PricedParts:
         return bound, proposals if len(proposals) == len(windows_of_parts) else []
 
     def schedule_in_order(self, reserved: Counts) -> Proposal | None:
-        """A schedule made window after window. Each starts from the counts of the one before, and the last is
-        followed by the first. None if a window has no solution.
+        """A schedule with these reserved GPUs (G,), solved window after window. Each window starts from the
+        counts of the one before, and the last is followed by the first. None if a window was not solved.
         """
         model = self.model
         counts = np.zeros((model.kinds, model.windows), np.int64)
@@ -368,7 +393,8 @@ class _PricedParts:
 
     def improve_parts(self, length: int, best: Proposal) -> Proposal | None:
         """The schedule `best` with parts of `length` windows solved again, one after the other, each between
-        fixed counts on both sides. None for parts as long as the schedule.
+        fixed counts on both sides. If a part is not solved, it and those after it stay as they are.
+        None if `length` is all windows or more.
         """
         model, counts, reserved = self.model, best[0].copy(), best[1]
         if length >= model.windows:
@@ -385,13 +411,15 @@ class _PricedParts:
         return counts, reserved
 
     def _windows_of_parts(self, length: int, first: int = 0) -> list[list[int]]:
-        """All windows, from `first` on and around, in parts of `length`; the last may be shorter."""
+        """All windows in parts of `length`, beginning with window `first`; after the last window comes window
+        0. The last part may be shorter.
+        """
         windows = self.model.windows
         order = [(first + t) % windows for t in range(windows)]
         return [order[i : i + length] for i in range(0, windows, length)]
 
     def _solve(self, program: Program) -> Point:
-        """The program solved to `gap_frac`, as far as the time allows."""
+        """Solve a program to `gap_frac`, or until the deadline."""
         return minimise_program(
             program, time_limit_s=self.deadline - time.monotonic(), gap_frac=self.gap_frac
         )

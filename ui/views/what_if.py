@@ -1,4 +1,8 @@
-"""What if: move one input of the plan, see the new plan beside the old one."""
+"""The page What if: one input of the plan is moved, and the new plan is shown beside the old one.
+
+Below that: what changes if inputs are a little off (sensitivity), and the best fleet for each value of a
+limit. Streamlit runs this file from top to bottom whenever an input changes.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,19 @@ from ui.question import Form
 from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, SavedPlan
 
-MOST_POINTS = 10  # Every point of the curve costs one plan.
-FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)  # Stops of the slider.
-# Inputs that may be moved, other than limits of the SLO and those of a GPU.
+MOST_POINTS = 10  # The curve of a limit has at most this many points, because each one is planned anew.
+FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)  # By what the slider multiplies.
+# Keys of the form that may be moved, with their labels. Limits of the SLO and inputs of a GPU are added to
+# them.
 SINGLE = {
     "rate": "rate [requests/s]",
     "power_kw": "power limit [kW]",
     "cost": "cost limit [USD/h]",
     "bandwidth": "network between workers [GB/s]",
 }
-PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}  # Columns of form["gpus"].
-OTHER = "other"
+# What the select box calls a price of a GPU, and the column of form["gpus"] that has it.
+PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
+OTHER = "other"  # The choice in the select box that shows a text field for any key of slo.yaml.
 
 
 def page() -> None:
@@ -45,7 +51,7 @@ def page() -> None:
         return
     saved, document = shown
     _draw_one_move(session, saved, document)
-    if saved.form["objective"] != "throughput":
+    if saved.form["objective"] != "throughput":  # Sensitivity refuses this objective.
         _draw_sensitivity(session, saved)
         _draw_limit_curve(session, saved)
 
@@ -73,6 +79,7 @@ def _draw_one_move(session: BrowserSession, saved: SavedPlan, document: Document
     if answer is not None:
         _draw_both(document, answer, sentence)
         if st.button("Keep this plan", key="keep_what_if"):
+            # The page Plan fills its inputs from `restore` when it is drawn next.
             st.session_state.restore = changed
             session.make_plan(changed, f"{answer['llm']}, {sentence}")
             st.switch_page("views/plan.py")
@@ -81,15 +88,16 @@ def _draw_one_move(session: BrowserSession, saved: SavedPlan, document: Document
 def _draw_move_inputs(
     session: BrowserSession, saved: SavedPlan, document: Document
 ) -> tuple[Form | None, str]:
-    """Draw the inputs for a move. Returns the form with one input moved, None while none is, and a sentence
-    on the move.
+    """Draw the inputs for a move. Returns the form with one input moved, or None if the input still has the
+    plan's value; and a sentence on the move.
     """
     form = saved.form
-    # A trace at its own rate is written with this rate, so that it can be moved.
+    # Without a rate in the form the plan has the trace's own rate. It is written into the form, so that it
+    # can be moved.
     if form["rate"] is None and form["objective"] != "throughput":
         form = form | {"rate": document["rate_rps"]}
     offered = {name: label for name, label in SINGLE.items() if form[name] is not None}
-    if form["objective"] == "throughput":
+    if form["objective"] == "throughput":  # Then the rate is what the plan answers, not an input.
         offered.pop("rate", None)
     offered |= {
         f"{metric}_ms": f"{METRICS[metric].abbreviation} limit [ms]"
@@ -104,21 +112,21 @@ def _draw_move_inputs(
             if row["stock"]:
                 offered[f"stock {row['GPU']}"] = f"stock of {row['GPU']}"
     offered |= {"spare": f"{form['spare_of']} that may fail", OTHER: "any other key of slo.yaml"}
-    what = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
-    if what == OTHER:
+    moved = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
+    if moved == OTHER:
         return _any_key_input(session, form)
-    if what == "spare":
+    if moved == "spare":  # A number of workers or nodes that may be 0, which no factor would move.
         spare = st.number_input("How many may fail", 0, 100, form["spare"], key="what_spare")
         sentence = f"{spare} {form['spare_of']} may fail"
         return (form | {"spare": spare}, sentence) if spare != form["spare"] else (None, "")
     factor = st.select_slider(
         "Times what it is", FACTORS, 1.0, key="what_factor", format_func=lambda f: f"× {f:g}"
     )
-    # Inputs of a GPU are offered as "spot price h100-80g", all others as one word.
-    kind, _, gpu = what.rpartition(" ") if " " in what else (what, "", "")
+    # The key of a GPU's input ends with the GPU, as in "spot price h100-80g". All other keys are one word.
+    kind, _, gpu = moved.rpartition(" ") if " " in moved else (moved, "", "")
     before = _input_value(form, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
-    sentence = f"{offered[what]}: {after:g} instead of {before:g}"
+    sentence = f"{offered[moved]}: {after:g} instead of {before:g}"
     if after == before:
         return None, ""
     st.write(draw.escape_markdown(sentence))
@@ -126,7 +134,11 @@ def _draw_move_inputs(
 
 
 def _any_key_input(session: BrowserSession, form: Form) -> tuple[Form | None, str]:
-    """A change of any key of slo.yaml, written as for `plan what-if --change`."""
+    """Draw a text field for a change of any key of slo.yaml, written as for `plan what-if --change`. Returns
+    the changed form, None while the field is empty, and the text of the change.
+
+    Raises PlannerError for a change that cannot be read.
+    """
     text = st.text_input(
         "Key and value",
         key="what_key",
@@ -140,8 +152,8 @@ def _any_key_input(session: BrowserSession, form: Form) -> tuple[Form | None, st
 
 
 def _input_value(form: Form, kind: str, gpu: str) -> float:
-    """The value of an input: the form's own entry `kind`; or with a `gpu`, its stock or the price of this
-    kind.
+    """The value of an input. Without a `gpu`, `kind` is a key of the form. With one, it is "stock" or one of
+    PRICED, and the value is in the GPU's row of the form.
     """
     if not gpu:
         return float(form[kind])
@@ -150,16 +162,17 @@ def _input_value(form: Form, kind: str, gpu: str) -> float:
 
 
 def _with_input(form: Form, kind: str, gpu: str, value: Any) -> Form:
-    """The form with another value of the input that `_input_value` reads."""
+    """The form with `value` in the place where `_input_value` reads it."""
     if not gpu:
-        is_limit = kind.endswith("_ms")  # A preset with another limit is no longer that preset.
+        # If a limit of the SLO is moved, the limits are no longer those of the preset that the form names.
+        is_limit = kind.endswith("_ms")
         return form | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
     rows = [row | {PRICED.get(kind, kind): value} if row["GPU"] == gpu else row for row in form["gpus"]]
     return form | {"gpus": rows}
 
 
 def _draw_sensitivity(session: BrowserSession, saved: SavedPlan) -> None:
-    """Draw how the plan depends on step times, traffic, prices and limits."""
+    """Draw a button that plans again with inputs that are a little off, and a table of what came out."""
     st.header("Is it robust, and what would relaxing a limit save?")
     st.write(
         "Step times, traffic and prices that are 10 % off; each limit a little tighter and looser; one more "
@@ -177,14 +190,16 @@ def _draw_sensitivity(session: BrowserSession, saved: SavedPlan) -> None:
 
 
 def _draw_sensitivity_table(changes: list[Document]) -> None:
-    """Draw the changes that matter as rows, and name all others in one line."""
-    words = {True: "✓ holds", False: "✗ fails", None: "not offered"}
+    """Draw a row for each change with which the plan fails or is no longer the best; name all others in one
+    line.
+    """
+    word_for_kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
     different, same = [], []
     for row in changes:
         if row["kept"] and row["costs_the_same"]:
             same.append(row["change"])
         else:
-            different.append((row["change"], words[row["kept"]], row["more"], row["fleet"]))
+            different.append((row["change"], word_for_kept[row["kept"]], row["more"], row["fleet"]))
     if different:
         draw.draw_table(("if", "the plan", "the best then costs", "which is"), different)
     if same:
@@ -192,7 +207,9 @@ def _draw_sensitivity_table(changes: list[Document]) -> None:
 
 
 def _draw_limit_curve(session: BrowserSession, saved: SavedPlan) -> None:
-    """The best fleet for every value of a limit."""
+    """Draw a select box of limits, and the best fleet for each value of the chosen one as charts and
+    table.
+    """
     st.header("What each limit costs")
     offered: dict[str, str] = {
         metric: f"{METRICS[metric].abbreviation} limit"
@@ -214,12 +231,18 @@ def _draw_limit_curve(session: BrowserSession, saved: SavedPlan) -> None:
         draw.draw_charts(frontier["charts"])
         head = (f"{frontier['over']} [{frontier['unit']}], holds to", frontier["objective_unit"], "fleet")
         draw.draw_table(
-            head, [(f"{s['holds_to']:.5g}", f"{s['value']:,.6g}", s["fleet"]) for s in frontier["steps"]]
+            head,
+            [
+                (f"{step['holds_to']:.5g}", f"{step['value']:,.6g}", step["fleet"])
+                for step in frontier["steps"]
+            ],
         )
 
 
 def _draw_both(old: Document, new: Document, sentence: str) -> None:
-    """Draw the plan and the moved plan side by side, and their distributions of latency."""
+    """Draw the plan (`old`) and the plan after the move (`new`) side by side: a table of their figures, and a
+    chart per metric with both distributions of latency. `sentence` names the move.
+    """
     head, rows = ("figure", "the plan", "what if", "change"), []
     for name, figure, shown_as in (
         ("USD/h", "cost_usd_per_h", "{:,.2f}"),
@@ -235,7 +258,7 @@ def _draw_both(old: Document, new: Document, sentence: str) -> None:
     rows.append(("SLO", _kept_text(old), _kept_text(new), ""))
     st.subheader(draw.escape_markdown(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.draw_table(head, rows)
-    columns = []
+    drawn_charts = []
     for metric in CHARTED_METRICS:
         curves = {
             name: Curve(np.array(curve["value_s"]), np.array(curve["share"]))
@@ -244,8 +267,8 @@ def _draw_both(old: Document, new: Document, sentence: str) -> None:
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
         caption = f"Distribution of the {METRICS[metric].name}, with the limits of the new question."
-        columns.append({"spec": live_spec(chart), "caption": caption})
-    draw.draw_charts(columns)
+        drawn_charts.append({"spec": live_spec(chart), "caption": caption})
+    draw.draw_charts(drawn_charts)
 
 
 def _kept_text(document: Document) -> str:

@@ -1,8 +1,9 @@
 """Simulates a day of several LLMs whose pools change and share one stock of GPUs.
 
-`JointRuns` has the methods of `DayRuns`, so that the search for the optimum (day/search/day_optimum.py) need
-not know of LLMs: the pools of all LLMs are the columns of one problem, and their windows are numbered
-through. Each LLM is simulated by itself, because LLMs share only GPUs and paid nodes.
+`JointRuns` has the methods of `DayRuns` (day_runs.py), so that the search for the optimum (day_optimum.py)
+works for several LLMs as for one. The pools of all LLMs, one LLM after another, are the columns of one
+problem, and the windows of all LLMs are numbered in the same order. Each LLM is simulated by itself, because
+LLMs share only GPUs and paid nodes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
-# The day ends with the shortest traffic of any LLM, which may lack at most this share of the longest.
+# The day ends when the first LLM's traffic ends. That may be before the end of the last LLM's traffic by at
+# most this share of the latter.
 MOST_EARLIER_FRAC = 0.05
+# Of the count of steps, before it is rounded up: more than the rounding error of a division.
+_STEP_ROUNDING = 1e-9
+_EDGE_DECIMALS = 6  # Edges of windows [s] that are the same after rounding to these decimals are one edge.
 
 
 def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
-    """The terms of the master problem with the pools of all LLMs, on one grid of `step_s` to the end of the
-    shortest traffic.
+    """The day of all LLMs together: their pools, the stock of GPUs that they share, and steps of `step_s`
+    that end with the shortest traffic. The billing is that of the first LLM's terms.
 
     Raises InputError if the traffic of one LLM ends much earlier than that of another (MOST_EARLIER_FRAC).
     """
@@ -39,18 +44,18 @@ def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s:
             f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
             "all of them the same span (traffic: window, or duration where it is described)"
         )
-    # Less a rounding error, so that a whole number of steps gets no further step.
-    steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
+    # If the day is a whole number of steps, a rounding error must not add one more.
+    steps = max(int(np.ceil(first_s / step_s - _STEP_ROUNDING)), 1)
     edges_s = np.append(np.arange(steps) * step_s, first_s)
     pools = tuple(pool for terms in llm_terms for pool in terms.pools)
     return DayTerms(edges_s, pools, llm_terms[0].unit_s, dict(stock), llm_terms[0].is_paid_all_day)
 
 
 class JointRuns:
-    """Simulates the days of several LLMs with sizes (T, P) of all their pools, in T steps.
+    """Simulates the days of several LLMs with the sizes (T, P) of all P pools of all LLMs, in T steps.
 
-    `llm_runs` has the runs of every LLM by itself, on the grid of `terms`. They have no stock, because the
-    LLMs share the stock of `terms`. `columns` are the columns of each LLM's pools.
+    `llm_runs` simulates each LLM by itself, in the steps of `terms`, and without a stock, because the LLMs
+    share the stock of `terms`. `columns` has, for each LLM, which of the P columns are its pools.
     """
 
     def __init__(self, llm_runs: Sequence[DayRuns], terms: DayTerms):
@@ -71,7 +76,7 @@ class JointRuns:
         ]
         # For each window the number of its LLM, and its number among the windows of this LLM.
         self._llm_and_window = [
-            (llm, own) for llm, runs in enumerate(llm_runs) for own in range(runs.window_count)
+            (llm, own_window) for llm, runs in enumerate(llm_runs) for own_window in range(runs.window_count)
         ]
         # For each LLM the number of its first window.
         self._first_window = [0, *np.cumsum([runs.window_count for runs in llm_runs[:-1]]).tolist()]
@@ -107,10 +112,10 @@ class JointRuns:
     def least_paid(self) -> LeastPaid:
         """A lower bound on the bill for all LLMs.
 
-        Each LLM's work is done by its own workers, so the bounds of the LLMs add up; and the nodes of all
-        pools' least workers are paid in any case. Where GPUs are paid all day, the bill is at least what the
-        busiest window takes, for the whole day. The bound at single moments is not known for the sum, so its
-        arrays are empty.
+        Each LLM's work is done by its own workers, so the bounds of the LLMs add up. The nodes of the least
+        workers of all pools are paid in any case. Where the most GPUs in use are paid all day, the bill is at
+        least what the busiest window costs per second, for the whole day. The bounds for single stretches of
+        the day are not known for the sum, so the result has no stretches.
         """
         each_llm = [runs.least_paid(shares_nodes=True) for runs in self.llm_runs]
         least_usd_per_h = paid_usd_per_h(
@@ -133,32 +138,34 @@ class JointRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate each LLM with its own columns of `workers`; the bill and the stock are those of all
-        together.
+        """Simulate each LLM with its own columns of `workers` (T, P). All LLMs together have one bill, and
+        must fit into one stock.
         """
-        parts = [
+        llm_days = [
             runs.simulate_day(np.ascontiguousarray(workers[:, columns.start : columns.stop]))
             for runs, columns in zip(self.llm_runs, self.columns, strict=True)
         ]
         lives = [
             (columns.start + span.pool, span.requested_s, span.gone_s)
-            for part, columns in zip(parts, self.columns, strict=True)
-            for span in part.run.spans
+            for day, columns in zip(llm_days, self.columns, strict=True)
+            for span in day.run.spans
         ]
-        numbered = zip(self._first_window, parts, strict=True)
-        missed = [first + window for first, part in numbered for window in part.missed]
+        numbered_days = zip(self._first_window, llm_days, strict=True)
+        missed = [first + own_window for first, day in numbered_days for own_window in day.missed]
         return DayRun(
             workers,
-            run=parts[0].run,
+            run=llm_days[0].run,  # By the definition of DayRun; `parts` has those of all LLMs.
             usd=billed_usd(self.terms, lives),
             missed=tuple(missed),
-            holds=all(part.holds for part in parts),
+            holds=all(day.holds for day in llm_days),
             fits=lives_within_stock(self.terms, lives),
-            parts=tuple(parts),
+            parts=tuple(llm_days),
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether the window's LLM misses it with its own columns of `workers`, as in `DayRuns`."""
+        """Whether the window's LLM misses it if its pools have their most workers, and from step `first` on
+        their columns of `workers` (T, P), as in `DayRuns`.
+        """
         llm, own_window = self._llm_and_window[window]
         columns = self.columns[llm]
         own_workers = np.ascontiguousarray(workers[:, columns.start : columns.stop])
@@ -166,11 +173,13 @@ class JointRuns:
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
-    """The most USD per second that a window needs: of one LLM, or of all LLMs if they have it in common."""
-    # For each LLM the USD per second of each window. Edges are rounded so that equal ones are found equal.
+    """The most USD per second that must be paid in any window of one LLM; or in any window that all LLMs
+    have, for all of them. 0 if there are no windows.
+    """
+    # For each LLM the USD per second of each window, by its edges.
     llm_rates: list[dict[tuple[float, float], float]] = [
         {
-            (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
+            (round(begin_s, _EDGE_DECIMALS), round(end_s, _EDGE_DECIMALS)): float(usd) / (end_s - begin_s)
             for begin_s, end_s, usd in zip(
                 llm.edges_s[:-1].tolist(), llm.edges_s[1:].tolist(), llm.in_stretch_usd, strict=True
             )
