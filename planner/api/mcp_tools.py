@@ -1,8 +1,9 @@
-"""The tools that MCP clients may call: functions of `fleetplan`, with files or objects in, plain values out.
+"""The tools that clients may call over MCP (Model Context Protocol): functions of `fleetplan` that take files
+or objects and return plain values.
 
 The docstrings of public functions are what a client reads. Every tool returns what its command prints with
 --json, and the answer in sentences; `plan` leaves out the lists that only a reader of the certificate needs.
-That no fleet keeps the SLO is an answer too, not an error. Bad input is an error in one line.
+If no fleet keeps the SLO, the tool returns that as an answer. Bad input raises InputError, with one line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from planner.api.results import Result
 from planner.errors import InfeasibleError, InputError
 
 Document = dict[str, Any]
-# Parts of a plan's answer, and of its certificate, that are left out unless `details` is set.
+# Keys of a plan's answer, and keys of the certificate in it, that are left out unless `details` is set.
 DETAILS = ("facts", "alternatives", "placement", "network")
 DETAILS_OF_CERTIFICATE = (
     "refuted",
@@ -130,6 +131,7 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
     if table not in tables:
         raise InputError(f"table: expected one of {', '.join(tables)}, found {table[:60]!r}")
     frame = tables[table].reset_index()
+    # A row's name is in its first column, except that an engine's row does not begin with the engine's name.
     names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
     chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
     # JSON has no NaN, so an empty cell becomes null.
@@ -141,12 +143,12 @@ TOOLS: tuple[Callable[..., Any], ...] = (plan, simulate, goodput, what_if, expla
 
 
 def _in_words(result: Result) -> Document:
-    """The answer in sentences: the first one, and all others."""
+    """The answer in words: its first line, and its sentences."""
     return {"answer": result.headline(), "sentences": result.sentences()}
 
 
 def _answer_of(document: Document, *, details: bool) -> Document:
-    """The answer of `plan`; without `details` the long lists are left out."""
+    """The answer of `plan`; unless `details` is set, a copy without the keys of the two lists above."""
     if details:
         return document
     short = {key: value for key, value in document.items() if key not in DETAILS}

@@ -1,6 +1,7 @@
-"""Reads a folder of `plan -o DIR`: plan.yaml, certificate.json and the traffic, checked against each other.
+"""Reads the files that `plan -o DIR` wrote; plan.yaml, certificate.json and the traffic must agree.
 
-The simulation itself is not in these files: planner/search/evidence/written_plan.py repeats it.
+The simulation itself is not in these files: planner/search/evidence/written_plan.py repeats it, and
+`WrittenPlan.check_percentile` compares the result with the written one.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ from planner.traffic.trace_reading import read_trace
 Document = Mapping[str, Any]
 Content = TypeVar("Content")
 
-# Keys of certificate.json and the types of their values.
+# Keys of certificate.json with the types of their values, in its part "traffic" and at the top level.
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
 TOP_LEVEL = {"status": Status, "prices": str, "command": str, "max_model_len": int}
-NEAR_FRAC = 1e-9  # Figures are written with ten digits.
+# Figures are written with ten digits. A simulated figure counts as the written one if it differs by less.
+NEAR_FRAC = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +86,9 @@ class WrittenPlan:
         return self.fleet.with_counts(pool.count - down.get(pool.name, 0) for pool in self.fleet.pools)
 
     def check_percentile(self, limit: Limit, line_index: int, value_s: float) -> None:
-        """Raises InputError if a simulated percentile differs from the written one."""
+        """Raise InputError if `value_s`, the simulated percentile of the SLO's line `limit`, differs from the
+        written one. `line_index` is the line's place in the SLO.
+        """
         written_s = self.simulated_s[line_index] if line_index < len(self.simulated_s) else None
         if not _is_near(value_s, written_s):
             raise InputError(_mismatch(self.folder, f"{limit.name} at {value_s:.10g} s", f"{written_s} s"))
@@ -95,16 +99,17 @@ def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
 
     Raises InputError if a file is missing, or is of another plan than the others.
     """
-    path = path / "plan.yaml" if path.is_dir() else path
-    folder = path.parent
-    fleet = read_fleet(path, catalog)
+    plan_path = path / "plan.yaml" if path.is_dir() else path
+    folder = plan_path.parent
+    fleet = read_fleet(plan_path, catalog)
     written = read_json(folder / "certificate.json")
-    return _translate_errors(folder, lambda: _read_plan(path, fleet, written, catalog))
+    return _translate_errors(folder, lambda: _read_plan(plan_path, fleet, written, catalog))
 
 
 def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) -> WrittenPlan:
-    """The plan of `fleet` (plan.yaml at `path`) and of `written` (certificate.json). Raises InputError or
-    ValueError where the files contradict each other.
+    """The plan of `fleet` (read from plan.yaml at `path`), of `written` (certificate.json) and of the traffic
+    beside them. Raises InputError or ValueError if the files contradict each other, and errors such as
+    KeyError if `written` has another form; `_translate_errors` is for these.
     """
     folder = path.parent
     traffic = {
@@ -118,7 +123,8 @@ def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) ->
     if len(trace) != traffic["requests"]:
         raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
     certificate = read_certificate(written["certificate"], written["facts"])
-    if certificate.seed < 0:  # NumPy refuses it when the simulation is repeated; the caller names the file.
+    # NumPy would refuse a negative seed only when the simulation is repeated, and would not name the file.
+    if certificate.seed < 0:
         raise ValueError(f"certificate: seed is {certificate.seed}")
     lines, alternatives = written["simulated"]["lines"], written["alternatives"]
     if len(lines) != len(slo.limits):
@@ -148,7 +154,9 @@ def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) ->
 
 
 def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
-    """Call `read`; whatever a certificate.json of another form makes it raise becomes an InputError."""
+    """What `read` returns. Whatever it raises for a certificate.json of another form (a missing key, a value
+    of another type) becomes an InputError that names the file.
+    """
     try:
         return read()
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -159,7 +167,9 @@ def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
 
 
 def _mismatch(folder: Path, simulated: str, written: str) -> str:
-    """The refusal of a folder whose files are of two plans: what one file has, and what the other says."""
+    """The text of an error for a folder whose files are of two plans: `simulated` is what plan.yaml and the
+    traffic have, `written` what certificate.json says.
+    """
     return (
         f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
         "they are not of one plan, or of another version of the planner; plan again"
@@ -168,14 +178,16 @@ def _mismatch(folder: Path, simulated: str, written: str) -> str:
 
 def _read_traffic(folder: Path) -> Trace:
     """The trace that the plan was made with."""
-    # Prefixes and sessions do not fit into requests.csv; a plan on these has traffic.jsonl too.
-    full = folder / "traffic.jsonl"
-    # The times are those that were simulated; with a seed, equal times would be spread anew.
-    return read_trace(full if full.exists() else folder / "requests.csv", seed=None)
+    # Prefixes and sessions do not fit into requests.csv. A plan whose traffic has them has traffic.jsonl too.
+    with_prefixes = folder / "traffic.jsonl"
+    # No seed: with one, equal arrival times would be spread anew, but they must stay as they were simulated.
+    return read_trace(with_prefixes if with_prefixes.exists() else folder / "requests.csv", seed=None)
 
 
 def _read_alternative(row: Document, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    """One of `alternatives`; its fleet is written without the LLM, which is the plan's `llm`."""
+    """The alternative that is written as `row`. Its fleet, if it has one, is written without an LLM, which is
+    the plan's `llm`.
+    """
     fleet = row["fleet"]
     return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))
 

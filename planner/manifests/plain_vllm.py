@@ -1,8 +1,8 @@
 """vLLM itself, without a cluster: per pool a config file for `vllm serve` and a script for one worker.
 
-A script takes the number of the worker on its host, by which the worker's ports are counted. The worker's
-GPUs are those that CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on AMD) names. Whatever follows the number goes
-to `vllm serve`.
+The first argument of a script is the number of the worker on its host, 0, 1, ...; the worker's ports follow
+from it. All further arguments go to `vllm serve`. The worker's GPUs are those that CUDA_VISIBLE_DEVICES
+(HIP_VISIBLE_DEVICES on AMD) names.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from planner.manifests import engine_command, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
-routing = engine_command.routing_sentence
+routing = engine_command.routing_sentence  # Every target has `routing`, `render` and `steps` (__init__.py).
 FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
-# What the store's config file says until the script of a worker puts the values of its host in place.
+# Placeholders in the config file of the store of KV blocks. A worker's script replaces them by the values of
+# its host.
 STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """vllm/POOL.config.yaml and vllm/POOL.sh for every pool, and vllm/router.sh."""
+    """The files by name: vllm/POOL.config.yaml and vllm/POOL.sh for every pool, a script for each router, and
+    those of the store of KV blocks if the fleet has one.
+    """
     files: dict[str, str] = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         engine_settings = {"model": fleet.llm.name, **engine_command.engine_flags(pool, fleet, max_model_len)}
+        # `vllm serve` turns a setting off by a flag of its own, `--no-KEY`.
         engine_settings = dict(
             (f"no-{key}", True) if value is False else (key, value) for key, value in engine_settings.items()
         )
@@ -44,9 +48,10 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to start the workers and the router, as lines of the folder's README."""
     lines = []
+    # Addresses such as 10.0.0.9 are examples, which a user replaces.
     packages, store_environment = f"vllm=={engine_command.engine_version(fleet)}", ""
     if kv_store.size_bytes(fleet):
-        packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "  # An example.
+        packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
         lines += [
             f"First the store of KV blocks, on a host of its own: `pip install {kv_store.PACKAGE}`, and",
             "",
@@ -92,7 +97,7 @@ def _quoted_pool_names(fleet: Fleet) -> list[str]:
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
-    """The script that starts one worker of a pool."""
+    """The text of the script that starts one worker of a pool; `name` is the pool's in the files."""
     nodes = engine_command.nodes_of(pool.type)
     gpus = pool.type.gpus // nodes
     lines = [
@@ -110,8 +115,9 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
         "number=${1:-0}",
         "shift || true",
     ]
+    # Two workers on one host must not listen on the same port, so ports count on with `number`.
     flags = [f'--config "$here/{name}.config.yaml"', f"--port $(({FIRST_PORT} + number))"]
-    if pool.role != "mixed":
+    if pool.role != "mixed":  # The address at which a worker's KV blocks are handed off.
         lines += [
             "address=$(hostname -i | cut -d' ' -f1)",
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
@@ -143,7 +149,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
 
 
 def _store(size: int) -> str:
-    """The script that starts the store of KV blocks."""
+    """The text of the script that starts the store of KV blocks with `size` bytes of memory."""
     # One process lends the memory; the other, the master, knows which block lies where.
     lend_memory = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
     lines = [
@@ -159,7 +165,7 @@ def _store(size: int) -> str:
 
 
 def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
-    """The script that starts the router before the workers of these roles."""
+    """The text of the script that starts the router `name`, in front of workers of these roles."""
     lines = [
         "#!/usr/bin/env bash",
         f"# pip install {engine_command.ROUTER_PACKAGE}; the variables hold the workers' addresses, "

@@ -30,7 +30,7 @@ from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace, measured_window
 from planner.units import count_text
 
-WRITTEN_AT_ONCE = 2048  # Records are written this many at a time, which fit into a processor's cache.
+WRITTEN_AT_ONCE = 2048  # Records are written in blocks of this many, which fit into a processor's cache.
 DISTURBANCE_KINDS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
 
@@ -54,9 +54,9 @@ def elastic_state(
     every_s: float | None = None,
     runs: int = 0,
 ) -> State:
-    """The kernel's arrays at time zero, if `sizes` (P,) workers of each pool are up and the others off, with
-    room to record `runs` runs of steps. With `every_s` limits are counted in windows of that length too.
-    Raises InputError for what cannot be simulated.
+    """The kernel's arrays at time zero for pools that change: `sizes` (P,) workers of each pool are up, the
+    others off. There is room to record `runs` runs of steps. With `every_s` the limits are also counted in
+    windows of that length. Raises InputError for what cannot be simulated.
     """
     check_traffic(fleet, trace)
     requests, window_s = fresh_requests(trace), measured_window(trace)
@@ -114,7 +114,7 @@ def first_state(
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected_tokens.astype(np.int64)
 
     types, tables, tie_keys = type_rows(pools, fleet, trace)  # The keys decide between equal workers.
-    # (W,) The index of each worker's pool, which is that of its type too: `types` has one row per pool.
+    # (W,) For each worker the index of its pool, which is that of its type too: `types` has a row per pool.
     type_indices = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = rank_rows(pools)
     workers, lanes = worker_and_lane_rows(pools, types, type_indices)
@@ -171,7 +171,7 @@ def first_state(
 
 
 def count_in_windows(state: State, limits: Sequence[Limit], trace: Trace, every_s: float) -> State:
-    """The same arrays, with the limits counted in each window of that length too."""
+    """The state, with the limits also counted in each window of `every_s` seconds."""
     edges_s = judged_windows_s(trace, every_s)
     return state._replace(edges_s=edges_s, in_windows=limits_in_windows(limits, trace, state, edges_s))
 
@@ -184,12 +184,15 @@ def fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
-    """Write `requests` (m,) as records of the trace's requests from `first` on before they arrive."""
+    """Fill `requests` (m,) with the records of m requests of the trace, from its `first` on, as they are
+    before they arrive.
+    """
     fresh = _FRESH.view(np.int64)
     for offset in range(0, len(requests), WRITTEN_AT_ONCE):
         block = requests[offset : offset + WRITTEN_AT_ONCE]
         rows = slice(first + offset, first + offset + len(block))
-        block.view(np.int64).reshape(len(block), len(fresh))[:] = fresh  # Quicker than field by field.
+        # All fields at once, as words of 8 bytes: quicker than field by field.
+        block.view(np.int64).reshape(len(block), len(fresh))[:] = fresh
         block["arrival_s"] = trace.arrival_s[rows]
         block["input_tokens"] = block["length_tokens"] = trace.input_tokens[rows]
         output_tokens = trace.output_tokens[rows]
@@ -211,7 +214,7 @@ _FRESH = _common_fields()
 
 
 def _predict_outputs(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
-    """Fill in the output lengths that schedulers predict.
+    """Fill in the output lengths [tokens] that schedulers predict.
 
     The first prediction is the lower end of a bucket of lengths, the right bucket for the share
     `accuracy_frac` of requests (TetriInfer). The later prediction, for a request that has become longer than
@@ -221,6 +224,7 @@ def _predict_outputs(requests: npt.NDArray[np.void], accuracy_frac: float, seed:
     buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
     requests["predicted_tokens"] = bucket_range(buckets)[0]
     ordered = np.sort(outputs)
+    # For each request: where in `ordered` the outputs begin that are longer than predicted, and their number.
     above = np.searchsorted(ordered, requests["predicted_tokens"], side="right")
     longer = len(ordered) - above
     sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))  # sums[i] is the sum of ordered[i:].
@@ -230,7 +234,9 @@ def _predict_outputs(requests: npt.NDArray[np.void], accuracy_frac: float, seed:
 def _request_classes(
     limits: Sequence[Limit], policies: Policies, trace: Trace, engine: str
 ) -> npt.NDArray[np.void] | None:
-    """The classes of the requests (n,), layout.REQUEST_CLASS; None if no limit and no queue has any."""
+    """The classes of the requests (n,), layout.REQUEST_CLASS; None if no limit is for a class and the queue
+    has no deadlines. Raises InputError for classes in an engine that is not stepwise.
+    """
     selectors, by_deadline = selectors_of(limits), QUEUE[policies.queue].by_deadline
     if not selectors and not by_deadline:
         return None
@@ -250,8 +256,8 @@ def _request_classes(
 
 
 def _session_rows(trace: Trace) -> npt.NDArray[np.void]:
-    """How many requests each one waits for, how long it thinks, and where its children begin in
-    `State.children`; empty without sessions.
+    """For each request (n + 1,), layout.AFTER: how many requests it waits for, how long it pauses after them,
+    and where the requests that wait for it begin in `State.children`. Empty without sessions.
     """
     if not trace.after.size:
         return np.zeros(0, dtype=layout.AFTER)
@@ -271,8 +277,8 @@ def _index_in_pool(pools: Sequence[Pool]) -> npt.NDArray[np.int64]:
 def _event_order(
     workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
 ) -> npt.NDArray[np.int64]:
-    """The order (entities,) of events of one moment: lanes in the `order` (W,) of their workers, then the
-    other entities.
+    """For each entity its rank (entities,) among events of the same moment: lanes in the `order` (W,) of
+    their workers, then the other entities.
     """
     sequence = np.arange(entities)
     position = np.empty(len(workers), np.int64)
@@ -282,8 +288,9 @@ def _event_order(
 
 
 def _list_pools(state: State) -> None:
-    """List the workers that are up: those that take arrivals (FRONT) and those that take hand-offs (BACK). Of
-    a worker with data-parallel ranks only the first is listed. `routing.set_pools` does the same in the run.
+    """Fill `state.pools` with the workers that are up: those that take arrivals (FRONT) and those that take
+    hand-offs (BACK). Of a worker with data-parallel ranks only the first rank is listed. During the run
+    `routing.set_pools` does the same.
     """
     workers, dp_ranks = state.workers, state.dp_ranks
     for pool, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
@@ -297,8 +304,8 @@ def _list_pools(state: State) -> None:
 
 
 def _with_first_hand_offs(state: State) -> State:
-    """The state with `met_s` (W, W), the time at which two workers are connected, where the first hand-off
-    between two workers takes extra time. Infinite means not yet.
+    """The state; if the first hand-off between two workers takes extra time, with `met_s` (W, W), the time
+    from which on two workers are connected: infinite, as none are yet.
     """
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state
@@ -350,8 +357,8 @@ def _await_disturbance(state: State, *, outside: int) -> None:
 
 
 def _first_counters(policies: Policies, n: int) -> Ints:
-    """The kernel's counters at time zero. All `n` requests are released, which replay.py changes for a closed
-    loop.
+    """The kernel's counters at time zero, those of layout.py. All `n` requests are released: they may arrive.
+    replay.py changes that for a closed loop.
     """
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = n
@@ -366,7 +373,7 @@ def _first_counters(policies: Policies, n: int) -> Ints:
 
 def _policy_numbers(fleet: Fleet) -> Floats:
     """The parameters of policies that the kernel reads, and the times that it notes in the same array."""
-    numbers, policies = np.zeros(layout.POLICY), fleet.policies
+    numbers, policies = np.zeros(layout.POLICY), fleet.policies  # Indices and their meaning: layout.py.
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf

@@ -1,8 +1,8 @@
 """Simulates the plan's fleet with the router of every target that can run it, on the traffic as written.
 
 `policies.find_deployed_routing` says how a target routes and which policies the simulator runs in its place.
-Targets with the same routing share a simulation. The plan's own simulation is used where the target routes as
-the plan does, and where each role has one worker, so that a router has no choice.
+Targets with the same routing share a simulation. The plan's own simulation is used if the target routes as
+the plan does, or if each role has one worker, so that a router has no choice.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def simulate_routers(
     if target is not None and target in refused:
         warnings.append(facts.NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
+    # The verdicts by policies, so that each is found once; None if there was no time left for one.
     plan_verdict = RouterVerdict(plan.verdict, None if plan.trial is None else plan.kept_in, passes=True)
     verdicts: dict[Policies, RouterVerdict | None] = {
         _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict
@@ -61,6 +62,7 @@ def simulate_routers(
         if (services := manifests.services_apart(plan.fleet, name)) > 1:
             warnings.append(facts.ServicesApart(name, services))
     for name in names:
+        # `routed` has the target's router, the policies in its place, and what differs between the two.
         routed = find_deployed_routing(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         if not bring_priority:
             routed = without_priority(routed)
@@ -79,15 +81,16 @@ def simulate_routers(
         plan,
         certificate=replace(plan.certificate, deploy=target, routers=tuple(rows)),
         warnings=(*plan.warnings, *warnings),
-        # The test of production holds many simulations, and nothing after this function needs it.
+        # `trial`, the test of production, holds many simulations, and nothing after this function needs it.
         trial=None,
     )
 
 
 def without_priority(routed: Deployed) -> Deployed:
-    """The same routing for requests without a priority.
+    """The routing `routed` for requests that bring no priority.
 
-    An order of prompts by priority has no effect then: vLLM serves requests as they arrive.
+    If the queue orders prompts by priority, it is replaced by the usual one, because vLLM then serves
+    requests as they arrive; and `differs` says so.
     """
     if not QUEUE[routed.policies.queue].has_rank:
         return routed
@@ -98,7 +101,9 @@ def without_priority(routed: Deployed) -> Deployed:
 
 
 def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each with verdicts under its routers, and all new warnings."""
+    """The shared plan with the result of `simulate_routers` for each LLM, whose new warnings it repeats with
+    the LLM's name.
+    """
     plans = {
         part.name: simulate_routers(
             shared.plans[part.name], part.task.deploy, bring_priority=not part.task.policies.is_queue_assumed
@@ -120,7 +125,8 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     routers and possible fleets are alike.
     """
     keeping = {each.target for each in plan.certificate.routers if each.keeps}
-    # Targets are alike if they have the same routers and can run the same kinds of fleets.
+    # Targets are alike if they have the same routers and run the same kinds of fleets: only workers of one
+    # kind (ONE_KIND), only pairs of prefill and decode workers (ONLY_PAIRS), only one pool (ONE_POOL).
     alike: dict[object, list[str]] = {}
     for name in manifests.TARGETS:
         if name not in keeping:
@@ -131,7 +137,7 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
 
 
 def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> facts.ForTargets:
-    """The plan for targets that are alike, or why there is none."""
+    """The fact on the plan for targets that are alike: its fleet and price, or why there is none."""
     try:
         plan = planned_for(names[0])
     except InfeasibleError:
@@ -146,10 +152,9 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies, with the default routing for requests that only one worker can take.
+    """The policies, with the default in place of each routing that has only one worker to choose.
 
-    A router has no choice there. So policies that differ only in such a routing become equal, and share a
-    simulation.
+    Such a routing has no effect. So policies that differ only in it become equal, and share a simulation.
     """
     arrival_workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     decode_workers = sum(pool.count for pool in fleet.pools if pool.role == "decode")
@@ -163,7 +168,9 @@ def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
 
 @dataclass(frozen=True, slots=True)
 class RouterVerdict:
-    """A fleet's verdict on the written traffic and, where the plan passed a test, in its scenarios."""
+    """A fleet's verdict on the traffic as written; and, if the plan passed a test, in how many of its
+    scenarios the fleet was kept and whether that passes. Without a test `kept_in` is None and `passes` true.
+    """
 
     verdict: Verdict
     kept_in: facts.KeptIn | None
@@ -171,17 +178,18 @@ class RouterVerdict:
 
 
 def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVerdict | None:
-    """The verdict on the plan's fleet under other policies; None if there was no time left for it."""
+    """The verdict on the plan's fleet under other policies; None if the time ended before."""
     if is_over(deadline):
         return None
     # Only a router that pins prefixes to workers needs the plan's assignment of prefixes.
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
-    # Windows, and limits on gaps between tokens, are judged by the records of single steps.
+    # An SLO with windows, or with limits on gaps between tokens, is judged by the records of single steps.
     needs_records = slo.every_s is not None or any(limit.metric_row.is_of_gaps for limit in slo.limits)
     verdict = judge_slo(simulate(fleet, plan.trace, limits=slo.limits, record=needs_records), slo)
     if plan.trial is None or not verdict.holds:
-        return RouterVerdict(verdict, None, passes=True)  # There is no test, or no need for one.
+        # There is no test, or none is needed since the fleet already misses the SLO on the written traffic.
+        return RouterVerdict(verdict, None, passes=True)
     kept_in, passes = plan.trial.kept_with_policies(policies, fleet)
     if plan.trial.test.out_of_time():
         return None
@@ -191,6 +199,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
 def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> facts.UnderRouter:
     """The verdict on the plan's fleet under a target's router, as a fact."""
     policies = routed.policies
+    # With one rule in the router only the routing of arrivals is named.
     simulated = (
         (policies.routing, policies.decode_routing) if len(routed.rule_names) > 1 else (policies.routing,)
     )
@@ -209,7 +218,7 @@ def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, pla
 
 
 def _tightest_limit(verdict: Verdict) -> facts.At | None:
-    """The limit with the worst ratio of value to limit; None where no line has a value."""
+    """The line of the SLO whose value is the largest multiple of its limit; None if no line has a value."""
     lines = [limit_fact(line) for line in verdict.lines]
     lines = [line for line in lines if not math.isnan(line.value_s)]
     return max(lines, key=lambda line: line.value_s / line.limit.limit_s, default=None)

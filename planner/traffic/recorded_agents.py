@@ -1,13 +1,14 @@
-"""A number of agents at work at the same time, each on one recorded session after another.
+"""Makes the traffic of agents that work at the same time, each on one recorded session after another.
 
-A corpus of sessions says what agents do, and not how many work at once: each of its sessions has a clock of
-its own. Here every agent takes sessions of the corpus at random until it would have worked for the duration
-if an output token took NOMINAL_TOKEN_S (agents.py). The first is taken from a random request on, so that at
-time 0 agents are at different places of their work. A session waits for the end of the agent's last one.
-Longer pauses than `longest_pause_s` are cut to that: whoever is away is not at work.
+A corpus of recorded sessions says what agents do, but not how many work at once, because each session has a
+clock of its own. Here every agent takes sessions of the corpus at random, until it would have worked for the
+asked duration if an output token took NOMINAL_TOKEN_S (agents.py). Its first session begins with a random
+request, so that at time 0 agents are at different places in their work. Each further session begins when the
+agent's session before it has ended. A pause longer than `longest_pause_s` is cut to that, because an agent
+whose user is away does not count as working.
 
-A session that is taken twice is another conversation each time: its blocks have other ids, but for those that
-several sessions of the corpus share, such as a system prompt.
+If a session is taken twice, it is another conversation each time: its blocks have other ids. Only blocks that
+several sessions of the corpus share, such as those of a system prompt, keep their ids.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from planner.traffic.scaling import with_own_blocks
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, no_edges, sort_waits
 
-MOST_REQUESTS = 5_000_000  # A guard against typing errors, as for agents that are described.
+# More requests are refused, as a typing error; agents.py does the same for described agents.
+MOST_REQUESTS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordedSession:
-    """A recorded session: its requests (rows of the trace, in order), and the parents of each, by place."""
+    """A recorded session: its requests, as rows of the corpus in order of arrival; and for each request its
+    parents, the requests that it waits for, as places in `rows`.
+    """
 
     rows: list[int]
     parents: list[list[int]]
@@ -35,8 +39,10 @@ class _RecordedSession:
 
 @dataclass(slots=True)
 class _ReplayedRequests:
-    """Requests of all agents: the row of the corpus that each copies, the number of the session taken, when
-    it arrives if answers take no time, its pause, and the requests that it waits for.
+    """The requests of all agents, in lists with an entry for each: the row of the corpus that it copies, the
+    number of the session among all that were taken (`instance`), its arrival if answers took no time, and its
+    pause. `edges` has a pair (request, request that it waits for) for each wait, by their places in the
+    lists.
     """
 
     row: list[int] = field(default_factory=list)
@@ -63,8 +69,9 @@ class _SessionReplay:
 def agents_at_once(
     corpus: Trace, agents: int, *, duration_s: float, longest_pause_s: float, seed: int = 0
 ) -> Trace:
-    """The requests of `agents` agents, each at work for `duration_s`. The first agents stay as they are if
-    their number is raised. Raises InputError for a trace without sessions.
+    """The requests of `agents` agents, each at work for `duration_s`. With more agents and the same seed the
+    first ones send the same requests. Raises InputError for a trace without sessions, and for more than
+    MOST_REQUESTS.
     """
     if not corpus.after.size:
         raise InputError(
@@ -72,6 +79,7 @@ def agents_at_once(
             "sessions (docs/tables/importers.md), or drop --agents"
         )
     sessions, replayed, instances = _sessions_of(corpus), _ReplayedRequests(), 0
+    # A turn is a pause and the answer after it. Agents begin at random times within the mean turn.
     mean_turn_s = float(np.minimum(corpus.think_s, longest_pause_s).mean())
     mean_turn_s += float(corpus.output_tokens.mean()) * NOMINAL_TOKEN_S
     for agent in range(agents):
@@ -94,7 +102,7 @@ def agents_at_once(
 
 
 def _sessions_of(corpus: Trace) -> list[_RecordedSession]:
-    """The rows of each session of a corpus, and for each row the places of its parents in it."""
+    """The sessions of a corpus."""
     numbers = session_numbers(corpus)
     place = np.zeros(len(corpus), np.int64)  # Each request's place in its session.
     sessions = [_RecordedSession([], []) for _ in range(int(numbers.max()) + 1)]
@@ -114,24 +122,28 @@ def _replay_session(
     replay: _SessionReplay,
     longest_pause_s: float,
 ) -> tuple[int, float]:
-    """Add the requests of a session that an agent replays. Returns the index of the request that ends last,
-    and the time from which on the agent may take another session: the end of this request, or `until_s` if
-    the session is cut there.
+    """Add the requests of a session that an agent replays to `replayed`. Returns the index there of the
+    request that ends last, and the time from which on the agent may take another session: the end of this
+    request, or `until_s` if the session is cut there.
     """
-    index_of: dict[int, int] = {}  # Place in the session -> index in `replayed`, of the requests added.
-    ends_s: dict[int, float] = {}  # When each of them ends, if an output token takes NOMINAL_TOKEN_S.
+    # By place in the session, of the requests that were added: the index in `replayed`, and the end if an
+    # output token takes NOMINAL_TOKEN_S.
+    index_of: dict[int, int] = {}
+    ends_s: dict[int, float] = {}
     is_cut = False
     for place in range(replay.skipped, len(session.rows)):
         row, index = session.rows[place], len(replayed.row)
         parents = [parent for parent in session.parents[place] if parent >= replay.skipped]
         think_s = min(float(corpus.think_s[row]), longest_pause_s) if parents else 0.0
         if not all(parent in index_of for parent in parents):
-            continue
+            continue  # A request is left out if a parent was left out, because that parent begins too late.
         # A request whose parents are all skipped begins with the session.
         begin_s = max((ends_s[parent] for parent in parents), default=replay.since_s) + think_s
         if begin_s >= replay.until_s:
             is_cut = True
             continue
+        # `begin_s` counts the time of answers, at NOMINAL_TOKEN_S. `arrival_s` does not: the simulator adds
+        # the time that the answers take in the fleet.
         waits_for = [index_of[parent] for parent in parents] or ([] if replay.last is None else [replay.last])
         arrival_s = max((replayed.arrival_s[each] for each in waits_for), default=replay.since_s) + think_s
         index_of[place] = index
@@ -141,12 +153,15 @@ def _replay_session(
         replayed.arrival_s.append(arrival_s)
         replayed.think_s.append(think_s)
         replayed.edges += [(index, each) for each in waits_for]
-    latest = max(ends_s, key=lambda place: ends_s[place])  # The session's first request is never left out.
+    # There is at least one: the first request after the skipped ones waits for none, and begins in time.
+    latest = max(ends_s, key=lambda place: ends_s[place])
     return index_of[latest], replay.until_s if is_cut else ends_s[latest]
 
 
 def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
-    """The requests in the order of their arrivals, parents first."""
+    """The trace of these requests, in the order of their arrivals, from time 0 on. A request comes after
+    those that it waits for.
+    """
     arrival_s = np.array(replayed.arrival_s)
     order = np.argsort(arrival_s, kind="stable")
     place = np.argsort(order)  # Each request's row in the trace.
@@ -159,6 +174,6 @@ def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
         think_s=np.array(replayed.think_s)[order],
         notes=(f"{agents} agents at once, {len(rows)} requests of recorded sessions", *corpus.notes),
     )
-    if corpus.task.size:  # Each session that is taken has tasks of its own.
+    if corpus.task.size:  # Tasks get numbers of their own in each session that is taken.
         trace = replace(trace, task=trace.task + instance * (int(corpus.task.max()) + 1))
     return with_own_blocks(trace, corpus, rows, instance) if corpus.has_prefixes else trace
