@@ -1,14 +1,15 @@
-"""Which step to measure next.
+"""Chooses which steps of an engine to measure for a profile.
 
-A start design fills the space of steps: the corners, so that nothing later is extrapolated, then a Sobol
-sequence in the logarithms of lengths and batches, a third each of prefills, decodes and mixed steps. Then the
-next step is the candidate where fits to resampled tables disagree most per second that measuring it takes:
+First comes a start design, which covers all possible steps. It has the corners, so that nothing later is
+extrapolated, and then a Sobol sequence in the logarithms of lengths and batches, a third each of prefills,
+decodes and mixed steps. After that, each next step is the candidate on which fits to resampled tables
+disagree most, per second that it takes to measure it:
 
     argmax over candidates s of   std_k(t_k(s)) / mean_k(t_k(s)) / cost(s),    k = 1 ... ENSEMBLE
 
-with t_k our StepLatency fitted to the k-th bootstrap of the rows, cost the seconds of measuring s. Fits of
-one form agree even where that form is wrong, so every EXPLORE-th step is the candidate farthest from all
-rows.
+where t_k is a StepLatency fitted to the k-th bootstrap of the measured rows, and cost(s) the seconds of
+measuring s. All fits have one form, so they may agree where that form is wrong. Therefore every EXPLORE-th
+step is the candidate farthest from all rows.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import StepShape
 
 # Numbers without a reason beside them were chosen by hand.
-ENSEMBLE = 12  # Fits to resampled tables; all are made anew for each choice of a step.
-EXPLORE = 4  # Every so-many-th step is the one farthest from all rows.
+ENSEMBLE = 12  # So many fits to resampled tables are made for each choice of a step.
+EXPLORE = 4  # If the number of rows is a multiple of this, the step farthest from all rows is chosen.
 CANDIDATES = 240  # Steps among which the next one is chosen.
-ROOM_TOKENS = 32  # A decode grows while its steps are repeated.
+ROOM_TOKENS = 32  # Room that a decode's context needs, because it grows while the step is repeated.
 LEAST_CONTEXT_TOKENS = 32  # The shortest context of a decode.
 MOST_PROMPTS = 8  # Prompts of one step; with more the token budget leaves each of them few tokens.
 ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Shares of prefills with one prompt, and without a cached prefix.
+_SHORT_TOKENS = 16  # A short prompt and chunk among the corners; the least cached prefix that is drawn.
+_LEAST_NEW_TOKENS = 8  # The least new tokens of a prompt that are drawn.
+# Each takes a quarter or half of one number, so after 60 nothing more would help.
+_MOST_SHRINKING_ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class StepLimits:
             raise InputError(f"engine limits: max_num_seqs is {self.sequences}, must be >= 2")
 
     def hold(self, step: StepShape) -> bool:
-        """Whether the engine can run this step, and repeat it, as one."""
+        """Whether the engine can run this as a single step, and repeat it (see ROOM_TOKENS)."""
         prompt, context = step.new + step.cached, step.context + ROOM_TOKENS
         kv_tokens = step.prompts * self._whole_blocks(prompt + 1)
         kv_tokens += step.decodes * self._whole_blocks(context)
@@ -74,17 +79,20 @@ class StepLimits:
 
 
 def range_corners(limits: StepLimits) -> list[StepShape]:
-    """The ends of every range: tokens, cached prefix, batch and context, alone and together."""
+    """Steps with the least and the most that `limits` hold: of new tokens, cached prefix, batch and context,
+    one by one and together. A step that does not fit is shrunk until it does.
+    """
     most_new = min(limits.step_tokens, limits.context_tokens - 1)
     context = limits.context_tokens - ROOM_TOKENS
     prompts = min(MOST_PROMPTS, limits.sequences)
     # A usual chunk beside decodes: a quarter of the token budget.
-    chunk = min(max(16, limits.step_tokens // 4), limits.context_tokens // 2)
-    # Prompts, new and cached tokens of each, decodes, context of each.
+    chunk = min(max(_SHORT_TOKENS, limits.step_tokens // 4), limits.context_tokens // 2)
+    short_new = min(_SHORT_TOKENS, most_new)
+    # A StepShape is: prompts, new tokens of each, cached tokens of each, decodes, context of each decode.
     steps = [
         StepShape(1, 1, 0, 0, 0),
         StepShape(1, most_new, 0, 0, 0),
-        StepShape(1, min(16, most_new), limits.context_tokens - 1 - min(16, most_new), 0, 0),
+        StepShape(1, short_new, limits.context_tokens - 1 - short_new, 0, 0),
         StepShape(1, chunk, limits.context_tokens - 1 - chunk, 0, 0),
         StepShape(prompts, limits.step_tokens // prompts, 0, 0, 0),
         StepShape(0, 0, 0, 1, LEAST_CONTEXT_TOKENS),
@@ -98,28 +106,34 @@ def range_corners(limits: StepLimits) -> list[StepShape]:
 
 
 def start_design(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
-    """The corners, then a Sobol sequence, `steps` in all or a few more."""
+    """The corners, then `candidates`: at most `steps` in all, unless the corners are more."""
     first = range_corners(limits)
     rest = candidates(limits, max(steps - len(first), 0), seed)
     return _distinct([*first, *rest])
 
 
 def candidates(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
-    """Steps that spread over all that `limits` hold, a third of each kind, by a scrambled Sobol sequence."""
+    """At most `steps` steps that spread over all that `limits` hold, by a scrambled Sobol sequence: in turn a
+    prefill, a decode and a mixed step.
+    """
     spread_steps: list[StepShape] = []
     if steps <= 0:
         return spread_steps
-    # About four points for each step, as some cannot be made to fit; a Sobol sequence has a power of two.
+    # About four points for each step, as some cannot be made to fit. The number of points is a power of two,
+    # for which Sobol sequences are made.
     points_log2 = int(np.ceil(np.log2(4 * steps + 8)))
     points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(points_log2)
     for i, (u_new, u_cached, u_decodes, u_prompts, u_context) in enumerate(points):
-        # Above its share a uniform number in [0, 1) is stretched over [0, 1) again.
+        # A number below the share stands for one prompt, or for no cached prefix, and becomes negative here.
+        # One above it is stretched over [0, 1) again, and says how many prompts, or how long a prefix.
         u_more_prompts = (u_prompts - ONE_PROMPT_FRAC) / (1 - ONE_PROMPT_FRAC)
         u_prefix = (u_cached - NO_CACHE_FRAC) / (1 - NO_CACHE_FRAC)
         most_prompts = min(MOST_PROMPTS, limits.sequences)
         prompts = 1 if u_more_prompts < 0 else _between(2, most_prompts, u_more_prompts)
-        new = _between(8, max(limits.step_tokens // prompts, 8), u_new)
-        cached = 0 if u_prefix < 0 else _between(16, max(limits.context_tokens - 1 - new, 16), u_prefix)
+        most_new = max(limits.step_tokens // prompts, _LEAST_NEW_TOKENS)
+        new = _between(_LEAST_NEW_TOKENS, most_new, u_new)
+        most_cached = max(limits.context_tokens - 1 - new, _SHORT_TOKENS)
+        cached = 0 if u_prefix < 0 else _between(_SHORT_TOKENS, most_cached, u_prefix)
         decodes = _between(1, limits.sequences, u_decodes)
         context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, u_context)
         step = (
@@ -135,17 +149,17 @@ def candidates(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
 
 
 def _between(low: int, high: int, u: float) -> int:
-    """The number at share `u` in [0, 1) of the way from `low` to `high`, in logarithms: small numbers matter
-    as much as large ones.
+    """The whole number at share `u` in [0, 1) of the way from `low` to `high`, or `low` if `high` is smaller.
+    The way is measured in logarithms, because small numbers matter as much as large ones.
     """
     return round(float(np.exp(np.log(low) + u * (np.log(max(high, low)) - np.log(low)))))
 
 
 def _shrunk(step: StepShape, limits: StepLimits) -> StepShape | None:
-    """The step with its largest part made smaller again and again until `limits` hold it; None if they never
-    do.
+    """The step, with one part after another made smaller, usually the largest, until `limits` hold it; None
+    if they never do.
     """
-    for _ in range(60):  # A round takes a quarter or half of one number; 60 suffice, or nothing does.
+    for _ in range(_MOST_SHRINKING_ROUNDS):
         if limits.hold(step):
             return step
         prompts, new, cached, decodes, context = step
@@ -178,7 +192,7 @@ def _distinct(steps: Iterable[StepShape]) -> list[StepShape]:
 
 
 def step_columns(steps: Sequence[StepShape]) -> Array:
-    """N, A_p, D, K, P of each step (n, 5), as `planner.models.latency` defines them."""
+    """The features N, A_p, D, K, P of each step (n, 5), which `planner.models.latency` defines."""
     sums = np.array([step.column_sums for step in steps], dtype=float).reshape(-1, 6)
     prompts, new, _, pairs, decodes, kv_tokens = sums.T
     return np.column_stack([new + decodes, pairs, decodes, kv_tokens, prompts])
@@ -187,8 +201,10 @@ def step_columns(steps: Sequence[StepShape]) -> Array:
 def bootstrap_fits(
     X: Array, y: Array, rng: np.random.Generator, *, members: int = ENSEMBLE
 ) -> list[StepLatency]:
-    """Fits to `members` bootstraps of the rows X (n, 5), y (n,). A bootstrap that cannot be fitted (all rows
-    of one size) is drawn again. Raises InputError where fewer than two of four times as many can.
+    """Fits to `members` bootstraps of the measured rows: features X (n, 5) and step times y (n,) [s].
+
+    A bootstrap that cannot be fitted, such as one whose rows are all of one size, is replaced by another; in
+    all at most four times `members` are drawn. Raises InputError if fewer than two of them can be fitted.
     """
     fits: list[StepLatency] = []
     for _ in range(4 * members):
@@ -205,7 +221,9 @@ def bootstrap_fits(
 
 
 def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
-    """(relative standard deviation of the fits' predictions, their mean [s]), each (n,)."""
+    """For the steps with features X (n, 5): the standard deviation (n,) of the fits' predictions as a share
+    of their mean, and the mean (n,) [s].
+    """
     predicted = np.array([fit.steps_s(X) for fit in fits])
     mean_s = predicted.mean(axis=0)
     return predicted.std(axis=0) / mean_s, mean_s
@@ -213,7 +231,9 @@ def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """The step to measure next, how far the fits disagree on it, and on the worst candidate."""
+    """The step to measure next; how far the fits disagree on it, and on the candidate on which they disagree
+    most, as standard deviations relative to the mean.
+    """
 
     step: StepShape
     disagreement_frac: float
@@ -229,9 +249,9 @@ def choose_step(
     repeats: float,
     overhead_s: float,
 ) -> StepChoice:
-    """The most informative of the steps `unseen`, given the rows (X, y) measured so far.
+    """The step of `unseen` to measure next, as the module says, given the rows (X, y) measured so far.
 
-    Measuring a step costs `overhead_s` and `repeats` times what the fits predict for it.
+    To measure a step takes `overhead_s`, and `repeats` times the seconds that the fits predict for it.
     """
     unseen_X = step_columns(unseen)
     disagreement_frac, mean_s = disagreement(bootstrap_fits(X, y, rng), unseen_X)

@@ -1,9 +1,12 @@
-"""Events of a real fleet, applied to the simulator's state with the simulator's own compiled functions.
+"""Applies events of a real fleet to the simulator's state, with the simulator's own compiled functions.
 
-The router (live_routing.py) sees requests come, begin to be answered and end, and workers go down. Each
-request has a seat, a row r in the state's tables, from `take_seat` until another request gets the seat. The
-simulator's functions choose its worker w and keep account of the worker's load and cache; this module maps
-each event to them. The field `status` of a request is its stage, one of those below.
+The router (live_routing.py) sees when requests come, begin to be answered and end, and when workers go down.
+It calls `note_event` for each event, which calls those functions of the simulator that choose a worker and
+keep account of its load and cache. The fields of the state are those of planner/simulator/layout.py.
+
+Letters: r is the seat of a request, its row in the state's tables, from `take_seat` until another request
+gets the seat; w is a worker, v one that decodes. The field `status` of a request is its stage, one of those
+below.
 """
 
 from __future__ import annotations
@@ -43,14 +46,14 @@ from planner.simulator.slots import (
 # Stages of a request, in their order.
 (
     FREE,  # The seat has no request.
-    GONE,  # The request has ended; the window of the policy e2 still has its prefix.
+    GONE,  # The request has ended; the window of the routing policy e2 still has its prefix.
     SEATED,  # It is on no worker.
     ROUTED,  # It was sent to a worker that computes its prompt.
     ADMITTED,  # That worker's engine has taken it into its batch.
     COMPUTED,  # Its prompt is computed.
     DECODING,  # It is on its decode worker.
 ) = (np.int64(stage) for stage in range(7))
-# Kinds of events. "It" is the request on the seat.
+# Kinds of events, for `note_event`. "It" is the request on the seat.
 (
     SEND,  # A worker is to be chosen for its prompt.
     HAND_OFF,  # A worker is to be chosen for its decode.
@@ -59,7 +62,7 @@ from planner.simulator.slots import (
     GROW,  # More of its output has come.
     LEAVE,  # It has left its worker.
     GO_DOWN,  # A worker has lost its cache.
-    FORGET,  # The window of the policy e2 gives up requests.
+    FORGET,  # The window of the routing policy e2 gives up requests.
     IS_HELD_BACK,  # A question: does the policy hold the request back?
 ) = range(9)
 

@@ -31,9 +31,8 @@ costs no more:
      at that moment alone (w_i = 1, y_i = 0). Third case, all others: no t_i of the level lies in the stretch,
      and coming up at the next t_i meets all of its needs.
   3. The rows work_v. In the first two cases of 2 the program's solution pays in no v what the run does not.
-  In
-     the third case work_v counts w_i as paid from s_c before the t_i before it to the t_i after it, which is
-     longer than s_c. What the run pays beyond is e_v.
+     In the third case work_v counts w_i as paid from s_c before the t_i before it to the t_i after it, which
+     is longer than s_c. What the run pays beyond is e_v.
 
 In a run a level is up only while all levels below it are. The program has no rows for this. Where it matters,
 cuts on the lower levels have the same effect.

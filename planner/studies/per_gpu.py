@@ -1,9 +1,10 @@
-"""The best fleet of each GPU type alone, searched for and simulated as the plan is.
+"""Adds the best fleet of each GPU type alone to the alternatives of a plan, one row for each type.
 
-Fleets that the plan's search simulated are not simulated again (`study.answers` has them). If the plan's own
-fleet uses one GPU type alone, that type is not searched. The rows are not called exact, so the cheaper fleets
-of a type are not simulated one by one. Beside a plan for production the rows are fleets on paper, because a
-fleet for production of each type would take about as long as the plan; `fleet: per_gpu` asks for these too.
+These fleets are searched for and simulated as the plan is. Fleets that the plan's search simulated are not
+simulated again (`study.answers` has them). If the plan's own fleet uses one GPU type alone, that type is not
+searched. No row claims to be exact, so the cheaper fleets of a type are not simulated one by one. The rows of
+a plan for production are fleets on paper, because to find a fleet for production of each type takes about as
+long as the plan. With `fleet: per_gpu` in slo.yaml they are fleets for production.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from planner.search.problem.stages import Stage
 from planner.search.production.three_answers import plan_production
 from planner.studies.what_if import Study
 
-# Without `fleet: per_gpu` the types are searched alone only if there are no more than these, as the searches
-# of four types take about as long as the plan itself.
+# Without `fleet: per_gpu` the types are searched alone only if there are no more than this, because the
+# searches of four types take about as long as the plan itself.
 MOST_DEFAULT_GPU_TYPES = 4
-LEAST_S = 1.0  # Each GPU type is searched for this long at least, however little time is left.
+LEAST_S = 1.0  # The search of each GPU type may take this long, however little time is left.
 
 
 def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
-    """The task's stock by GPU type. A power-capped row of the catalog belongs to the type without a cap."""
+    """For each GPU type the part of the task's stock that is of this type, without GPUs of which there are
+    none. A GPU with a power cap belongs to the type of the GPU without a cap.
+    """
     types: dict[str, dict[str, int | None]] = {}
     for name, count in task.stock.items():
         if count != 0:
@@ -46,11 +49,12 @@ def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | Non
 def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float) -> Plan:
     """The plan with the best fleet of each GPU type alone among its alternatives, as "only h100-80g".
 
-    These rows replace those of the cheapest mixed pools of the same types. Each type is searched for its
-    share of `seconds`, and its row says when that did not suffice.
+    These rows replace those of the cheapest mixed pools of the same types. The search of each type gets its
+    share of `seconds`, and the row says if that was too short.
     """
     if plan.throughput is not None:
-        # A plan for the most traffic has one cost; the rows say what the same traffic costs on each GPU type.
+        # The plan is for the most traffic within its limits. The rows say what the same traffic costs on each
+        # GPU type.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
     rounds = math.ceil(len(types) / AT_ONCE)  # `run_each` searches AT_ONCE types at a time.
@@ -66,7 +70,7 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         for gpu in _answered_gpus(row, stock)
     }
     cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
-    # The row of the cheapest fleet with any single GPU type is left out if one of the new rows is as cheap.
+    # ONE_GPU is the row of the cheapest fleet with a single GPU type. It goes if a new row is as cheap.
     other_rows = [
         row
         for row in plan.alternatives
@@ -92,7 +96,9 @@ def _answered_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str
 def _plan_on_gpu(
     study: Study, task: PlanQuestion, plan: Plan, name: str, stock: Mapping[str, int | None], seconds: float
 ) -> Alternative:
-    """The row of GPU type `name`: its fleet for production where that is asked for and found, or on paper."""
+    """The row of GPU type `name`, whose stock is `stock`: its fleet for production, if that is asked for and
+    found; else its fleet on paper; else why there is none. Searches for at most `seconds`.
+    """
     label = f"only {name}"
     plan_value = plan.certificate.value
     production_answer = plan.production
@@ -115,13 +121,15 @@ def _plan_on_gpu(
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))
+    # The row's fleet, the value of the plan with which it is compared, and whether the row must say that it
+    # is on paper, because the plan is for production.
     counts, compared_value, is_on_paper = best.best, plan_value, production_answer is not None
     if (
         production_answer is not None
         and is_for_production
         and (production_counts := _production_counts(problem, best)) is not None
     ):
-        # Without a fleet for production the plan's answer has no value, and any fleet is cheaper.
+        # If the plan found no fleet for production, its answer has no value, and any fleet counts as cheaper.
         counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
     alone_value = objective_paid(problem, counts)
     if alone_value < compared_value * (1 - ROUNDING):
@@ -132,7 +140,9 @@ def _plan_on_gpu(
 
 
 def _production_counts(problem: Problem, paper: FleetSearch) -> Counts | None:
-    """The fleet that passes the test for production; None if no such fleet was found."""
+    """The fleet for production, searched for from the fleet on paper; None if none was found that passes the
+    test in scenarios.
+    """
     try:
         answer = plan_production(problem, paper)
     except InfeasibleError:

@@ -1,15 +1,15 @@
-"""Search of fleets of up to four worker types. An estimate, which learns from every simulation, says which
-one to simulate next.
+"""Searches cheaper fleets of up to four worker types. An estimate, which is corrected by every simulation,
+says which fleet to simulate next.
 
 The share of the traffic that a fleet can serve is estimated from the shares s_j that one worker of each
 option can serve:
 
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
-Level 0 gives the first s_j. A fleet that fails although its estimate is above 1 lowers the s_j of its
-options; one that holds although its estimate is below 1 raises them. Only the largest fleets are simulated,
-those to which no worker can be added within the limits and below the best value: if one fails, smaller ones
-are assumed to fail too.
+where n_j is the number of workers. The first s_j come from level 0. If a fleet fails although its estimate is
+above 1, the s_j of its options are lowered; if one holds although its estimate is below 1, they are raised.
+Only the largest fleets are simulated: those to which no worker can be added within the limits and below the
+objective of the best fleet. If one of them fails, smaller ones are assumed to fail too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the tr
 # the power LEARNING_RATE. Other engine settings of the same role and hardware have ALIKE_FRAC of that
 # exponent.
 LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
-# The target is above 1 by this share for a fleet that holds, and below 1 for one that fails.
+# The target, which the estimate should have been: 1 plus this share for a fleet that holds, 1 less this share
+# for one that fails.
 MARGIN_FRAC = 0.03
 NEARBY = range(-2, 2)  # A neighbour's pools differ from the best fleet's by -2, -1, 0 or 1 workers.
 
@@ -64,7 +65,8 @@ def improve_mixture(
     """
     position = {option.name: k for k, option in enumerate(options)}
     options = _promising_first(best, options, shares)
-    places = [position.get(option.name, len(position)) for option in options]  # In the order of pools.
+    # Each option's place in the order of pools; an option of `best` that is not among `options` comes last.
+    places = [position.get(option.name, len(position)) for option in options]
     learned = np.array([shares[option.name] for option in options])
     failed: list[CountArray] = []
     kinds = [(option.role, hardware_of(option)) for option in options] if one_setting else None
@@ -72,8 +74,8 @@ def improve_mixture(
     while may_go_on():
         value = fleet_counts.objective_of(best)
         if one_setting:
-            # This first search takes only fleets that are clearly cheaper. One GPU fewer on nodes that are
-            # paid whole saves nothing, and leaves less room for more traffic.
+            # Only fleets that are clearly cheaper are taken here: one GPU fewer on nodes that are paid whole
+            # saves nothing, and leaves less room for more traffic.
             value /= fleet_counts.SAME_PRICE
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
@@ -103,14 +105,14 @@ def _promising_first(
     ranked = []
     for alike in by_hardware(options).values():
         ranked += [(rank, price(option), option) for rank, option in enumerate(sorted(alike, key=price))]
-    ranked.sort(key=lambda row: row[:2])  # Options themselves have no order.
+    ranked.sort(key=lambda row: row[:2])  # By rank and price only, because options cannot be compared.
     ordered = [*(option for option, _ in best), *(option for *_, option in ranked)]
     return list(dict.fromkeys(ordered))
 
 
 def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:
-    """The fleet with these counts (J,) of the options, its pools by their `places`; options with count 0 are
-    left out.
+    """The fleet with the counts `vector` (J,) of the options, without options whose count is 0; its pools in
+    the order of `places`.
     """
     used_options = sorted(np.flatnonzero(vector).tolist(), key=places.__getitem__)
     return tuple((options[j], int(vector[j])) for j in used_options)
@@ -124,16 +126,17 @@ def _first_that_holds(
     holds: Callable[[CountArray], bool],
     may_go_on: Callable[[], bool],
 ) -> CountArray | None:
-    """Of the candidates (C, J), simulated from the highest estimate down, the first that holds. Every
-    simulation updates `learned` (J,), the shares of the traffic that one worker serves, and `failed`, the
-    fleets that failed.
+    """The first of the candidates (C, J) that holds. The one with the highest estimate is always simulated
+    next. Every simulation changes `learned` (J,), the shares of the traffic that one worker of each option
+    serves, and adds a fleet that fails to `failed`.
 
     None if `may_go_on` ends the search, or if no candidate is expected to serve LEAST_SHARE.
     """
     kinds = [(option.role, hardware_of(option)) for option in options]
     alike = np.array([[kind == other for other in kinds] for kind in kinds])
     fleets = CandidateFleets(options, candidates)
-    may_hold = np.ones(len(candidates), bool)  # False if a failed fleet has at least as many of each option.
+    # A candidate may hold unless some failed fleet has at least as many workers of each option.
+    may_hold = np.ones(len(candidates), bool)
     for failed_fleet in failed:
         may_hold &= fleets.exceed(failed_fleet)
     while len(candidates) and may_go_on():
@@ -152,13 +155,14 @@ def _first_that_holds(
 
 
 class CandidateFleets:
-    """Fleets given as workers per option (C, J), stored as one entry for each option that a fleet has: each
-    has a few of many options, so this takes much less time than whole rows.
+    """C fleets, given as workers per option (C, J). Each has only a few of many options, so only counts above
+    0 are stored, as one entry for each fleet and option, which makes the methods much quicker.
     """
 
     def __init__(self, options: Sequence[Option], counts: CountArray) -> None:
         roles = get_args(Role)
         self.fleets = len(counts)
+        # For each entry: the number of the fleet, that of the option, and the count of workers.
         self.fleet, self.option = np.nonzero(counts)
         self.count = counts[self.fleet, self.option]
         role = np.array([roles.index(option.role) for option in options])
@@ -184,8 +188,8 @@ class CandidateFleets:
 def _learn(
     learned: Shares, alike: npt.NDArray[np.bool_], vector: CountArray, estimate: float, *, holds: bool
 ) -> None:
-    """Correct the shares (J,) by one simulation: whether the fleet `vector` holds. `alike` (J, J) marks
-    options of the same role and hardware.
+    """Correct the shares `learned` (J,) after a simulation of the fleet `vector` (J,), whose estimate was
+    `estimate`. `alike` (J, J) marks options of the same role and hardware.
     """
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     is_wrong = estimate < target if holds else estimate > target
@@ -197,11 +201,11 @@ def _learn(
 def improve_nearby(
     best: fleet_counts.Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
 ) -> fleet_counts.Counts:
-    """The cheapest fleet that this search finds near `best`, or `best` itself: in a neighbour each pool has
+    """The cheapest fleet that this search finds near `best`, or `best` itself. In a neighbour each pool has
     up to two workers fewer, or one more (NEARBY).
 
-    More workers can hurt, so a neighbour may hold although a fleet with more workers fails. The dearest
-    neighbours are simulated first. From one that holds the search goes on.
+    More workers can hurt, so a neighbour may hold although a fleet with more workers fails. The most
+    expensive of the cheaper neighbours is simulated first. If a neighbour holds, the search goes on from it.
     """
     simulated: set[fleet_counts.NamedCounts] = set()
     while True:

@@ -1,15 +1,18 @@
-"""Reads access logs as text: nginx's and Apache's combined format, and Envoy's default format. Token counts
-are in further fields, which the log's format must add:
+"""Reads access logs that are text: nginx's and Apache's combined format, and Envoy's default format.
+
+These formats have no token counts. The configuration of the proxy must add them as further fields, in nginx:
 
     log_format tokens '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
         '"$http_referer" "$http_user_agent" rt=$request_time in=$upstream_http_x_prompt_tokens '
         'out=$upstream_http_x_completion_tokens';
 
-A field `name=value` is a column of that name; a short name of _FULL_NAMES becomes the full one (`in` becomes
-`input_tokens`). The first seven other fields have the names of _NAMES. A later one is a column named by its
-number among all fields, counted as awk does, except that a text in quotes or brackets is one field: `--map
-input=10,output=11,duration=12:s`. The time in a line of nginx is the end of the answer (nginx.org,
-ngx_http_log_module), Envoy's START_TIME the arrival of the request (envoyproxy.io, "Access logging").
+A field `name=value` becomes a column of that name; a short name in _FULL_NAMES is replaced by the full one
+(`in` by `input_tokens`). The first seven fields of a line get the names in _NAMES. Each further field without
+a name becomes a column named by the field's number, as in `--map input=10,output=11,duration=12:s`. Fields
+are counted from 1 as awk does, except that a text in quotes or brackets is one field.
+
+The time in a line of nginx is the end of the answer (nginx.org, ngx_http_log_module). Envoy's START_TIME is
+the arrival of the request (envoyproxy.io, "Access logging").
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
-# The beginning of a line, from the address to the status and the bytes; further fields may follow. The name
-# of a user may have spaces.
+# The beginning of a line in each format; further fields may follow. The combined format begins with the
+# address and ends with status and bytes; the name of a user, of at most 200 characters here, may have spaces.
 COMBINED = re.compile(
     rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
 )
 ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+ ')
+# A plain field that is `name=value`.
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
 # The names of the first fields of a line, by format.
 _NAMES = {
@@ -48,7 +52,8 @@ _NAMES = {
         "duration",
     ),
 }
-# Short names, some of them of the format above, with the names by which guess_columns finds a field's role.
+# Short names of fields, such as those in the example above, and the names from which guess_columns knows
+# their roles.
 _FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
@@ -72,7 +77,10 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     log_format: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line, and its fields by name or number: None for "-", no fields for a blank line."""
+    """The number of each line, and its fields by name or number. A field that is "-" or empty is None; a
+    blank line has no fields. `log_format` is a result of `kind_of`. Raises TraceError for a line of another
+    format.
+    """
     pattern = COMBINED if log_format == "combined" else ENVOY
     names = _NAMES[log_format]
     for number, raw in lines:
@@ -88,7 +96,9 @@ def access_rows(
 
 
 def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a line; the first ones have `names`."""
+    """The fields of a line by name; the first ones are named by `names`, unless they name themselves. If
+    there is a field "request", its path is added as "path".
+    """
     row: dict[str, Any] = {}
     for field_number, match in enumerate(_FIELD.finditer(line), start=1):
         quoted, bracketed, key, key_value, plain = match.groups()
@@ -108,8 +118,11 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def columns_of(log_format: str, sample: pd.DataFrame, where: str) -> Columns:
-    """The role of each field, guessed from its name, except for the status and the path, which the format
-    defines. Addresses and users in an access log do not count as tenants.
+    """The roles of the fields. They are guessed from a sample of rows, except for the status and the path,
+    which the format defines. No field is the tenant: addresses and users in an access log do not count as
+    tenants.
+
+    `where` is the place that errors name.
     """
     column_map = guess_columns(sample, where)
     status = "status" if log_format == "combined" else "response_code"

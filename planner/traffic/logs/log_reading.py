@@ -1,7 +1,7 @@
 """Reads logs into traces: finds the kind of a file and the role of each column.
 
-gather.py then puts the rows together. trace_reading.py calls this module for every file that is no trace of
-formats.FORMATS.
+gather.py then makes a trace of the rows. trace_reading.py calls this module for every file that has none of
+the formats of traces (formats.FORMATS).
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
-COLUMN_MAP = "columns"  # The format of a log whose columns are guessed or mapped.
+# The format of a log whose columns have roles by a map: the user's (--map), or a guess.
+COLUMN_MAP = "columns"
 _PROGRAMS = tuple(program.format_name for program in known.TABLES)
 NAMES = (COLUMN_MAP, "vllm", "otlp", *_PROGRAMS, "access-log")  # The values of --format.
-_MAY_BE_JSON = (None, COLUMN_MAP, "otlp", *_PROGRAMS)  # Formats, or none given, whose files may be JSON.
-# Columns of a table whose rows sum up many requests, as usage reports of providers have.
+# Formats whose files may be JSON; None: the user gave no format.
+_MAY_BE_JSON = (None, COLUMN_MAP, "otlp", *_PROGRAMS)
+# Columns that show that a table's rows sum up many requests each, as in providers' reports of usage.
 _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
     *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
 }
-# Columns that are read from traces and not from logs.
+# Columns of traces that are not read from logs.
 _TRACE_COLUMNS = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 # Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
@@ -71,7 +73,7 @@ class LogOptions:
         return self.columns is not None or self.format is not None
 
 
-ANY = LogOptions()  # Without options everything is found from the file.
+ANY = LogOptions()  # No options: format and columns are found from the file.
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class LogSource:
     at: int = 1
 
     def peek(self) -> bytes:
-        """The next bytes of the stream, a MiB at most, without consuming them."""
+        """The next bytes of the stream, about a MiB, which stay in the stream."""
         next_bytes: bytes = self.stream.peek(2**20)
         return next_bytes
 
@@ -144,8 +146,8 @@ def read_logs(
     line and column if a value is wrong.
     """
     gatherer: Gatherer | None = None
-    log: _Log | None = None
-    tree = SpanTree()
+    log: _Log | None = None  # After the loop, that of the last file; all have the same columns.
+    tree = SpanTree()  # The spans of all files.
     for source in sources:
         log = _parquet_log(source.path, options) if source.stream is None else _log_of(source, options, tree)
         if gatherer is None:
@@ -155,8 +157,8 @@ def read_logs(
                 f"{source.path}: has other columns than {files[0].name} ({log.columns.map_text()}); "
                 "give files of one kind"
             )
-        for line, columns in log.blocks:
-            gatherer.add(line, columns, f"{source.path}, {log.counted}")
+        for line_numbers, values_by_column in log.blocks:
+            gatherer.add(line_numbers, values_by_column, f"{source.path}, {log.counted}")
         gatherer.notes += [note for note in log.notes if note not in gatherer.notes]
         gatherer.doubts += log.doubts
     assert gatherer is not None and log is not None
@@ -166,13 +168,13 @@ def read_logs(
         gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
     name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     trace = gatherer.trace(name)
-    if len(gatherer.serials):
+    if len(gatherer.serials):  # The rows are spans, which may wait for others.
         trace = tree.with_waits(trace, gatherer.serials)
     return ReadTrace(trace, log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
 
 
 def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
-    """The note on a map that was guessed, with the --map that a user can change."""
+    """The note that says which map was guessed, with the --map from which a user can start to correct it."""
     when = columns.arrival or f"{columns.end} - {columns.duration}"
     others = ", ".join(
         f"{role} {name}"
@@ -190,9 +192,10 @@ def _log_of(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 
     Spans are added to `tree`, which later finds the requests that wait for others.
     """
-    text = source.first
-    if options.format in _MAY_BE_JSON and text[:1] in (b"{", b"["):
-        if options.format is None and vllm_log.is_log([text]):
+    first_line = source.first
+    if options.format in _MAY_BE_JSON and first_line[:1] in (b"{", b"["):
+        # A line of vLLM's log may begin like this too.
+        if options.format is None and vllm_log.is_log([first_line]):
             return _vllm_log(source)
         return _json_log(source, options, tree)
     sample = source.sample_lines()
@@ -207,7 +210,7 @@ def _log_of(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 
 
 def _vllm_log(source: LogSource) -> _Log:
-    """A log of vLLM, whose rows are known once all lines were read."""
+    """A log of vLLM. Its rows are known only after all lines were read, as several lines make one row."""
     log = vllm_log.VllmLog(source.path)
 
     def blocks() -> Iterator[log_tables.Block]:
@@ -218,13 +221,13 @@ def _vllm_log(source: LogSource) -> _Log:
 
 
 def _access_log(source: LogSource, options: LogOptions, kind: str) -> _Log:
-    """The access log of a proxy; `kind` is that of access.py, empty if the lines are of no kind."""
+    """The access log of a proxy; `kind` is the result of `access.kind_of` for it."""
     if not kind:
         raise TraceError(
             f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
-    # The last line is left out, since a file that is being written may end within a line.
+    # The last line of the sample may be incomplete, as a file that is being written may end within a line.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = options.columns or access.columns_of(
@@ -240,6 +243,7 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
     """A log in Parquet: the table of a known program, or columns that are mapped or guessed."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
+    # One block with all columns is the sample; all blocks are read below, with the needed columns only.
     sample_block = next(iter(log_tables.parquet_blocks(path, file, names)), None)
     if sample_block is None:
         raise TraceError(f"{path}: has no row; expected at least one request")
@@ -259,7 +263,7 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
     )
     is_guess = options.columns is None and table is None
     name = table.name if table else COLUMN_MAP
-    notes = _not_read(file.schema_arrow.names)  # Lists of ids too, which are not in `names`.
+    notes = _not_read(file.schema_arrow.names)  # `names` would lack columns with lists of ids.
     return _Log(name, table_columns, blocks, counted="row", is_guess=is_guess, notes=notes)
 
 
@@ -271,7 +275,7 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     where = f"{source.path}, line {source.at}"
     if table is not None:
         columns = table.columns(names)
-        assert columns is not None
+        assert columns is not None  # `_table` returns only tables with these columns.
         wanted = _read_columns(columns, table, names)
         lengths = [name for name in (columns.input, columns.output) if name in wanted]
         blocks = _csv_blocks(source, names, wanted, [columns.arrival], lengths, doubts)
@@ -280,7 +284,7 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
         return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(options, where)
     _refuse_sums(names, where)
-    # A line of numbers is a row, not a header.
+    # If the first line has only numbers, it is a row, and the file has no header.
     if options.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     sample = log_tables.csv_sample(names, source.peek())
@@ -307,9 +311,10 @@ def _csv_blocks(
     lengths: Collection[str],
     doubts: list[str],
 ) -> Iterator[log_tables.Block]:
-    """The `wanted` columns of a CSV, block by block.
+    """The `wanted` columns of a CSV, block by block. `names` are all its columns.
 
-    `figures` hold numbers or times, `lengths` token counts; doubts about them are added to `doubts`.
+    `figures` are the columns that hold numbers or times, `lengths` those that hold token counts. Doubts about
+    their values are added to `doubts` while blocks are read.
     """
     column_blocks = csv_tables.read_columns(
         source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
@@ -319,7 +324,9 @@ def _csv_blocks(
 
 
 def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
-    """The columns to read: those of the map that are there, and those from which `prepare` makes others."""
+    """The columns to read: those of `columns` that the file has, and those from which the program's `prepare`
+    makes further ones.
+    """
     needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
@@ -334,6 +341,7 @@ def _prepared(
         plain = {  # Missing values are None, as in JSON.
             name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
         }
+        # `prepare` takes one row at a time, by column name.
         rows = [
             table.prepare(dict(zip(plain, values, strict=True)))
             for values in zip(*plain.values(), strict=True)
@@ -357,7 +365,9 @@ def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | 
 def read_frame(
     name: str, frame: pd.DataFrame, options: LogOptions = ANY, *, drop_invalid: bool = False
 ) -> Trace:
-    """Read a table in memory whose columns are those of a log. Errors count its rows from 0."""
+    """Read a table in memory whose columns are those of a log. Errors call it `name`, and count its rows from
+    0. Raises what `read_logs` raises.
+    """
     names = [str(column) for column in frame.columns]
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     _refuse_sums(names, name)
@@ -373,7 +383,7 @@ def read_frame(
 
 
 def _not_read(names: Collection[str]) -> list[str]:
-    """A note on columns that would be read from a trace and are not read from a log; none without such."""
+    """A list with a note, if the file has columns that are read only from traces; else an empty list."""
     ignored = [name for name in names if name.lower() in _TRACE_COLUMNS]
     if not ignored:
         return []
@@ -390,7 +400,7 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
 
 
 def _refuse_format(options: LogOptions, where: str) -> None:
-    """Raise TraceError if the user named a format that the file is not."""
+    """Raise TraceError if the user gave a format; called where the file was found not to have that format."""
     if options.format not in (None, COLUMN_MAP):
         raise TraceError(
             f"{where}: is not in the format {options.format}; leave --format out, and the format is "
@@ -439,7 +449,9 @@ def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 def _json_objects(
     source: LogSource,
 ) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
-    """All objects with their numbers, the first of them as a sample, and what the numbers count."""
+    """All objects with their numbers; the first SAMPLE_ROWS of them, as a sample, without empty ones; and
+    what the numbers count: "line" or "object".
+    """
     rows: Iterator[tuple[int, log_tables.Row]]
     if source.first[:1] == b"[":
         rows, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
@@ -452,13 +464,14 @@ def _json_objects(
 
 
 def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
-    """The objects of a file that is one object over several lines, or whose lines are pages: objects that
-    hold a list of objects. None if each line is an object of its own.
+    """The rows of a file that is one object over several lines, or whose lines are pages (`_rows_of_page`).
+    None if each line is a row.
     """
     try:
         first = parse_json(source.first, has_nan=True, counts_digits=False)
     except ValueError:
-        # A line that ends like an object but is no object is refused where lines are read, with its number.
+        # The first line is not JSON by itself. If it ends as an object does, the file has an object on each
+        # line, and the reader of lines will refuse this one with its number. Else the object goes on below.
         if source.first.rstrip().endswith(b"}"):
             return None
         other_lines = source.stream.read(_MOST_BYTES)
