@@ -1,4 +1,7 @@
-"""Tables, charts and downloads, drawn alike on every page."""
+"""Draws tables, charts, figures and downloads for all pages, so that they look alike.
+
+A `Document` is the plain values of a saved result (store.py).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from planner.reports.rows import SHOWN_AS_0_FRAC, signed_verdict
 from planner.units import show_percent
 from ui.store import Document, Store, error_line, zip_files
 
-FIGURE_PIXELS = 150  # The width of one of the figures of `draw_figures`.
-AXES_PIXELS = 60  # What axes and their titles add to the height of a chart.
+FIGURE_PIXELS = 150  # The width of each figure that `draw_figures` draws.
+AXES_PIXELS = 60  # What the axes and their titles add to the height of a chart.
 LATENCIES = (
     "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
     "p90: nine of ten are no slower."
 )
 # A cell with a figure, for instance 1,024 or "+5.98 USD/h".
 _FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")
+# All punctuation of ASCII, any of which Markdown may read as a sign.
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 _CODE = re.compile(r"(`[^`\n]+`)")
-# On a dark page each colour that the planner draws for a light one becomes the report's own dark colour.
+# On a dark page each colour of a chart is replaced by the one that the report uses on dark screens.
 DARK = {
     BLUE: "#56b4e9",
     VERMILLION: "#f0883e",
@@ -43,7 +47,9 @@ DARK = {
 
 
 def draw_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table of text as the report has it: figures to the right, and on a phone a card per row."""
+    """Draw a table of text as the report has it: figures to the right, and on a phone a card per row. The
+    first column names the rows, and counts as text.
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     columns = list(zip(*cells, strict=True))[1:]
     figures = [k for k, column in enumerate(columns, start=1) if all(map(_FIGURE.fullmatch, column))]
@@ -52,7 +58,9 @@ def draw_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def draw_chart(picture: Mapping[str, Any]) -> None:
-    """Draw a chart of `drawing.live_spec` and its caption, which screen readers say too."""
+    """Draw a chart: `picture` has a "spec" from `drawing.live_spec`, and a "caption", which screen readers
+    say too.
+    """
     text = json.dumps(picture["spec"])
     if st.context.theme.type == "dark":
         for light, dark in DARK.items():
@@ -66,7 +74,7 @@ def draw_chart(picture: Mapping[str, Any]) -> None:
 
 
 def draw_charts(figures: Sequence[Mapping[str, Any]]) -> None:
-    """Charts two by two, the last of an odd number alone; one below the other on a narrow screen."""
+    """Draw charts in pairs side by side; on a narrow screen one below the other."""
     for first in range(0, len(figures), 2):
         pair = figures[first : first + 2]
         for column, picture in zip(st.columns(len(pair)), pair, strict=True):
@@ -84,12 +92,14 @@ def draw_tenants(tenant_rows: Iterable[Document]) -> None:
 
 
 def kept_word(slo: dict[str, Any]) -> str:
-    """Whether an SLO is kept, with a sign. Files of earlier versions do not say whether it was judged."""
+    """Whether an SLO is kept, as a word with a sign. Files of earlier versions do not say whether it was
+    judged; they count as judged.
+    """
     return signed_verdict(slo["holds"], slo.get("is_judged", True))
 
 
 def fleet_text(document: Document) -> str:
-    """The fleet of a plan in words. Plans kept by earlier versions have it only in their answer, which was
+    """The fleet of a plan in words. Plans that earlier versions saved have it only in their answer, which was
     "FLEET: COST".
     """
     return str(document.get("fleet_text") or document["answer"].rpartition(": ")[0])
@@ -101,16 +111,16 @@ def draw_list(lines: Iterable[str]) -> None:
 
 
 def escape_markdown(text: str) -> str:
-    """Text as Markdown shows it unchanged, but for commands between backticks, which are code; no line
-    breaks between a figure and its %.
+    """The text, written so that Markdown shows it unchanged, but commands between backticks as code. A figure
+    and its % stay on one line.
     """
-    parts = _CODE.split(text)
+    parts = _CODE.split(text)  # Plain text and code in turn, plain text first.
     plain = [_PUNCTUATION.sub(r"\\\g<0>", part.replace(" %", "\u00a0%")) for part in parts[::2]]
     return "".join(each for pair in zip_longest(plain, parts[1::2], fillvalue="") for each in pair)
 
 
 def signed_percent(frac: float | None) -> str:
-    """A change: '+12.5 %', and '0.0 %' without a sign for one that would be shown as 0.0; '-' for None."""
+    """A change as text: '+12.5 %'. A change that rounds to 0.0 has no sign, and None is '-'."""
     if frac is None:
         return "-"
     return show_percent(frac, "+.1f") if abs(frac) >= SHOWN_AS_0_FRAC else "0.0 %"
@@ -122,8 +132,8 @@ def draw_error(problem: Exception | str) -> None:
 
 
 def draw_first_screen(document: Document, key: str = "first_screen") -> None:
-    """Draw what the report shows first: what to buy, what it costs, how sure that is. Its charts follow by
-    `draw_screen_charts`.
+    """Draw what the report shows first: what to buy, what it costs, how sure that is; and the plan's
+    warnings. Its charts are drawn by `draw_screen_charts`.
     """
     if "screen" not in document:
         st.info("Kept by an earlier version, which had no such page. Plan it again to see all of it.")
@@ -135,7 +145,7 @@ def draw_first_screen(document: Document, key: str = "first_screen") -> None:
 
 
 def draw_screen_charts(document: Document) -> None:
-    """The charts of the report's first screen."""
+    """Draw the charts of the report's first screen; none for a plan that an earlier version saved."""
     draw_charts(document.get("screen", {}).get("charts", ()))
 
 
@@ -151,8 +161,9 @@ def draw_figures(cells: Iterable[tuple[str, str, str]]) -> None:
 def draw_plan_tabs(
     document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of: str = ""
 ) -> None:
-    """Draw all that is known of a plan, by topic. `key` is its result in the store. Of several LLMs' plans
-    one has its files in `folder`. `of` is a sentence on the question that the downloads answer.
+    """Draw all that is known of a plan, by topic. `key` names its result in the store. `folder` is set for
+    the plan of one LLM of several, whose files are in that folder of the result. `of` is a sentence on the
+    question that the downloads answer.
     """
     tables = document["tables"]
     names = ("Fleet", "SLO", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
@@ -206,7 +217,9 @@ def _draw_power(document: Document) -> None:
 
 
 def draw_plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
-    """The files of a plan, packed when asked for, and the command that makes them again."""
+    """Draw buttons for the files of a plan, which are packed only when asked for; and `text`, the command
+    that makes them again. In a `folder` there is no command, and no button for everything.
+    """
     names = ("plan.yaml", "report.html", "certificate.json", "requests.csv")
     draw_downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
     with st.container(horizontal=True):
@@ -219,7 +232,7 @@ def draw_plan_downloads(store: Store, key: str, text: str, folder: str = "") -> 
 
 
 def draw_shared_downloads(store: Store, key: str, text: str) -> None:
-    """The files of a plan for several LLMs; those of each are in a folder of its own."""
+    """Draw buttons for the files of a plan for several LLMs, without those of each LLM, and the command."""
     draw_downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
     with st.container(horizontal=True):
         _draw_everything(store, key, text)
@@ -227,7 +240,9 @@ def draw_shared_downloads(store: Store, key: str, text: str) -> None:
 
 
 def draw_day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
-    """The files of a day, the manifests of the controller to take, and the command that makes them again."""
+    """Draw buttons for the files of a day and for the manifests of the controller to take, and `text`, the
+    command that makes them again.
+    """
     draw_downloads(store, key, names)
     with st.container(horizontal=True):
         _draw_download("manifests.zip", lambda: zip_files(store.files(key, "manifests/")), key)
@@ -236,20 +251,20 @@ def draw_day_downloads(store: Store, key: str, names: Iterable[str], text: str) 
 
 
 def _draw_everything(store: Store, key: str, text: str) -> None:
-    """Buttons for the command line as a script, and for all files with it."""
+    """Draw buttons for the command line `text` as a script, and for all files with that script."""
     script = f"{text}\n".encode()
     _draw_download("plan.sh", lambda: script, key)
     _draw_download("everything.zip", lambda: zip_files(store.files(key) | {"plan.sh": script}), key)
 
 
 def draw_command(text: str, beside: str) -> None:
-    """Draw a command line that does the same, to be copied."""
+    """Draw a command line that does the same as the page, to be copied; `beside` names the files it needs."""
     st.write(f"The same on a command line, beside {beside}:")
     st.code(text, language=None, wrap_lines=True)
 
 
 def draw_downloads(store: Store, key: str, names: Iterable[str]) -> None:
-    """One button per file of a result."""
+    """Draw a button for each of these files of a result."""
     with st.container(horizontal=True):
         for name in names:
             _draw_download(name, partial(_file, store, key, name), key)
@@ -261,6 +276,6 @@ def _file(store: Store, key: str, name: str) -> bytes:
 
 
 def _draw_download(name: str, content: Callable[[], bytes], key: str) -> None:
-    """A button that downloads a file. Its label names the folder too, for those who hear the page."""
+    """Draw a button that downloads a file. Its label names the folder too, for users who hear the page."""
     file = name.replace("/", "-")
     st.download_button(f"Download {name}", content, file, key=f"{name}_{key}", on_click="ignore")

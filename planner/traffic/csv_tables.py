@@ -1,5 +1,6 @@
-"""Reads columns of a CSV, some MiB at a time, and raises an error for every line that is not a row of the
-table: pandas by itself would skip or misread such lines.
+"""Reads columns of a CSV, some MiB at a time, and raises an error if a line is not a row of the table.
+
+pandas by itself would skip or misread such lines. planner/files/csv_lines.py cuts the file into blocks.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def read_columns(
     as_text: Collection[str] = (),
     doubts: list[str] | None = None,
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yields the columns `wanted` of the rows below the header `names`, which is line `at` of the file:
-    blocks of lines, each with its columns by name.
+    """Yield the rows below the header, which is line `at` of the file: blocks of lines, each with its columns
+    `wanted` by name. `names` are all columns of the header.
 
-    `figures` are those of `wanted` with numbers or dates, by which csv_lines.py recognises a line that is a
-    part of a row. Columns of `as_text` are read as text. A sentence on the first figure with an exponent
-    (1e3), in a column of which at most half have one (in some block), is added to `doubts` if there is none
-    yet. Raises TraceError that names the lines that are not rows of such a table.
+    `figures` are those columns of `wanted` that hold numbers or dates; by these csv_lines.py recognises a
+    line that is only a part of a row. Columns in `as_text` are read as text. If `doubts` is empty, a sentence
+    may be added to it, on the first figure with an exponent (1e3) in a column where at most half of the
+    figures have one. Raises TraceError, with the numbers of lines that are not rows of such a table.
     """
     # These headings replace those of the file, which need not be unique. The last one is for fields beyond
     # the header.
@@ -77,17 +78,18 @@ def read_columns(
         yield block, {name: table[heading] for name, heading in heading_of.items()}
 
 
+# In a block of lines: whether it may have a figure with an exponent at all.
 _SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
-# A negative exponent raises no doubt: programs write small numbers as 1e-05.
+# A whole cell with an exponent. A negative one raises no doubt: programs write small numbers as 1e-05.
 _EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 
 
 def _exponent_doubts(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """A sentence on the first figure with an exponent in a column of which, in this block, at most half of
-    the figures have one: spreadsheets write long numbers so, and lose digits. `figures` has (name, column,
-    index of the column).
+    """A list with a sentence on the first figure with an exponent, in a column where at most half of the
+    figures of this block have one; empty if there is none. Spreadsheets write long numbers with exponents,
+    and lose digits. `figures` has (name, column, index of the column).
     """
     if not _SOME_EXPONENT.search(block.text):  # Most blocks end here, quickly.
         return []
@@ -96,13 +98,13 @@ def _exponent_doubts(
         return []
     rows = block.text.decode(errors="replace").splitlines()
     for name, column_index in likely:
-        # Quoted commas or line ends may shift columns and lines here. Then at worst a doubt is wrong or
-        # missing.
+        # Commas or line ends within quotes may shift columns and lines here. Then a doubt may be wrong or
+        # missing, but no value.
         fields = [row.split(",") for row in rows]
         cells = [each[column_index] if len(each) > column_index else "" for each in fields]
-        with_one = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
-        if 0 < len(with_one) <= len(cells) / 2:
-            first = with_one[0]
+        with_exponent = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
+        if 0 < len(with_exponent) <= len(cells) / 2:
+            first = with_exponent[0]
             figure = cells[first].strip()
             line = block.starts[0] + first
             return [
@@ -119,16 +121,17 @@ def check_lengths(
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yield `rows`, and check `lengths`, which are columns of whole numbers: 1,096 becomes 1096 where the
-    column leaves no doubt (`without_thousands`). One sentence is added to `doubts`, on the first such number
-    or the first like 5.000 in a column of such numbers, which may mean five or five thousand. Raises
-    TraceError where, in one block of lines, a number like 5.000 that is no row's separated thousands stands
-    beside one without a point.
+    """Yield `rows`, and check the columns `lengths`, which should hold whole numbers.
+
+    1,096 becomes 1096 if the column leaves no doubt that it is a separator of thousands
+    (`without_thousands`). At most one sentence is added to `doubts`: on the first such number; or on the
+    first number like 5.000 in a column that leaves a doubt, as it may mean five or five thousand. Raises
+    TraceError if, in one block of such a column, a number like 5.000 stands beside one without a point.
     """
     has_doubt = False
     for block, table in rows:
         for name, column_index in [(name, names.index(name)) for name in lengths if name in table]:
-            # Columns of whole numbers, which are most, end here quickly.
+            # Most columns hold plain whole numbers, and need no more than this quick test.
             if table[name].dtype.kind in "iub" or not _SOME_THOUSANDS.search(block.text):
                 continue
             records = csv.reader(block.text.decode(errors="replace").splitlines())
@@ -149,21 +152,24 @@ def check_lengths(
         yield block, table
 
 
+# In a block of lines: whether it may have a number with a separator of thousands at all.
 _SOME_THOUSANDS = re.compile(rb"\d(?:[.,' ]|\xc2\xa0|\xe2\x80\xaf)\d{3}(?!\d)")
-# A number with other decimals is not whole, and is refused where it is parsed.
+# A whole cell like 5.000, which is ambiguous. A number with other decimals is not whole, and is refused where
+# it is parsed.
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}\.000")
 # In a file whose columns are separated by ";", decimal commas have become points by now. The last two signs
 # are the spaces that do not break a line.
 _SEPARATORS = ".,' \u00a0\u202f"
+# A whole cell with separators of thousands.
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:[{_SEPARATORS}]\d{{3}})+")
 
 
 def without_thousands(cells: Sequence[str]) -> list[str] | None:
-    """A column of whole numbers without its separators of thousands; None if it has no separators, or they
+    """A column of whole numbers without its separators of thousands; None if it has none, or if what it has
     may be something else.
 
-    They are separators if every number above 999 has the same ones, and some number is not like 2.000, which
-    could be the whole number two.
+    They are separators if every number above 999 has them, all with the same sign, and if some number is not
+    like 2.000, which could be the whole number two.
     """
     grouped = [cell for cell in cells if _GROUPED.fullmatch(cell)]
     signs = {sign for cell in grouped for sign in cell if not sign.isdecimal()}
@@ -177,7 +183,9 @@ def without_thousands(cells: Sequence[str]) -> list[str] | None:
 
 
 def _thousands_doubt(path: Path, block: csv_lines.Block, name: str, cells: Sequence[str]) -> str:
-    """A sentence on the first of the `cells` with three zeros after a point; empty if there is none."""
+    """A sentence on the first of the `cells` like 5.000; "" if there is none. Raises TraceError if another
+    cell is a whole number without a point.
+    """
     first = next((k for k, cell in enumerate(cells) if _THOUSANDS.fullmatch(cell)), None)
     if first is None:
         return ""

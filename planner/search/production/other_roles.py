@@ -1,9 +1,9 @@
 """Lists cheaper fleets on the GPUs of the production fleet, whose workers have other roles.
 
-If pools have workers of several types, the search in scenarios often uses up its effort before it comes to a
-fleet that differs from its result by a worker's role. One plan had four prefill workers on L40S and two
-decode workers on owned A100, for 1.81 USD/h. Three L40S are enough, for 1.41 USD/h, if one of the A100 is a
-mixed worker.
+If pools have workers of several types, the search in scenarios often uses up its effort before it tries a
+fleet that differs from its result only by a worker's role. For example, one plan had four prefill workers on
+L40S and two decode workers on owned A100, for 1.81 USD/h. If one of the A100 is a mixed worker, three L40S
+are enough, for 1.41 USD/h.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
 MOST_OTHER_ROLES = 32  # At most this many fleets are listed.
-# With more workers, or with more ways to give them roles, no fleet is listed: one worker less saves little
-# of a large fleet.
+# With more workers, or with more ways to give them roles, no fleet is listed, because one worker less saves
+# little of a large fleet's cost.
 MOST_WORKERS = 12
 MOST_WAYS = 20_000
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -32,9 +32,12 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
     """Fleets whose objective is less than `below`, with at most as many workers of every GPU type and tensor
-    parallelism as `best`, each worker in any role. Engine settings are those of `best`, or those that level 0
-    found best where `best` has no such worker in that role. Fleets with the fewest changed workers come
-    first, and of these the most expensive, which are likeliest to hold.
+    parallelism as `best`, each worker in any role. `best` is the production fleet, `paper` the search for the
+    fleet on paper.
+
+    Engine settings are those of `best`; for a role in which `best` has no such worker, those that level 0
+    found best. Fleets with the fewest changed workers come first, and of these the most expensive ones, which
+    are likeliest to hold.
     """
     if sum(count for _, count in best) > MOST_WORKERS:
         return []
@@ -47,6 +50,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
         workers_on[hardware_of(option)] += count
     before = dict(best)
 
+    # A worker in another role counts twice: it is missing from one option and added to another.
     def changed_count(counts: Counts) -> int:
         after = dict(counts)
         return sum(abs(after.get(option, 0) - before.get(option, 0)) for option in {*after, *before})
@@ -66,16 +70,17 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
 def _assignments(
     options: Mapping[tuple[Role, Hardware], Option], workers_on: Mapping[Hardware, int]
 ) -> Iterator[list[tuple[Option, int]]]:
-    """Every way to give roles to at most the given number of workers of each GPU type and tensor parallelism,
-    as options with their counts; none if there are more than MOST_WAYS.
+    """Every way to give roles to at most `workers_on[h]` workers of each hardware h (GPU type and tensor
+    parallelism), as options with their counts; none if there are more than MOST_WAYS.
     """
 
-    def of_one(gpus: Hardware, most: int) -> list[list[tuple[Option, int]]]:
+    # All ways for one hardware, in each of which at most `most` workers have a role.
+    def ways_on(gpus: Hardware, most: int) -> list[list[tuple[Option, int]]]:
         possible = [options[role, gpus] for role in ROLES if (role, gpus) in options]
         every_count = itertools.product(range(most + 1), repeat=len(possible))
         return [list(zip(possible, each, strict=True)) for each in every_count if sum(each) <= most]
 
-    every = [of_one(gpus, most) for gpus, most in workers_on.items()]
-    if math.prod(map(len, every)) > MOST_WAYS:
+    ways_by_hardware = [ways_on(gpus, most) for gpus, most in workers_on.items()]
+    if math.prod(map(len, ways_by_hardware)) > MOST_WAYS:
         return iter(())
-    return (list(itertools.chain(*ways)) for ways in itertools.product(*every))
+    return (list(itertools.chain(*ways)) for ways in itertools.product(*ways_by_hardware))

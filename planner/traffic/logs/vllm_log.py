@@ -5,10 +5,10 @@ DEBUG.
     DEBUG ... Request chatcmpl-1 details: prompt: '...', prompt_token_ids: [3, 4], prompt_embeds shape: None.
     DEBUG ... Generated response chatcmpl-1 details: output_token_ids: [19761, 14369]
 
-The last line is written with `--enable-log-outputs`, for chats alone (vLLM 0.32,
-entrypoints/serve/utils/request_logger.py). Up to vLLM 0.10 the first line held `prompt_token_ids` itself.
-If answers are not logged, the length of an answer is known only for requests with ignore_eos: it is their
-max_tokens. We count token ids and do not keep prompts.
+The last line is written only with `--enable-log-outputs`, and only for chats (vLLM 0.32,
+entrypoints/serve/utils/request_logger.py). Up to vLLM 0.10 the first line held `prompt_token_ids` itself. If
+answers are not logged, the length of an answer is known only for requests with ignore_eos, because then it is
+their max_tokens. This module counts token ids, and keeps no text of prompts.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ _LINE = re.compile(
     rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<fraction>\.\d+)? "
     rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<message>.*)"
 )
+# A line of vLLM's log if it is written as JSON.
 _JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
 _VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not another program's.
+# Messages on a request, by what they begin with, and settings of a request in the first of them.
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -54,7 +56,7 @@ _ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
 # The text before the list of token ids of a prompt ("in") and of an answer ("out").
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
-_PROMPT = b"prompt: "
+_PROMPT = b"prompt: "  # The text before the prompt itself, which is in quotes.
 # vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_YearlessDays`
 # takes that day out again if the log has none.
 _DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
@@ -70,8 +72,8 @@ _CUT_PROMPTS = 3
 class _ParsedRequest:
     """A request, with the number and the time of the first line that names it.
 
-    `asked_tokens` are the max_tokens of its answers together, set only with ignore_eos: then the answers have
-    exactly as many tokens.
+    `asked_tokens` is the sum of the max_tokens of its answers. It is set only if the request has ignore_eos,
+    because then the answers have exactly as many tokens.
     """
 
     line: int
@@ -91,12 +93,14 @@ def is_log(lines: Iterable[bytes]) -> bool:
 class _YearlessDays:
     """Counts the days of a log from the year of its first line. Its dates have no year.
 
-    Several processes write one log, so a line of December 31 may follow one of January 1. All other steps
-    back by more than half a year begin a new year.
+    If the date falls by more than half a year from one line to the next, a new year has begun. Several
+    processes write one log, so a line of December 31 may still follow one of January 1: it is of the year
+    before.
     """
 
     def __init__(self) -> None:
-        self._previous_day: int | None = None  # That of the last line, with years of _YEAR_DAYS.
+        # The day of the line before, counted from the first year's January 1 in years of _YEAR_DAYS.
+        self._previous_day: int | None = None
         self._years_without_feb_29 = set[int]()
 
     def count(self, number_of_day: int) -> int:
@@ -127,7 +131,8 @@ class VllmLog:
         self.path = path
         self.requests: dict[bytes, _ParsedRequest] = {}  # By vLLM's request id.
         self.notes: list[str] = []
-        self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
+        # Whether lines begin with a date that has a year; None before the first line.
+        self.has_stamps: bool | None = None
         self._days = _YearlessDays()
         # For each number n: how many prompts have n characters and n token ids.
         self._cut: Counter[int] = Counter()
@@ -135,7 +140,7 @@ class VllmLog:
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Take the lines of a log, with their numbers."""
         for number, raw in lines:
-            # Most lines have none of these words ("Request" or "request"), and this test is faster than the
+            # Most lines have neither "Request", "request" nor "Generated". This test is faster than the
             # patterns.
             if b"equest" not in raw and b"Generated" not in raw:
                 continue
@@ -157,7 +162,9 @@ class VllmLog:
                 self.requests[ended[1]].status = "aborted" if ended[2] == b"aborted" else "failed"
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """A row for each request. Raises TraceError where the log does not tell lengths."""
+        """The rows, one for each request: the number of its line, and its values by column (COLUMNS). Raises
+        TraceError if the log has no requests, or does not tell their lengths.
+        """
         requests = list(self.requests.values())
         if not requests:
             raise TraceError(
@@ -198,10 +205,11 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
-        """Take the line of a request that arrived: any text of the prompt, then the request's settings."""
+        """Take the message on a request that arrived. It may have the prompt, and then has the settings."""
         request = self.requests.setdefault(name, _ParsedRequest(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
+        # The prompt may have any text, so the settings are looked for only after it.
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
             answers = _ANSWER_COUNT.search(tail)
@@ -210,19 +218,19 @@ class VllmLog:
             request.lora = lora[1].decode(errors="replace")
 
     def _generated(self, match: re.Match[bytes], message: bytes) -> None:
-        """Add the tokens of an answer, or of one piece of a streamed answer. The line at the end of a stream
-        repeats the tokens of all pieces, so it does not count.
+        """Add the tokens of an answer, or of one piece of a streamed answer, to its request. The message at
+        the end of a stream repeats the tokens of all pieces, so it does not count.
         """
         request, tokens = self.requests.get(match[1]), self._count_ids("out", message)
         if request is not None and tokens is not None and match[2] != b"streaming complete":
             request.output_tokens = (request.output_tokens or 0) + tokens
 
     def _count_ids(self, side: str, message: bytes) -> int | None:
-        """How many token ids a line lists; None if it has no list. The prompt itself may hold the words that
-        come before a list, so we look for their last place.
+        """How many token ids of a prompt ("in") or an answer ("out") a message lists; None if it has no list.
+        The prompt itself may contain the words that come before a list, so their last place counts.
 
-        A prompt with as many characters as ids is noted in `_cut`, by which `rows` refuses logs that were
-        cut.
+        A prompt with as many characters as token ids is counted in `_cut`, from which `rows` concludes that
+        the log was cut.
         """
         mark = _IDS[side]
         if (mark_at := message.rfind(mark)) < 0:
@@ -262,7 +270,9 @@ class VllmLog:
 
 
 def _stamp_ns(stamp: bytes, where: str) -> int:
-    """A date and time as ns since 1970, in UTC where it names no zone."""
+    """A date and time as ns since 1970; without a zone it is taken as UTC. Raises TraceError, which names
+    `where`, for a text that is no date.
+    """
     try:
         time = pd.Timestamp(stamp.decode().replace(",", "."))
         return int((time.tz_convert(None) if time.tzinfo else time).as_unit("ns").value)
