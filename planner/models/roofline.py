@@ -1,6 +1,7 @@
-"""Step times from catalog figures alone, for an (LLM, GPU, TP) nobody has profiled.
+"""Step times from the catalog's figures alone, for an LLM that nobody has profiled on a GPU at this TP.
 
-Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
+The result is a StepLatency, whose formula and letters are in planner/models/latency.py. Per GPU of a TP
+group, with p = efficiency.overlap, summed over the layers:
 
     f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
@@ -16,15 +17,16 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
 
 p = 1 adds the times of reading and computing, p = infinity takes the longer one; kernels lie between.
 
-Routed experts are a second term like the first. N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and
-each token computes in k of them. The term has its own shares of the peaks, time per layer and activations.
-With data-parallel ranks it counts the tokens of all ranks, on the GPUs of all ranks. In place of the second
-all-reduce, each GPU then gathers the tokens of all ranks and gives its sums back: as many bytes as one
-all-reduce over all GPUs. Between nodes, tokens are sent to experts as `planner/models/all2all.py` says.
+Routed experts add a second term like the first one of f. Of a layer's E experts N tokens read
+E (1 - (1 - k/E)^N), and each token computes in k of them. This term has its own shares of the peak rates,
+time per layer and activations. With data-parallel ranks it counts the tokens of all ranks, on the GPUs of all
+ranks. Then, in place of the second all-reduce, each GPU gathers the tokens of all ranks and gives its sums
+back, which are as many bytes as one all-reduce over all GPUs. Between nodes, tokens are sent to experts as
+`planner/models/all2all.py` says.
 
 fp8 weights are multiplied at the GPU's fp8 rate and nvfp4 weights at its 4-bit rate; a GPU without that rate
-multiplies them in 16 bits. int4 and mxfp4 weights are read as 4 bits and multiplied in 16 (vLLM's Marlin and
-Triton kernels).
+multiplies them in 16 bits. int4 and mxfp4 weights are read as 4 bits and multiplied in 16 bits (vLLM's Marlin
+and Triton kernels).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768 tokens; f is
 
 
 def _mean_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
-    """The FLOP/s of parts in several formats: their parameters over the sum of their times."""
+    """The mean FLOP/s of parts (format of weights, parameters): all parameters over their times."""
     rates = {flops_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
@@ -80,10 +82,11 @@ def roofline(
     dp: int = 1,
     exchange: all2all.Exchange = all2all.DEFAULT_EXCHANGE,
 ) -> StepLatency:
-    """The formula above, with the catalog's efficiencies or with the given ones.
+    """The step times by the formula above, with `efficiency`, or with the calibrated one.
 
-    `gpu` counts as uncapped; a power cap is applied to the result (`StepLatency.with_power_cap`). With `dp`
-    data-parallel ranks on several nodes, `exchange` says how they exchange tokens.
+    A power cap of `gpu` is ignored here, and is applied to the result (`StepLatency.with_power_cap`). With
+    `dp` data-parallel ranks on several nodes, `exchange` says how they exchange tokens. Raises InputError for
+    a TP that does not fit into a node.
     """
     if not 1 <= tp <= gpu.gpus_per_node:
         raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
@@ -114,7 +117,7 @@ def roofline(
     joint_s = np.zeros(0)  # Without data-parallel ranks no part of a step is joint.
     communication_s = all_reduces_s(tp)
     if dp > 1:
-        # The share of all-reduces that follow experts: a layer has two, one of them after its feed-forward.
+        # A layer has two all-reduces, one after its feed-forward. The share that comes after experts:
         experts_reduces_frac = experts_layers(llm) / (2 * llm.layers)
         if nodes > 1:
             experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, exchange)
@@ -146,7 +149,9 @@ def roofline(
 def _between_nodes_s(
     llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, exchange: all2all.Exchange
 ) -> Array:
-    """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
+    """Seconds (per knot of `tokens`, which are those of all ranks) of routed experts on several nodes, with
+    the time to send tokens to them and back. `experts_s` is the time of the experts alone.
+    """
     layers = experts_layers(llm)
     # High-throughput kernels start one after another, so a layer's experts take that long at least.
     if exchange.all2all == all2all.HIGH_THROUGHPUT:
@@ -168,7 +173,7 @@ def experts_layers(llm: Llm) -> int:
 
 
 def index_layers(llm: Llm) -> int:
-    """Layers of latent attention with an index of their own."""
+    """How many layers of latent attention have an index of their own."""
     return sum(
         group.count
         for group in llm.layer_groups
@@ -206,9 +211,9 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times as upper bounds. Attention windows count as full; windows of LONG_WINDOW_TOKENS and
-    more, which few requests fill, count as none. An index counts as choosing as many tokens as it may for
-    prompts, and all tokens for decodes.
+    """The times of attention, as upper bounds. Each attention window counts as full. A window of
+    LONG_WINDOW_TOKENS or more, which few requests fill, counts as no window. The index of sparse attention
+    counts as choosing for prompts as many tokens as it may, and for decodes all tokens.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
@@ -262,10 +267,11 @@ def _read_and_multiply_s(
     tokens: Array,
     fracs: tuple[float, float, float],
 ) -> Array:
-    """Seconds of reading and multiplying with weights on this many GPUs. `multiplied` are the formats of
-    weights, with how many weights in each a token is multiplied with.
+    """Seconds, for each count of `tokens`, to read `read_bytes` of weights on this many GPUs and to multiply
+    with them. `multiplied` has, for each format, the number of weights in it with which a token is
+    multiplied.
 
-    `fracs` are the reached shares of bandwidth and FLOP rate, and the exponent of their overlap.
+    `fracs` are the reached shares of the peak bandwidth and of the peak FLOP rate, and the exponent p.
     """
     bandwidth_frac, gemm_frac, overlap = fracs
     read_s = read_bytes / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
@@ -275,7 +281,7 @@ def _read_and_multiply_s(
 
 
 def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Seconds of the weights that every token visits, and of the fixed times per layer."""
+    """Seconds of the weights that every token visits, with the fixed times per layer, by `tokens`."""
     every_token = [(weights, active) for part, weights, _, active in llm.parts() if part != "experts"]
     dense_bytes = sum(parameters * llm.bytes_per_weight(weights) for weights, parameters in every_token)
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
@@ -288,7 +294,7 @@ def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency)
 
 
 def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficiency) -> Array:
-    """Seconds of routed experts, and of their fixed times per layer."""
+    """Seconds of routed experts, with their fixed times per layer, by the count of `tokens`."""
     fracs = efficiency.expert_bandwidth_frac, efficiency.expert_gemm_frac, efficiency.overlap
     time_s = np.zeros_like(tokens)
     for group in llm.layer_groups:
@@ -310,11 +316,12 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 def transfer_fit(
     latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
-    """A fit of one (GPU, TP) carried over to another by the ratio of their rooflines: `measured` is the one
-    of the (GPU, TP) whose steps were measured, `target` the other's.
+    """The fit `latency` of one (GPU, TP), carried over to another by their two rooflines: `measured` is the
+    roofline of the (GPU, TP) whose steps were measured, `target` that of the other.
 
-    The floor of a step moves by as many seconds as the roofline's, because the part that the roofline does
-    not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.
+    The time of the smallest step moves by as many seconds as in the rooflines, because the part that a
+    roofline does not explain (mostly the host) stays the same. What grows with the step is multiplied by the
+    ratio of the rooflines.
     """
     knots = np.array(latency.knots_tokens)
     growth = np.diff(target.step_s(knots)) / np.diff(measured.step_s(knots))

@@ -1,16 +1,17 @@
 """Compares measured with simulated runs on the engines' own clocks, which stand still while the machine runs
 other processes.
 
-On a CPU engines, router, client and other processes share the cores, and a step lasts longer by the time that
-the others take. The engine's thread logs a clock that stands still while it waits for a core, and
-`EngineLog.on_its_own_clock` converts all times of the log to that clock. Each engine is then simulated by
-itself, with its own requests at the times they came: this checks batching, queueing and step times, but not
-routing. A request of a session also comes at its measured time: it does not wait for earlier requests, which
-another engine may have answered.
+On a CPU the engines, the router, the client and other processes share the cores, so a step of an engine lasts
+longer by the time that the others take. The engine's thread logs a clock that stands still while the thread
+waits for a core. `EngineLog.on_its_own_clock` converts all times of the log to that clock. Each engine is
+then simulated by itself, with its own requests at the times when they came. This checks batching, queueing
+and step times, but not routing. A request of a session also comes at its measured time, and does not wait for
+earlier requests, because another engine may have answered these.
 
-Of a pair, the prefill engine is simulated as one that answers with a single token: it gives the TTFT. The
-decode engine is simulated behind a prefill and a link that take no time. It gives the gaps, TPOT, and as E2E
-the time from the first step with the request, whose KV was there by then, to the last token.
+Of a pair of engines, the prefill engine is simulated as one that answers with a single token; TTFT is judged
+on it. The decode engine is simulated behind a prefill and a link that take no time. The gaps and TPOT are
+judged on it, and as E2E the time from the first step with the request, whose KV was there by then, to the
+last token.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from planner.runtime.step_fits import includes_other_processes
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.slo_metrics import METRICS
 
-# The metrics that are judged on engines of each role.
+# The metrics that are judged on an engine, by its role.
 METRICS_OF_ROLE: dict[Role, tuple[Metric, ...]] = {
     "mixed": tuple(METRICS),
     "prefill": tuple(key for key, row in METRICS.items() if row.obliges == "prefill"),
@@ -52,8 +53,9 @@ def compare_undisturbed(
 ) -> MeasuredComparison | None:
     """Compare each engine with a simulation of itself.
 
-    None if engines have no clock of their own, or if the fits already include the time that other processes
-    took. The SLO is judged only without pairs, because each engine of a pair lacks some metrics.
+    None if some engine has no clock of its own, if the fits already include the time that other processes
+    took, or if no engine had requests. The SLO is judged only if the fleet has no pairs, because each engine
+    of a pair lacks some metrics.
     """
     if includes_other_processes(fleet):
         return None
@@ -76,7 +78,7 @@ def compare_undisturbed(
 
 
 def stolen_frac(log: EngineLog, start_s: float) -> float:
-    """The share of the engine's step time after `start_s` in which its thread did not run."""
+    """The share of the engine's step time from `start_s` on in which its thread did not run."""
     steps = log.steps[log.steps.start_s >= start_s]
     return float(1 - (steps.own_end_s - steps.own_start_s).sum() / steps.t_s.sum()) if len(steps) else 0.0
 
@@ -85,12 +87,12 @@ def _as_run_of_its_own(
     measurement: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
 ) -> tuple[Measurement, ReplayPart, Fleet] | None:
     """The engine `name` of a pool with its requests of `part`, as a run of its own; None if it had none."""
-    sent = {
+    own_outcomes = {
         sent.request: sent
         for sent in outcomes_of_part(measurement, part)
         if name in sent.workers and sent.status == "finished"
     }
-    if not sent:
+    if not own_outcomes:
         return None
     log, start_s = measurement.logs[name].on_its_own_clock(part.start_s)
     worker = f"{pool.name}-0"
@@ -99,7 +101,7 @@ def _as_run_of_its_own(
     trace = replace(measurement.trace, after=measurement.trace.after[:0])
     workers: tuple[str, ...] = (worker,)
     own_pool = replace(pool, count=1)
-    if pool.role == "prefill":
+    if pool.role == "prefill":  # An engine that answers with one token, the first.
         own_pool = replace(own_pool, role="mixed")
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
     pools: tuple[Pool, ...] = (own_pool,)
@@ -120,14 +122,18 @@ def _as_run_of_its_own(
         network = NO_LINK
         policies = replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing)
         logs[instant_worker] = EngineLog(log.steps[:0], _instant_prefills(log.requests))
-    own_part = ReplayPart(part.part, start_s, tuple(sent))
-    own_sent: dict[int, Sent] = {request: replace(row, workers=workers) for request, row in sent.items()}
+    own_part = ReplayPart(part.part, start_s, tuple(own_outcomes))
+    own_sent: dict[int, Sent] = {
+        request: replace(outcome, workers=workers) for request, outcome in own_outcomes.items()
+    }
     own_fleet = replace(fleet, pools=pools, policies=policies, network=network)
     return Measurement(own_fleet, trace, Journal((own_part,), own_sent), logs), own_part, own_fleet
 
 
 def _instant_prefills(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
-    """Prefills that took no time: each first token comes when the decode engine takes the request up."""
+    """The log of the prefill engine that takes no time: each first token comes when the decode engine takes
+    the request into its batch.
+    """
     return {
         name: EngineRequest(
             queued_s=request.scheduled_s,
@@ -141,7 +147,7 @@ def _instant_prefills(requests: Mapping[str, EngineRequest]) -> dict[str, Engine
 
 
 def _with_metrics(run: ComparedRun, metrics: tuple[Metric, ...]) -> ComparedRun:
-    """The run with these metrics alone: the others become NaN, or no gaps."""
+    """The run with only these metrics. Other metrics become NaN; without TBT there are no gaps."""
     if len(metrics) == len(METRICS):
         return run
     nothing = np.full(len(run.requests.ttft_s), np.nan)

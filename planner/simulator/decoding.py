@@ -4,9 +4,12 @@ A lane is a batch of an engine, and a run is a number of its decode steps that t
 (`planner/simulator/layout.py`). Gaps are counted to test limits, and recorded for reports (both in
 counting.py). `kernel.py` and `splitwise.py` call `advance_decodes` when a run ends or is cut.
 
-With speculative decoding a running decode gets one token in a step, and those of its drafts that are
-accepted. How many are accepted is drawn by request and by the tokens that it has, not by worker or time. So a
-request has the same steps on every fleet, and simulations can be repeated.
+With speculative decoding a running decode gets in each step one token and those of its drafted tokens that
+are accepted. How many are accepted is a random number that depends on the request and on how many tokens it
+has, not on the worker or the time. So a request has the same steps on every fleet, and simulations can be
+repeated.
+
+Letters: l is a lane, w a worker, r a request.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def accept_drafts(state, l, time_s):
         left = entry.finish_step - lane.decode_step
         tokens_before = state.requests[r].output_tokens - left - 1  # Output tokens before this step.
         more = ZERO
-        # A handed-over decode begins with one token, or with none where the prefill worker's is discarded.
+        # A handed-over decode begins with one token, or with none if the prefill worker's is discarded.
         if worker.role != DECODE or tokens_before > 1 - kind.discards_token:
             draw = _random_unit(kind.draw_seed, r, tokens_before)
             # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
@@ -129,7 +132,8 @@ def advance_decodes(state, l, steps, time_s):
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
     punctual = lane.decodes - lane.late_decodes
-    gaps_are_steps = lane.run_start_s == lane.last_token_s  # Otherwise the one gap is longer than the step.
+    # Otherwise the run began later than the last token, and has one step; its gap is longer than that step.
+    gaps_are_steps = lane.run_start_s == lane.last_token_s
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:  # Runs are recorded.
         # In a pipeline the recorded step is that of one stage, and a gap is the time of all stages.

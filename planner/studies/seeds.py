@@ -1,16 +1,16 @@
-"""One fleet under many seeds: how much of a simulated figure is chance.
+"""Simulates one fleet with many seeds, to show how much of a simulated figure is chance.
 
-A seed draws what is random in the policies (samples of workers, predictions) and in the traffic:
+The seed decides what is random in the policies (samples of workers, predictions) and in the traffic:
 
     superposed trace    the shift of each copy, and which requests of the last, partial copy are kept
     thinned trace       which requests are kept
-    coarse clock        when exactly the requests with the same stamp arrive
+    coarse clock        when exactly the requests with the same time stamp arrive
 
-Where nothing is random, every seed gives the same run, and the answer says so. Each run is what
-`plan simulate --seed` gives alone.
+If nothing is random, every seed gives the same run, and the answer says so. Each run is the one that
+`plan simulate --seed` makes with that seed.
 
-The interval of a figure (`repeats.confidence_interval`) is for its mean over the seeds. It covers what the
-seed draws, not what another day's trace would bring.
+The interval of a figure (`repeats.confidence_interval`) is for its mean over all seeds. It covers the chance
+of the seed, but not how the trace of another day would differ.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from planner.solvers.repeats import CONFIDENCE_FRAC, confidence_interval
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
+# The note of an answer in which all runs are the same.
 SAME_FOR_ALL = (
     "the seed changed nothing: the trace is replayed as it is and no policy draws; a --rate above the "
     "trace's superposes shifted copies of it, which differ from seed to seed"
@@ -70,7 +71,8 @@ def over_seeds(
 ) -> list[SeedRun]:
     """One run per seed, in the order of `seeds`; `with_requests` keeps the first run's requests.csv.
 
-    Without `executor` the workers are those of `executors.working_on`.
+    If `executor` is None, the one set by `executors.working_on` does the work. Raises InputError for seeds
+    that are not different, or for none.
     """
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
@@ -79,7 +81,7 @@ def over_seeds(
 
 
 def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
-    """Simulate one seed. `item` is the seed, and whether to keep its requests.csv."""
+    """Simulate the question with one seed. `item` is the seed, and whether to keep its requests.csv."""
     seed, with_requests = item
     requests = question.traffic_request.of(spread_stamps(question.trace, seed=seed), seed=seed)
     simulated = simulate_recorded(
@@ -126,8 +128,8 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
 def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
     """How many seeds keep the SLO, and each of its lines over the seeds; terms as in `slo_verdict.Verdict`.
 
-    `kept_by` and `steady` (no backlog grows) count seeds. `is_judged` says whether in any seed a value was
-    held against a limit, a line's `judged` how many values were, in all seeds.
+    `kept_by` and `steady` (no backlog grows) count seeds. `is_judged` says whether some value was compared
+    with a limit in any seed; the `judged` of a line counts the values that were, over all seeds.
     """
     lines_over_seeds = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
     return {
@@ -150,9 +152,10 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """The mean of these values, its interval, the least and the most, for JSON: NaN and infinity become null.
+    """The mean of these values (one per seed), the ends of its confidence interval, and the least and the
+    most value, for JSON: NaN and infinity become null.
 
-    If one value is None, as for a run without power figures, all five are null.
+    If a value is None, as for a run without power figures, all five are null.
     """
     bounds = confidence_interval(values)
     numbers = {

@@ -1,4 +1,7 @@
-"""Validation: how far a plan's prediction was from engines that ran it."""
+"""The page Validation: how far a plan's prediction was from engines that ran it.
+
+Streamlit runs this file from top to bottom whenever an input changes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from ui import draw
 from ui.session import open_session
 from ui.store import Document, read_as
 
+# Keys that every validation.json has.
 NEEDED = ("verdict", "errors", "requests", "finished", "attainment", "slo", "steps", "machine")
 
 
@@ -39,7 +43,7 @@ def page() -> None:
 
 
 def _read_validation(name: str, content: bytes) -> Document:
-    """Parse validation.json; raises InputError for a file that is not one."""
+    """The document of an uploaded file `name`. Raises InputError if it is no validation.json."""
     document = read_as(name, content, read_json)
     if missing := [key for key in NEEDED if key not in document]:
         raise InputError(f"{name}: has no {missing[0]!r}; expected the validation.json of `plan validate`")
@@ -50,7 +54,8 @@ def _draw_validation(document: Document) -> None:
     """Draw what a validation.json says: verdict, errors of the prediction, the SLO, steps of the engines."""
     st.header("Verdict")
     is_kept = document.get("slo_kept_by_client")
-    if is_kept is None:  # Older files know only whether the engines' times keep it.
+    # Files of earlier versions say only whether the SLO is kept by the times that the engines logged.
+    if is_kept is None:
         is_kept = document.get("slo_kept")
     st.subheader(_headline(document.get("agrees"), is_kept))
     st.write(draw.escape_markdown(document["verdict"]))
@@ -123,7 +128,9 @@ def _draw_validation(document: Document) -> None:
 
 
 def _headline(agrees: bool | None, is_kept: bool | None) -> str:
-    """Say whether users saw the SLO kept, then whether the prediction was near enough."""
+    """A sentence that says whether the SLO was kept, then whether the prediction was near enough. None stands
+    for what was not judged.
+    """
     if is_kept is None:
         verdict = "No SLO was judged"
     else:
@@ -135,7 +142,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
 
 
 def _percent_text(frac: Any) -> str:
-    """A share in percent; a dash where there is none."""
+    """A share in percent; a dash for None."""
     return "-" if frac is None else show_percent(frac, ".4g")
 
 

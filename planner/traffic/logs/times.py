@@ -1,5 +1,5 @@
 """Reads the times of a log as nanoseconds since 1970: finds the unit of numbers, and applies the time zone of
-dates. log_columns_map.py and gather.py call it.
+dates. log_columns_map.py and gather.py use it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from planner.traffic.zones import says_zone
 from planner.units import DAY_S
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-# A log was written in the years 2000 to 2100 (Unix times). Numbers outside of these are in another unit, or
-# count from another zero than 1970.
+# Logs are taken to be of the years from 2000 up to 2100 (here as Unix times). A number outside of these years
+# is in another unit, or does not count from 1970.
 YEAR_2000_S, YEAR_2100_S = 946_684_800.0, 4_102_444_800.0
 LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with a zero of its own has run for 100 years at most.
-LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # A span is the duration of a request; a longer one is an error.
-SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most this many.
+LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # The duration of a request must be shorter.
+SAMPLE_VALUES = 1000  # The unit of a column is chosen by the first values that are not missing, this many.
 # Words with which a column's name may say its unit.
 _ENDINGS = {
     "s": ("s", "sec", "secs", "second", "seconds"),
@@ -36,7 +36,7 @@ _ENDINGS = {
     "ns": ("ns", "nano", "nanos", "nanosecond", "nanoseconds"),
 }
 _UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
-_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")  # The beginning of ISO 8601.
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")  # The beginning of a date in ISO 8601.
 # A date whose first number is the day or the month, such as 05.10.2026 09:00 and 10/05/2026 9:00:07 AM.
 _LOCAL_DATE = re.compile(
     r"(\d{1,2})([./-])(\d{1,2})\2\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?( ?[AaPp][Mm])?"
@@ -46,15 +46,17 @@ _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 _EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
-# For `_to_utc_ns`: if ambiguous times fall by more than _STEP_BACK_NS in the file, clocks were put back
-# between them. If they rise by more than _NEXT_YEAR_NS they are of two years, each with its own ambiguous
-# hour.
+# For `_to_utc_ns`: if an ambiguous time is earlier than one before it in the file, by more than
+# _STEP_BACK_NS, clocks were put back between the two. If it is later by more than _NEXT_YEAR_NS, the two are
+# of different years, each with an ambiguous hour of its own.
 _STEP_BACK_NS = 30 * 60 * 10**9
 _NEXT_YEAR_NS = 2 * 3600 * 10**9
 
 
 class UnsureError(TraceError):
-    """A file could be read in several ways; `guess` is the --map that reads it in the likeliest, or empty."""
+    """A file could be read in several ways. `guess` is the --map that reads it in the likeliest way, or "" if
+    none is likelier.
+    """
 
     def __init__(self, message: str, guess: str = "") -> None:
         super().__init__(message)
@@ -62,8 +64,8 @@ class UnsureError(TraceError):
 
 
 def unit_of_name(name: str) -> str | None:
-    """The unit that a column's name ends with, as in `latency_ms`, `durationMs`, `took (s)` and
-    `startTimeUnixNano`; None where it ends with none, or is nothing but a unit.
+    """The unit (a key of NS_PER) with which a column's name ends, as in `latency_ms`, `durationMs`, `took
+    (s)` and `startTimeUnixNano`; None if it ends with no unit, or is nothing but a unit.
     """
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
     last = words[-1].lower() if words else ""
@@ -71,7 +73,9 @@ def unit_of_name(name: str) -> str | None:
 
 
 def zone_of(name: str, where: object = "--tz") -> ZoneInfo:
-    """A time zone by its name, such as Europe/Berlin or UTC."""
+    """The time zone with this name, such as Europe/Berlin or UTC. Raises InputError, which names the option
+    or key `where`, if there is none.
+    """
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -81,7 +85,7 @@ def zone_of(name: str, where: object = "--tz") -> ZoneInfo:
 
 
 def as_numbers(column: pd.Series[Any]) -> FloatArray:
-    """(n,) as float64, NaN where a value is not a number. True and false are not numbers."""
+    """The values (n,) as float64; NaN for a value that is not a number. True and false are not numbers."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
     floats = as_floats(column)
@@ -127,7 +131,9 @@ class LogClock:
     _is_put_back: bool = field(default=False, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
-        """Choose the unit by the first values, or the column's name. Raises UnsureError if neither tells."""
+        """Set `unit` and `since_zero` by the first values, or by the column's name. Raises UnsureError if
+        neither says the unit, or if they contradict each other.
+        """
         if self.unit:  # The user or the format has given it.
             self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
             return
@@ -141,7 +147,7 @@ class LogClock:
         if np.isnan(values).mean() >= 0.5:  # Most values are texts.
             self.unit = _date_pattern(sample, where, self.name)
             return
-        # The median, as a value of the column, so that an error can show it.
+        # The lower median: unlike a mean of two, it is a value of the column, so that an error can show it.
         middle = float(np.nanpercentile(values, 50, method="lower"))
         named_unit = unit_of_name(self.name)
         for unit, ns in NS_PER.items():
@@ -154,7 +160,7 @@ class LogClock:
                     )
                 self.unit = unit
                 return
-        # In no unit is the median in the years of logs, so the clock has a zero of its own.
+        # In no unit is the median between 2000 and 2100, so the clock counts from a zero of its own.
         self.since_zero = True
         if named_unit is None and (values != np.floor(values)).any():
             named_unit = "s"  # Programs write all other units as whole numbers.
@@ -167,7 +173,9 @@ class LogClock:
         self.unit = named_unit
 
     def fitting_frac(self, column: pd.Series[Any]) -> float:
-        """The share of values that are times in the unit of the first ones; 0 if these are no times."""
+        """The share of the first values of a column that are times in one unit, which this sets; 0 if most of
+        them are no times.
+        """
         sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
         if not len(sample):
             return 0.0
@@ -193,8 +201,8 @@ class LogClock:
         return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < YEAR_2000_S
 
     def times_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Nanoseconds since 1970, or since the clock's zero. `line` (n,) are the lines of the values in the
-        file, and `where` the file, for messages.
+        """The values as nanoseconds (n,) since 1970, or since the clock's zero. The first call decides the
+        unit. For errors, `line` (n,) are the lines of the values in the file, and `where` is the file.
         """
         if not self._has_chosen_unit:
             self.choose_unit(column, f"{where} {line[0]}")
@@ -224,21 +232,23 @@ class LogClock:
         return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Dates as nanoseconds since 1970. Either all dates of a column name a zone, or none does."""
+        """Dates as nanoseconds (n,) since 1970. Raises TraceError if only some name a zone."""
         dates = self._parse_dates(line, column, where)
         has_offsets = dates.dt.tz is not None
         if self.has_offsets is None:
             self.has_offsets = has_offsets
         elif self.has_offsets != has_offsets:
             self._refuse(where, line[0], _like_first_dates(self.has_offsets), column.iloc[0])
-        # A date of another century is taken for a mistake of the log.
+        # A date in another century is taken for a mistake in the log.
         self._refuse_rows(~dates.dt.year.between(2000, 2099).to_numpy(), where, line, _A_TIME, column)
         naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
         ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
         return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
 
     def _parse_dates(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
-        """The values as dates; refuses other values, and columns where only some dates have a zone."""
+        """The values as dates: with a zone (UTC, or the one that all have) if they name one. Raises
+        TraceError for other values, and if only some dates name a zone.
+        """
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
@@ -264,13 +274,13 @@ class LogClock:
         return dates if has_zone[0] else dates.dt.tz_localize(None)
 
     def _expected(self) -> str:
-        """What errors expect of a value: the pattern that the user gave, if there is one."""
+        """The words of errors for what a value should be: a time, in the user's pattern if there is one."""
         return _A_TIME if self.unit in ("date", _APACHE) else f"a time written as {self.unit}"
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC. When clocks are put back, an hour comes twice, and a time in it is
-        ambiguous. We take it to be in the first of the two hours until times in the file fall, and then in
-        the second.
+        """Local times of `zone` as UTC [ns]. When clocks are put back, an hour comes twice, and a time in it
+        is ambiguous. It is taken to be in the first of the two hours; after the times in the file have
+        fallen, in the second.
         """
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
@@ -288,7 +298,8 @@ class LogClock:
                 self._is_put_back = False
             elif self._latest_ns - ns[k] > _STEP_BACK_NS:
                 self._is_put_back = True
-            # A fall counts from the latest time so far; after it, a rise counts from the last time.
+            # Before clocks were put back, a fall counts from the latest ambiguous time. After that, a rise
+            # counts from the last ambiguous time.
             self._latest_ns = int(ns[k]) if self._is_put_back else max(self._latest_ns, int(ns[k]))
             if self._is_put_back:
                 first[k] = second[k]
@@ -297,13 +308,13 @@ class LogClock:
     def _refuse_rows(
         self, is_bad: npt.NDArray[np.bool_], where: str, line: IntArray, expected: str, column: pd.Series[Any]
     ) -> None:
-        """Raise TraceError with the first bad row, if there is one."""
+        """Raise TraceError with the first row that `is_bad` (n,) marks, if there is one."""
         if is_bad.any():
             row = int(np.argmax(is_bad))
             self._refuse(where, line[row], expected, column.iloc[row])
 
     def _refuse(self, where: str, line: int, expected: str, bad_value: object) -> None:
-        """Raise TraceError for this value."""
+        """Raise TraceError for this value, which is in line `line`."""
         raise TraceError(
             f"{where} {line}, column {self.name}: expected {expected}, found {shown_value(bad_value)}"
         )
@@ -318,13 +329,15 @@ class LogClock:
 
 
 def shown_value(value: object) -> str:
-    """A value of a table for an error message."""
+    """The text for a value of a table in an error message: "nothing" for a missing one."""
     is_nothing = value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value))
     return "nothing" if is_nothing or value is pd.NA else show_value(value)
 
 
 def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
-    """The unit "date" for ISO 8601, or the pattern of Apache's dates. Raises UnsureError for other texts."""
+    """The unit of a column of texts: "date" for ISO 8601, or the pattern of Apache's dates. Raises
+    UnsureError for other texts.
+    """
     texts = sample.astype(str).tolist()
     if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:  # Half is enough, as in `choose_unit`.
         return "date"
@@ -343,7 +356,9 @@ def is_local_date(text: str) -> bool:
 
 
 def is_month_first(texts: Iterable[str]) -> bool | None:
-    """Whether the month comes first: a number above 12 is a day and decides it; None without one."""
+    """Whether the month comes first in these dates. A first or second number above 12 must be a day, which
+    decides it; None if there is no such number.
+    """
     matches = [match for text in texts if (match := _LOCAL_DATE.fullmatch(text.strip()))]
     if any(int(match[3]) > 12 for match in matches):
         return True
@@ -351,7 +366,9 @@ def is_month_first(texts: Iterable[str]) -> bool | None:
 
 
 def guess_pattern(text: str, *, month_first: bool = False) -> str:
-    """The pattern of strptime for 05.10.2026 09:00:00.036, or an example of one for any other text."""
+    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036; for any other text an example of a
+    pattern.
+    """
     match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
@@ -362,7 +379,9 @@ def guess_pattern(text: str, *, month_first: bool = False) -> str:
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
-    """Durations (n,) [ns]: a missing one is 0, and a value may say its own unit (350ms), else `unit`."""
+    """Durations (n,) [ns]. Numbers are in `unit`, which may be "" if every value says its own unit (350ms). A
+    missing value is 0. Raises TraceError for other values, and for a week and more.
+    """
     missing = is_missing(column)
     values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)
     for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():
