@@ -1,8 +1,8 @@
 """What every page needs: the store, the jobs, the catalog, and whose browser this is.
 
-A session is an id in the page's address, so that a reload, or the same address on another day, finds the
-question and the plan as they were. A second tab on it, or the bare address in a browser that was here before,
-begins a session of its own with a copy of what was there.
+A session is named by an id in the page's address. So a reload, or the same address on another day, finds the
+question and the plan as they were. If a second tab opens the address of a session, or if a browser that was
+here before opens the address without an id, a new session begins, with a copy of what the other session had.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ui.store import Document, SavedPlan, Store
 
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
-POLL_S = 1.0  # The page of a running job is drawn again after this time.
-RELOAD_S = 2.0  # A closed tab is known to be gone after this time.
+POLL_S = 1.0  # While a job runs, its progress is drawn again after this time.
+RELOAD_S = 2.0  # Streamlit may take this long to know that a tab was closed or reloaded.
 COUNTS = ("stock", "owned")  # The inputs of a GPU that are counts; its others are prices.
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
@@ -40,7 +40,9 @@ SHORT_S = 120.0  # A page waits this long for a short job.
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """One browser's view of the app; made anew for every run of a page."""
+    """What the tab of one session works with; made anew for every run of a page. `catalog_folder` is None for
+    the shipped catalog.
+    """
 
     id: str
     store: Store
@@ -49,7 +51,9 @@ class BrowserSession:
     catalog_folder: Path | None
 
     def current_form(self) -> question.Form:
-        """The question as the inputs now state it."""
+        """The question as the inputs state it now; or a form that another page has put into `restore`, which
+        then also sets the inputs.
+        """
         restored = st.session_state.pop("restore", None)
         if restored is not None or "form" not in st.session_state:
             form = question.restore_form(restored or self.store.stored_form(self.id) or {}, self.catalog)
@@ -108,7 +112,7 @@ class BrowserSession:
         job.unit = UNITS.get(form["objective"], "")
 
     def plan_shown(self) -> tuple[SavedPlan, Document] | None:
-        """The plan this session looks at, and its result."""
+        """The plan that this session looks at, and its result; None if there is no such plan."""
         saved = self.store.current_plan(self.id)
         shown = self.store.document(saved.result) if saved else None
         if saved is None or shown is None:
@@ -122,7 +126,7 @@ def gpu_key(place: str, column: str, gpu: str) -> str:
 
 
 def widget_values(form: question.Form, place: str) -> dict[str, Any]:
-    """The values of a place's inputs, by their keys."""
+    """The values of the inputs of a place, a part of the app with inputs of its own, by their widget keys."""
     values = {f"{place}_{name}": value for name, value in form.items() if name not in ("gpus", "more")}
     if "gpus" in form:
         values[f"{place}_use"] = [row["GPU"] for row in form["gpus"] if row["use"]]
@@ -200,13 +204,13 @@ def _session_of_tab(store: Store) -> str:
 
 
 def _valid_id(text: object) -> str:
-    """The id of a session or a plan; empty where the text is none."""
+    """The text if it is the id of a session or a plan, else ""."""
     return str(text) if re.fullmatch(r"[0-9a-f]{32}", str(text or "")) else ""
 
 
 def _is_free(session: str) -> bool:
-    """Claim this session unless another open tab has it. A tab that is reloaded counts as open for a moment
-    longer.
+    """Claim this session for this tab, unless another open tab has it; returns whether it was claimed. A tab
+    that was reloaded counts as open for a moment longer, so this waits for RELOAD_S at most.
     """
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
@@ -223,7 +227,7 @@ def _is_free(session: str) -> bool:
 
 @st.cache_resource(show_spinner=False)
 def _tab_by_session() -> dict[str, str]:
-    """The tab (a session of Streamlit) that has each of our sessions open."""
+    """For each of our sessions the tab that has it open, by the id of Streamlit's own session."""
     return {}
 
 
@@ -238,8 +242,8 @@ def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
 def short_job(
     session: BrowserSession, place: str, kind: str, request: dict[str, Any], spinner_text: str
 ) -> Document | None:
-    """Wait for a job that takes seconds, with a text on the screen. Returns its result; otherwise the error
-    is drawn, and None returned.
+    """Start a job that takes seconds, unless it was started before, and wait for it (SHORT_S at most) with a
+    text on the screen. Returns its result. If there is none, draws the reason and returns None.
     """
     job = session.jobs.find(session.id, place)
     try:

@@ -1,9 +1,9 @@
 """Step times in the exact forms of other programs, with which the simulator reproduces their results.
 
-A form turns itself into numbers and tables for the kernel (`compile_for_kernel`, read by
-planner/simulator/step_times.py); `StepLatency` and `correction.CorrectedFormula` do so too. Forms that are
-read from a file also compute their shortest step (`shortest_s`), so that a file with negative step times is
-refused: simulated time would run backwards and never end.
+The simulator's kernel reads each form as numbers and tables, which `compile_for_kernel` makes and
+planner/simulator/step_times.py reads; `StepLatency` and `correction.CorrectedFormula` have that method too.
+Forms that are read from a file also compute their shortest step (`shortest_s`). A file with negative step
+times is refused by it, because simulated time would run backwards and never end.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class SplitwiseLookup:
                 raise InputError(f"{name}: must be >= 0, found {seconds:g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Seconds of the shortest step of up to this many tokens and decodes, and the list that gives it."""
+        """Seconds of the shortest step of up to this many tokens and decodes, and the name of the list of
+        times that gives it: "prompt_s" or "token_s". KV tokens make no step shorter.
+        """
         shortest = []
         for name, times_s, most in (
             ("prompt_s", self.prompt_s, most_tokens),
@@ -102,7 +104,7 @@ class SplitwiseLookup:
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """Tables of p and q by tokens and by decodes, and the numbers of SPLITWISE_LOOKUP."""
+        """The numbers of SPLITWISE_LOOKUP, and two tables: `prompt_s` by tokens and `token_s` by decodes."""
         is_fit = len(self.token_s) == 1  # Not Splitwise's own lookup, which has a time per knot.
         tokens = np.arange(most_tokens + 1, dtype=float)
         prompt = interpolate_linearly(tokens, self.knots_tokens, self.prompt_s)
@@ -183,7 +185,7 @@ class DistServeSteps:
 
 
 def interpolate_linearly(x: Floats, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:
-    """Linear interpolation between the knots, and along the outermost two beyond them."""
+    """The values at `x`: linear between knots, and beyond them along the line of the two outermost."""
     knots_x, y = np.array(knots), np.array(values)
     i = np.clip(np.searchsorted(knots_x, x) - 1, 0, len(knots_x) - 2)
     return np.asarray(y[i] + (x - knots_x[i]) * (y[i + 1] - y[i]) / (knots_x[i + 1] - knots_x[i]))

@@ -1,4 +1,5 @@
-"""Speculative decoding: a drafter guesses tokens, the LLM checks them all in its next step.
+"""Step times and memory with speculative decoding: a drafter guesses tokens, and the LLM checks them all in
+its next step.
 
     k                       tokens drafted per sequence and step
     a_i                     the chance that the i-th of them is accepted if all before it are
@@ -35,10 +36,10 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-MOST_DRAFTS = 16  # Published acceptance curves end at half as many drafted tokens per step.
+MOST_DRAFTS = 16  # The most drafted tokens per step. Published curves of acceptance end at half as many.
 
-# When vLLM 0.32 measures its memory, it samples this many rows per sequence, a draft token and the next one
-# (planner/search/problem/options.py counts them).
+# When vLLM 0.32 measures its memory, it samples this many rows per sequence: one for a draft token, and one
+# for the next token (planner/search/problem/options.py counts their memory).
 SAMPLED_ROWS = 2
 WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weights.
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
@@ -130,9 +131,10 @@ class SpeculativeSteps:
     ) -> float:
         """Seconds of a step with n, A_p, D, K, P and C."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
+        # n + (1 + k) D, K + k D, and the pairs of the decodes' further queries, in the letters of the module.
         width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
-        # h is added once per step, so it is taken off the drafter's passes.
+        # h is counted once per step, so it is subtracted from the drafter's passes.
         own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills, cached))
         first_s = float(latency.step_s(width, pairs, decodes, read, prefills, cached)) - latency.h_s
         rows = decodes + prefills
@@ -160,11 +162,12 @@ def least_token_times(latency: StepLatency, speculation: Speculation | None) -> 
 
 
 def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
-    """The a_i of `tokens` drafts from mean accepted lengths, which were measured with 1, 2, ... drafts.
+    """The a_i of `tokens` drafts, from `lengths`: the mean accepted lengths measured with 1, 2, ... drafts.
 
-    P_i is what the i-th draft added to the length. P never rises with i, but measurements scatter, so rising
-    neighbours are averaged (isotonic regression). Where a further draft was measured to shorten the length,
-    1 + P_1 + ... + P_k may then exceed the measured length; the P_i are scaled down to it.
+    P_i is what the i-th draft added to the length. P_i cannot rise with i, but measurements scatter, so
+    rising neighbours are averaged (isotonic regression). If a further draft was measured to shorten the
+    length, 1 + P_1 + ... + P_k may then exceed the measured length; the P_i are scaled down to it. Raises
+    InputError if there are fewer lengths than `tokens`.
     """
     if tokens > len(lengths):
         raise InputError(f"acceptance is known for up to {len(lengths)} draft tokens, found {tokens}")
@@ -191,7 +194,7 @@ class Drafter:
     draft_frac: float = 0.0
 
     def add_to_memory(self, use: Memory, llm: Llm, tp: int) -> Memory:
-        """The memory use of one GPU with the drafter added, split over GPUs as the LLM is."""
+        """The memory `use` of one GPU, with the drafter added, which is split over the GPUs as the LLM is."""
         if not self.weight_bytes:  # A lookup has no weights and no KV.
             return use
         kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
@@ -200,11 +203,12 @@ class Drafter:
 
 
 def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
-    """The drafter of an LLM; `model` is the small LLM that drafts. The share q is that of the weights that
-    are read.
+    """The drafter of an LLM by its method; `model` is the small LLM of the method draft_model. q is the bytes
+    of weights that a pass of the drafter reads, as a share of those that a pass of the LLM reads.
 
     EAGLE's drafter is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077). EAGLE and MTP use the
-    LLM's output head: a pass reads it again, and it takes no memory of its own.
+    LLM's output head: a pass reads it again, but it takes no further memory. Raises InputError if the method
+    needs a `model`, or layers that the LLM does not have.
     """
     if method in WEIGHTLESS:
         return Drafter()

@@ -1,11 +1,13 @@
-"""How much memory behind the KV caches is worth buying: CPU memory, a disk behind it, or a store for all.
+"""Finds how much memory behind the KV caches is worth buying: CPU memory, a disk behind it, or one store for
+all workers.
 
-The kinds of memory are called tiers. A choice gives each tier a size per GPU (a store has one size for all).
-The memory that comes with a node is free; the cost of more is added to the price of every GPU, so that the
-search weighs it against GPUs. For each choice that is tried, the cheapest fleet on paper is searched for.
-From the CPU memory that comes with a node, and no disk, the study moves to larger and smaller sizes, one tier
-at a time, as long as GPUs and tiers together become cheaper. No tier at all is always tried too, so tiers
-never make the answer dearer. Of equally cheap choices the one with the least memory is taken.
+These kinds of memory are called tiers. A choice gives each tier a size: memory and disk per GPU, the store as
+a whole. The memory that comes with a node is free; the cost of more is added to the price of every GPU, so
+that the search weighs it against GPUs. For each choice that is tried, the cheapest fleet on paper is searched
+for. The study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller
+sizes, one tier at a time, as long as GPUs and tiers together become cheaper. The choice without any tier is
+always tried too, so the answer never costs more than without tiers. Of equally cheap choices the one with the
+least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
@@ -39,7 +41,7 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-# Each size from 0.5 to 32 TB is within a factor of two of one of these.
+# The sizes of a store that are tried: each size from 0.5 to 32 TB is within a factor of two of one of these.
 STORE_SIZES_BYTES = (1e12, 4e12, 16e12)
 # The sizes that are tried, as multiples of the size that comes with a node. For a tier that comes with none,
 # they are multiples of the largest size that the catalog allows.
@@ -108,7 +110,7 @@ class TierStudy:
 
 
 def to_offload(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> KvOffload | None:
-    """The setting of a fleet with these tiers, None without any."""
+    """The KV offload of a fleet with these tiers; None if all sizes are 0. A store is used alone."""
     tier_of_kind = {tier.kind: tier for tier in tiers.values()}
     if sizes.store_bytes:
         return KvOffload(sizes.store_bytes, tier_of_kind["store"].bandwidth_bytes_per_s, is_shared=True)
@@ -122,13 +124,13 @@ def to_offload(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> KvOffload | Non
 
 
 def gpu_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
-    """The cost of one GPU's memory and disk beyond those that come with its node."""
+    """The cost [USD/h] of one GPU's memory and disk, as far as they do not come with its node."""
     size_of: dict[str, float] = {"memory": sizes.memory_bytes, "disk": sizes.disk_bytes}
     return sum(tier.usd_per_h(size_of.get(tier.kind, 0.0)) for tier in tiers.values())
 
 
 def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
-    """The cost of the store, which does not depend on the fleet; 0 without a store."""
+    """The cost [USD/h] of the store, which does not depend on the fleet; 0 without a store."""
     tier_of_kind = {tier.kind: tier for tier in tiers.values()}
     return tier_of_kind["store"].usd_per_h(sizes.store_bytes) if sizes.store_bytes else 0.0
 
@@ -160,7 +162,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
     answers: dict[TierSizes, TierAnswer] = {}
 
     def answer(sizes: TierSizes) -> TierAnswer:
-        """The plan with tiers of these sizes, which is made once."""
+        """The answer with tiers of these sizes, which is searched for only once."""
         if sizes not in answers:
             study.progress(f"KV tiers: {show_sizes(sizes)}")
             answers[sizes] = _answer_with_tiers(study, task, sizes, tiers, work_s)
@@ -184,7 +186,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
 
 
 def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
-    """Raise InputError for what is not simulated with KV offload, as a question with `kv_offload` does."""
+    """Raise InputError if the question asks for what is not simulated with KV offload."""
     check_can_offload(llm, "KV tiers")
     for where, is_set in (
         ("fleet: pp", any(stages > 1 for stages in task.stages)),
@@ -301,7 +303,8 @@ def _answer_with_tiers(
 
 
 def hit_fracs(simulation: Simulation) -> tuple[float, float, float]:
-    """Shares of all prompt tokens found on GPUs, in memory or a store, on disk."""
+    """Shares of all prompt tokens that were found on GPUs, in memory or a store, and on disk."""
+    # The first of these includes what was on disk.
     reloaded, on_disk = simulation.token_reload_frac or 0.0, simulation.token_disk_frac or 0.0
     return simulation.token_hit_frac or 0.0, reloaded - on_disk, on_disk
 
@@ -320,7 +323,7 @@ def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> i
 
 
 def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTier]) -> list[BreakEven]:
-    """For each tier and worker type, from how many tokens on a prefix is loaded sooner than computed."""
+    """For each tier and worker type, from how many tokens on a prefix loads sooner than it computes."""
     rows = []
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():

@@ -1,8 +1,10 @@
-"""Tasks of agents: the requests of one piece of work, and the times that the whole work takes.
+"""Finds the tasks of agents in a trace, and the times that whole tasks take.
 
-A user waits for the end of a task: its turns, the sub-agents that work for it, and the tools between them. In
-a trace that names no tasks, each session is a task. A request that combines the results of several others
-waits for all of them, so the requests of a task form a directed acyclic graph. For a task t with requests i,
+A task is the requests of one piece of work.
+
+Its user waits for all of it: its turns, the sub-agents that work for it, and the tools between them. In a
+trace that names no tasks, each session is a task. A request that combines the results of several others waits
+for all of them, so the requests of a task form a directed acyclic graph. For a task t with requests i,
 arrivals a_i and end-to-end times e_i,
 
     total time   = max_i (a_i + e_i) - min_i a_i
@@ -97,7 +99,7 @@ def tasks_of(trace: Trace) -> Tasks | None:
 
 @kept_with_trace  # Each metric of tasks needs them.
 def _find_tasks(trace: Trace) -> Tasks:
-    """As `tasks_of`, of a trace that has tasks."""
+    """The tasks of a trace in which some request waits for another, or some task is named."""
     task_numbers = trace.task if trace.task.size else session_numbers(trace)
     number = np.unique(task_numbers, return_inverse=True)[1].astype(np.int64)
     child, parent = trace.after.T

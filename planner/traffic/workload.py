@@ -1,4 +1,4 @@
-"""A trace in numbers: a summary, classes of similar requests, and counts of pairs of lengths.
+"""Describes a trace in numbers: a summary, classes of similar requests, and counts of pairs of lengths.
 
 `plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, and lower bounds
 sum over the pairs of input and output length.
@@ -18,8 +18,8 @@ from planner.errors import TraceError
 from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-PEAK_WINDOWS_S = (1, 10, 60, 600)  # Lengths of the windows whose highest rates are shown.
-DISPERSION_WINDOWS_S = (1, 10, 60)  # Lengths of the windows whose counts' variance is shown.
+PEAK_WINDOWS_S = (1, 10, 60, 600)  # The summary has the highest rate over windows of these lengths.
+DISPERSION_WINDOWS_S = (1, 10, 60)  # The summary has the variance of counts in windows of these lengths.
 INPUT_PARTS, OUTPUT_PARTS = 12, 6  # Classes of requests, by prompt length and by output length.
 PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into this many by prompt length.
 
@@ -135,7 +135,7 @@ def summarise_trace(trace: Trace) -> TraceSummary:
 
 
 def peak_rps(arrival_s: FloatArray, window_s: float) -> float | None:
-    """Most arrivals in any [t, t + window_s), per second; None where the trace is shorter than the window."""
+    """The most arrivals in any [t, t + window_s), per second; None if the trace is shorter."""
     if arrival_s[-1] - arrival_s[0] < window_s:
         return None
     ends = np.searchsorted(arrival_s, arrival_s + window_s, side="left")
@@ -143,7 +143,9 @@ def peak_rps(arrival_s: FloatArray, window_s: float) -> float | None:
 
 
 def count_dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
-    """Variance / mean of the counts in whole windows from the first arrival on; None below two windows."""
+    """Variance / mean of the counts of arrivals in whole windows, side by side from the first arrival on.
+    None if the trace has fewer than two windows.
+    """
     windows = math.floor((arrival_s[-1] - arrival_s[0]) / window_s)
     if windows < 2:
         return None
@@ -163,12 +165,14 @@ def session_summary(trace: Trace) -> SessionSummary:
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
-    """How much prompts of the trace share, if caches were endless: by blocks, tokens and requests."""
+    """How much of the prompts an ideal cache would save, by blocks, tokens and requests. The trace must have
+    prefixes.
+    """
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.
     _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
-    first_owner = owner[first_at][distinct]  # The first request with the same id.
+    first_owner = owner[first_at][distinct]  # For every id the first request that has it.
 
     # A prompt's hits end at its first block that no earlier request had. `misses` has all such blocks, and at
     # the end a further one, so that every prompt has a next miss.
@@ -176,6 +180,7 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
 
+    # A block is shared if its first or its last owner is another request.
     last_at = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
     is_shared = (first_owner != owner) | (owner[last_at][distinct] != owner)
     index_in_prompt = np.arange(len(ids)) - offsets[:-1][owner]
@@ -235,7 +240,8 @@ def to_classes(
         )
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
     own_tokens = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
-    # `code` is the class of each request; a further cut multiplies it by the number of its parts.
+    # `code` numbers the class of each request. Each further cut multiplies it by the number of parts, and
+    # adds the number of the part.
     code = _quantile_bucket(uncached, INPUT_PARTS)
     further_cuts = [(trace.output_tokens, OUTPUT_PARTS)]
     if cached_tokens is not None:
@@ -295,7 +301,7 @@ def pair_numbers(lengths: TraceLengths, trace: Trace) -> IntArray:
 
 
 def _pair_codes(input_tokens: IntArray, output_tokens: IntArray) -> IntArray:
-    """Both lengths in one number of 64 bits: each is at most MAX_TOKENS, which has less than 32 bits."""
+    """Each pair as one number of 64 bits, the input in the upper 32. MAX_TOKENS is below 2^32."""
     return (input_tokens << 32) + output_tokens
 
 
@@ -314,9 +320,9 @@ def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:
-    """As `coarser_lengths`, with powers of `ratio`, and of larger ratios while more than `most` pairs remain.
-
-    Also returns the index (U,) of each pair's coarse pair.
+    """The same requests as at most `most` pairs, rounded as in `coarser_lengths` to powers of `ratio`, and
+    then of larger ratios while more than `most` pairs remain. Also returns the index (U,) of each pair's
+    coarse pair.
     """
     coarse_of = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
@@ -345,9 +351,8 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
-    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil.
-
-    They are unchanged where the powers are less than 1 token apart.
+    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil. Counts so small that powers are less than
+    1 token apart there are unchanged.
     """
     # This slack keeps an exact power of the ratio where it is, in spite of the logarithm's rounding error.
     slack = 1e-9 if rounding is np.floor else -1e-9
