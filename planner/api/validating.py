@@ -1,5 +1,8 @@
-"""The function `validate`: a plan on real engines, here or behind an endpoint, and how far it was off.
-planner.runtime is imported within functions: it needs packages that only engines need.
+"""The function `validate` runs a plan's traffic on real engines, which it starts on this machine or reaches
+at an endpoint, and reports how far the plan's predicted latencies were from the measured ones.
+
+planner.runtime is imported within functions, because its packages (aiohttp, prometheus-client) are installed
+only where engines are run.
 """
 
 from __future__ import annotations
@@ -37,10 +40,11 @@ if TYPE_CHECKING:
 class ValidationKeys(TypedDict, total=False):
     """How engines are started, and what counts as agreement."""
 
-    engine: str  # "vllm", or "rehearsal": processes that only take the time that the fit says.
+    # "vllm", or "rehearsal": processes without an LLM, whose steps only take as long as the fit predicts.
+    engine: str
     weights: str  # Weights are "dummy" or "real".
     config: Path | None  # A config.json to serve in place of the plan's LLM, with dummy weights.
-    is_slice: bool  # Whether one worker of each type serves its share of the traffic.
+    is_slice: bool  # Whether only one worker of each type is run, with its share of the traffic.
     # By how much the median and the 90th percentile of a latency may be off; None: the usual tolerances.
     tolerance_p50_frac: float | None
     tolerance_p90_frac: float | None
@@ -58,7 +62,7 @@ class ValidationKeys(TypedDict, total=False):
     prometheus: Sequence[str]  # Addresses of engines' /metrics, or of Prometheus servers that scrape them.
 
 
-# Keys that mean something only beside `url`.
+# The keys of ValidationKeys that are refused without `url`, because they are about an endpoint.
 OF_ENDPOINTS = (
     "api_key_env",
     "model",
@@ -73,13 +77,13 @@ OF_ENDPOINTS = (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ValidationResult(Result):
-    """A run of real engines beside its prediction; its files are in the folder that was named."""
+    """Measured latencies beside the predicted ones; the files of the run are in the folder `out`."""
 
     validation: Validation
 
     @property
     def agrees(self) -> bool:
-        """Whether the prediction was off by no more than is allowed."""
+        """Whether every error of the prediction is within its tolerance."""
         return self.validation.comparison.agrees
 
     @property
@@ -101,7 +105,7 @@ class ValidationResult(Result):
         return validation_document(self.validation)
 
     def to_frame(self) -> pd.DataFrame:
-        """Predicted and measured, one row per figure."""
+        """The predicted and the measured value of every compared figure, a row each."""
         from planner.runtime.validation_document import error_rows
 
         return pd.DataFrame(error_rows(self.validation))
@@ -118,7 +122,7 @@ def validate(
     seed: int = 0,
     **how: Unpack[ValidationKeys],
 ) -> ValidationResult:
-    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how the prediction did.
+    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how far it was off.
 
     Without `trace` and `slo` these are the plan's own; `traffic` as for `simulate`, by default all of it. An
     interrupted run goes on in the same folder. With `url` no engine is started: the traffic goes to that
@@ -133,7 +137,7 @@ def validate(
     endpoint = _endpoint(how)
     catalog_rows, file = read_catalog(catalog), inputs.plan_file(plan)
     fleet = inputs.read_fleet(file, catalog_rows, slo=slo)
-    limits, rate_request = inputs.limits_and_rate(
+    given_slo, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
     if trace is None:
@@ -141,10 +145,10 @@ def validate(
     else:
         whole_trace = inputs.read_trace(trace, log_options=rate_request.log_options)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
-    slo_to_keep = limits or own_slo(file)
+    slo_to_keep = given_slo or own_slo(file)
     check_classes(slo_to_keep, requests)
     most_tokens = _most_tokens(fleet, requests)
-    longest = max_model_len_of(read_yaml(file), file) or most_tokens
+    context_tokens = max_model_len_of(read_yaml(file), file) or most_tokens
     whole_plan = None
     notes: tuple[str, ...] = ()
     if slo_to_keep.guarantees:
@@ -165,7 +169,7 @@ def validate(
         fleet=fleet,
         trace=requests,
         slo=slo_to_keep,
-        max_model_len=longest,
+        max_model_len=context_tokens,
         seed=seed,
         notes=notes,
         plan=whole_plan,
@@ -182,8 +186,8 @@ def validate(
 
 
 def _most_tokens(fleet: Fleet, requests: Trace) -> int:
-    """The tokens of the longest request. Raises InputError where no worker has room for it: engines would not
-    start, or would never finish it.
+    """The prompt and output tokens of the longest request. Raises InputError if no worker's KV cache has room
+    for it, because engines would not start, or would never finish it.
     """
     most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
     room_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
@@ -202,9 +206,9 @@ def need_aiohttp() -> None:
 
 
 def traffic_beside_plan(file: Path) -> Path:
-    """The traffic that was written beside a plan.
+    """The path of the traffic that was written into the folder of a plan. Raises InputError if there is none.
 
-    traffic.jsonl comes first, if it is there: requests.csv has neither sessions nor what prompts share.
+    traffic.jsonl is preferred to requests.csv, which has neither sessions nor shared prefixes.
     """
     places = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
     if (traffic_path := next((path for path in places if path.exists()), None)) is None:
@@ -213,14 +217,14 @@ def traffic_beside_plan(file: Path) -> Path:
 
 
 def own_slo(file: Path) -> Slo:
-    """The SLO in a plan.yaml; one without limits for a fleet.yaml, which has none."""
+    """The SLO in a plan.yaml. A fleet.yaml has none, so the SLO returned for it has no limits."""
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 
 
 def validation_setup(how: ValidationKeys, **values: Any) -> ValidationSetup:
-    """What is to be run, from the options in `how`; `values` are the other fields of
-    `analysis.ValidationSetup`.
+    """The setup of a run with the engine, weights and config of `how`. `values` are the other fields of
+    `analysis.ValidationSetup`. Raises InputError for options that contradict each other.
     """
     from planner.runtime.analysis import ValidationSetup
 
@@ -244,7 +248,9 @@ def validation_setup(how: ValidationKeys, **values: Any) -> ValidationSetup:
 
 
 def _endpoint(how: ValidationKeys) -> Endpoint | None:
-    """The endpoint that others run, with the API key from the environment; None without `url`."""
+    """The endpoint at `url`, with the API key from the environment; None without `url`. Raises InputError for
+    an option of endpoints without `url`, and for an environment variable that is not there.
+    """
     from planner.runtime.endpoint import MOST_FAILED_FRAC, TIMEOUT_S, Endpoint
 
     url = how.get("url")
@@ -273,7 +279,9 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
 
 
 def _tolerances(how: ValidationKeys) -> Tolerances:
-    """How far off a prediction may be: more on a CPU, which engines, router and client share."""
+    """How far off a prediction may be: as the user says, or else the defaults. These are wider for engines on
+    this machine's CPU, because router and client take cores from them.
+    """
     from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
 

@@ -1,7 +1,8 @@
-"""Fits step times to a table of measured steps, and writes the fit in the format of catalogs/latency.
+"""Fits the formula of step times (planner/models/latency.py) to a table of measured steps, and writes the fit
+in the format of catalogs/latency.
 
-A table that does not determine all coefficients of the formula (`planner.models.latency`) raises an error
-that says what to measure.
+A table that does not determine all coefficients of the formula is refused, with an error that says which
+steps to measure.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from planner.models.step_tables import StepTable, read_step_table
 FOLDS = 5  # Held-out errors are those of five fits, each without a fifth of the distinct steps.
 # With fewer distinct steps (six in each of FOLDS) the fit has a note that its held-out errors are rough.
 MANY_STEPS = 30
-MOST_HOST_FRAC = 0.9  # The host's share of the quickest step is at most this: a step has some GPU time.
+# A measured host time counts as at most this share of the quickest step, because a step has some GPU time.
+MOST_HOST_FRAC = 0.9
 RANK_TOLERANCE = 1e-6  # Columns are scaled to at most 1; then a smaller singular value counts as 0.
+_HOST_LIMIT_S = 1.0  # A stated host time of a step from here on is refused.
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSteps:
-    """A fit of the step times of `tp` GPUs, with its errors on held-out steps by regime (prefill, decode,
-    mixed).
+    """The fitted step times of an LLM on `tp` GPUs.
 
-    `date` is when the steps were measured. `families` has the errors of every family of formulas that was
-    tried, by regime. If `form` is not None, the simulator uses it instead of `latency`.
+    `errors` are those on steps held out of the fit, by regime (prefill, decode, mixed, all). `date` is when
+    the steps were measured. `families` has the held-out errors of every family of formulas that was tried, by
+    family and regime. If `form` is not None, the simulator uses it instead of `latency`.
     """
 
     llm: str
@@ -83,13 +86,14 @@ def fit_table(
     host_overhead_s: float | None = None,
     choose_family: bool = False,
 ) -> FittedSteps:
-    """Fit step times to `table`, which was read from the file `where`. What the user `stated` of the engine
-    overrides the table's `#` lines.
+    """Fit step times to `table`, which was read from the file `where`. The LLM, GPU and parallelism in
+    `stated` override those in the table's `#` lines. Raises InputError for a table that does not determine
+    the fit.
 
     `host_overhead_s` is the time of each step that the engine spends on the host. It is subtracted from
-    measured step times, or added to the times of a table of kernel times. None means the median of the
-    table's column host_s. With `choose_family` the formula is the one of `planner.models.families` that
-    predicts held-out steps best; its times include the host's part.
+    measured step times, or added to kernel times. None means the median of the table's column
+    host_s. With `choose_family` the formula is the one of `planner.models.families` that predicts held-out
+    steps best; its times include the host's part.
     """
     about = table.about
     # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.
@@ -104,7 +108,7 @@ def fit_table(
     is_kernel_time = table.is_kernel_time
     if host_overhead_s is None:
         host_overhead_s = 0.0 if is_kernel_time else _measured_host_s(table)
-    if not 0 <= host_overhead_s < 1:
+    if not 0 <= host_overhead_s < _HOST_LIMIT_S:
         raise InputError(f"{where}: host overhead is {host_overhead_s:g} s, must be >= 0 and below 1 s")
     source = about.get("source") or where
     if "engine" in about and "source" not in about:  # A table of `plan profile` has no source.
@@ -138,11 +142,12 @@ def fit_table(
             "would hide it: steps come out too long then; `plan profile` without --steps-only tells it apart",
         )
     if choose_family:
-        # Its families need scikit-learn's forests, which take long to import.
+        # Imported here, because it needs scikit-learn's forests, which take long to import.
         from planner.models.family_choice import choose_step_family
 
         choice = choose_step_family(table, folds=FOLDS)
         families, form = dict(choice.errors_by_family), choice.form
+        # `latency` has five numbers: its errors are those of the refit, if the family has another form.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
@@ -155,8 +160,8 @@ def fit_table(
 
 
 def _measured_host_s(table: StepTable) -> float:
-    """The median of the table's column host_s, at most MOST_HOST_FRAC of the quickest step; 0 if it was not
-    measured.
+    """The host's time of a step [s]: the median of the table's column host_s, at most MOST_HOST_FRAC of the
+    quickest step; 0 if the table has no such column, or no positive value in it.
     """
     if "host_s" not in table.steps.columns:
         return 0.0
@@ -180,9 +185,10 @@ def _table_notes(table: StepTable) -> tuple[str, ...]:
 def _check_identified(X: Array, where: str) -> None:
     """Raise InputError, with what to measure, if the steps do not determine all coefficients.
 
-    X (n, 5) has the columns of planner/models/step_tables.py. The steps with prefill only must separate the
-    effect of tokens from that of pairs: [1, N, A_p] must have full rank. Those with decode only must separate
-    the effect of sequences from that of the tokens they read: [1, D, K] must have full rank.
+    X has a row for each step; its five columns are named in the first line below (planner/models/latency.py).
+    The steps with prefill only must separate the effect of new tokens from that of attention's pairs of
+    tokens: the columns 1, `tokens`, `pairs` must be linearly independent. The steps with decode only must
+    separate the effect of sequences from that of the tokens they read: so must 1, `decodes`, `kv_tokens`.
     """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     prefill_only, decode_only = decodes == 0, prefills == 0
@@ -194,6 +200,7 @@ def _check_identified(X: Array, where: str) -> None:
             "decodes without prefill at two or more batch sizes and contexts (say 1, 16, 128 x 512, 4096)"
         )
     distinct_steps = len(np.unique(X, axis=0))
+    # Each fold is to hold out two distinct steps or more.
     if not missing and distinct_steps < 2 * FOLDS:
         missing.append(f"{2 * FOLDS - distinct_steps} more distinct steps, to hold some out")
     if missing:
@@ -204,7 +211,7 @@ def _check_identified(X: Array, where: str) -> None:
 
 def _is_full_rank(first: Array, second: Array) -> bool:
     """Whether the columns 1, `first` and `second` are linearly independent."""
-    if len(first) < 3:
+    if len(first) < 3:  # Three columns need three steps.
         return False
     columns = np.column_stack([np.ones(len(first)), first, second])
     scaled = columns / columns.max(axis=0).clip(min=1.0)
@@ -212,7 +219,9 @@ def _is_full_rank(first: Array, second: Array) -> bool:
 
 
 def fit_yaml(fitted: FittedSteps, *, command: str, date: str | None = None) -> str:
-    """The text of a fit's file. Its date is `date`, or else when the steps were measured, or else today."""
+    """The text of a fit's YAML file, in which `command` is named as its origin. The date in it is `date`, or
+    else when the steps were measured, or else today.
+    """
     return to_yaml(
         fit_document(
             fitted.llm,
@@ -233,11 +242,13 @@ def calibrate_files(
     base: Path | None = None,
     settings: tuple[int, int, int | None] = (2048, 256, None),
 ) -> tuple[FittedSteps, Calibrated]:
-    """Correct a fit, that in the file `base` or else the catalog's, by step tables and benchmark runs
-    (runs.json) of one engine.
+    """Correct a fit by step tables and benchmark runs (runs.json) of one engine. The fit is the one in the
+    file `base`, or without `base` the catalog's.
 
-    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None means those of the
-    memory model). A run that names its settings is simulated with those instead.
+    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None: as many as the
+    memory model finds room for). A run that names its own settings is simulated with its own. Returns the
+    corrected fit, and what was corrected. Raises InputError for measurements of several engines, and for a
+    `base` without a fit of this one.
     """
     steps: list[StepTable] = []
     runs: list[MeasuredRun] = []
@@ -263,6 +274,7 @@ def calibrate_files(
     llm_name, gpu_name, tp = setups.pop()
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     latency = (catalog if base is None else _catalog_of_fits(catalog, base)).step_latency(llm, gpu, tp)
+    # Where a catalog has no fit it answers with a roofline, so the same answer without `base` shows this.
     if base is not None and latency == _catalog_of_fits(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     budget, seats, kv_tokens = settings
@@ -275,5 +287,5 @@ def calibrate_files(
 
 def _catalog_of_fits(catalog: Catalog, *fit_files: Path) -> Catalog:
     """The catalog with the fits of these files only; without files it has only rooflines."""
-    # What was read from other files (`_fit_paths`, `_fits`) is forgotten.
+    # `_fit_paths` and `_fits` are emptied, because they hold what was read from the catalog's other files.
     return replace(catalog, fit_files=fit_files, _fit_paths={}, _fits={})

@@ -1,5 +1,6 @@
-"""`plan compare`: several fleets, or policies, on the same requests. Imports within functions keep other
-commands fast.
+"""`plan compare`: simulates several fleets, or one under several policies, on the same requests.
+
+Imports within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from planner.files.checked_files import yaml_value
 if TYPE_CHECKING:
     from planner.studies.fleet_comparison import FleetComparison
 
-OWN = "own"  # The value of --policies that leaves each fleet its own.
+OWN = "own"  # The value of --policies that leaves each fleet the policies of its file.
 
 
 def compare(
@@ -70,7 +71,7 @@ def compare(
     from planner.parallel.executors import Executor
     from planner.studies.fleet_comparison import NAMES
 
-    paths = [_named(text) for text in fleet]
+    paths = [_name_and_path(text) for text in fleet]
     if out is not None:
         check_output_directory(out)
         refuse_to_overwrite([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
@@ -79,10 +80,10 @@ def compare(
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         for _, path in paths:
             print_warnings(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
-        # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
-        has_rate = traffic is not None
+        # The requests as the trace has them: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
+        has_traffic = traffic is not None
         requests = read_requests(
-            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=has_rate
+            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=has_traffic
         )
         progress(f"simulating {len(paths) * max(len(policy_variants), 1)} fleets with policies")
         result = compare_fleets(
@@ -120,14 +121,16 @@ def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
 
 
 def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
-    """The policies of each --policies by its text; None for OWN."""
+    """The policies that each value of --policies sets, by this value; None for OWN, which sets none."""
     if len(set(texts)) < len(texts):
         raise InputError("--policies: one is given twice; name each once")
-    return {text: None if text == OWN else _parsed(text) for text in texts}
+    return {text: None if text == OWN else _parse_policies(text) for text in texts}
 
 
-def _named(text: str) -> tuple[str, Path]:
-    """NAME=FILE, or a file that is named as `name_of_file` does."""
+def _name_and_path(text: str) -> tuple[str, Path]:
+    """The name and the file of a value of --fleet, which is NAME=FILE, or only FILE: then `name_of_file`
+    makes the name. A value that is the path of a file that exists is taken as FILE, even with "=" in it.
+    """
     from planner.api.inputs import name_of_file
 
     name, equals, path = text.partition("=")
@@ -138,11 +141,11 @@ def _named(text: str) -> tuple[str, Path]:
     return name.strip(), Path(path)
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """'routing=round-robin batching=vllm-v1' as the policies of a fleet file."""
+def _parse_policies(text: str) -> dict[str, Any]:
+    """Parse 'routing=round-robin batching=vllm-v1' into the section `policies` of a fleet file."""
     policies: dict[str, Any] = {}
     here = f"--policies {text!r}"
-    for word in text.split() or [""]:  # The empty word of an empty text is refused below.
+    for word in text.split() or [""]:  # An empty text is treated as one empty word, which is refused.
         key, equals, value = word.partition("=")
         if not equals or not key or not value or key in policies:
             raise InputError(

@@ -1,8 +1,9 @@
 """How requests to an endpoint are written: the path, prompts as token ids or text, and the parameters.
 
-Token ids give prompts of exact length. Text is made of short words: from the tokens that the endpoint counts
-for two prompts, planner/runtime/probe.py computes `Dialect.tokens_per_word` and `added_tokens`, which the
-template of a chat or the beginning of a text adds.
+Prompts of token ids have exactly the asked length. Prompts of text are random short words, and their length
+in tokens is estimated: planner/runtime/probe.py sends two prompts, reads how many tokens the endpoint
+counted, and computes `Dialect.tokens_per_word` from these counts. It computes `Dialect.added_tokens` too, the
+tokens that the endpoint adds to every prompt, such as those of a chat template or a begin-of-text token.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WORDS = (
     "room mother area money story fact month lot right study book eye job word business issue side kind head "
     "house service friend father power hour game line end member law car city name team minute idea body"
 ).split()
+_REMEMBERED_TEXTS = 10_000  # `_random_words` keeps this many texts in memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class Dialect:
     """One way to write requests to an endpoint.
 
     `by_ids`: prompts are token ids, not text. `fixes_length`: requests have vLLM's parameters that make an
-    answer exactly as long as requested, and count its tokens with each chunk. `has_usage`: the last chunk of
-    a stream counts tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: requests have
-    temperature 0. The module's docstring says what `tokens_per_word`
-    and `added_tokens` are.
+    answer exactly as long as requested, and that make each chunk of the stream report the number of tokens so
+    far. `has_usage`: requests ask for the token counts in the last chunk of the stream. `limit`: the name of
+    the parameter that bounds the answer's length. `is_greedy`: requests have temperature 0. The module's
+    docstring says what `tokens_per_word` and `added_tokens` are.
     """
 
     path: str = COMPLETIONS
@@ -58,7 +60,7 @@ class Dialect:
             document["temperature"] = 0
         if self.has_usage:
             document["stream_options"] = {"include_usage": True}
-        if self.fixes_length:
+        if self.fixes_length:  # Its stream_options replace those of `has_usage`.
             document |= {"ignore_eos": True, "min_tokens": output_tokens}
             document["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if user:
@@ -66,34 +68,47 @@ class Dialect:
         return json.dumps(document).encode()
 
     def words_for(self, tokens: float) -> int:
-        """The number of words of a prompt of this many tokens, the tokens that the endpoint adds included."""
+        """How many words make a prompt of `tokens` tokens as the endpoint counts them; at least 1.
+
+        `tokens` includes the tokens that the endpoint adds.
+        """
         return max(1, round((tokens - self.added_tokens) / self.tokens_per_word))
 
     def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
-        """A prompt of so many tokens. Prompts with different numbers hardly share a beginning."""
+        """A random prompt of `tokens` tokens, the tokens that the endpoint adds included.
+
+        `number` and `seed` determine it. Prompts with different numbers hardly share a beginning, so that
+        prefix caches do not help.
+        """
         if self.by_ids:
             return unique_prompt(max(1, round(tokens - self.added_tokens)), number, seed)
         return _random_words(self.words_for(tokens), (seed, number))
 
     def prompt_of(self, trace: Trace, request: int, seed: int, *, shares_prefixes: bool) -> list[int] | str:
-        """The prompt of a request of the trace. With shared prefixes, equal blocks give equal prompts."""
+        """The prompt of request number `request` of the trace.
+
+        With `shares_prefixes`, prompts whose prefix blocks have equal ids in the trace begin with equal text
+        or token ids. Without it, prompts hardly share a beginning.
+        """
         tokens = int(trace.input_tokens[request])
         if not shares_prefixes:
             return self.prompt(tokens, request, seed)
         if self.by_ids:
             ids = trace_prompt(trace, request, seed)
             return ids[: max(1, round(tokens - self.added_tokens))]  # The endpoint adds the rest.
-        first, last = trace.prefix_offsets[request : request + 2]
+        first, end = trace.prefix_offsets[request : request + 2]
         word_count = self.words_for(tokens)
         block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
-        # In one run the words of a block depend on its id alone. A seed must not be negative, an id may be.
-        blocks = [
+        # `seed` and `block_words` are the same for all prompts of a run, so equal ids give equal words. An id
+        # may be negative, which a seed of numpy must not be: hence the remainder of 2**64.
+        block_texts = [
             _random_words(block_words, (seed, block_id % 2**64, block_words))
-            for block_id in trace.prefix_ids[first:last].tolist()
+            for block_id in trace.prefix_ids[first:end].tolist()
         ]
-        words = " ".join(blocks).split()[:word_count]
-        if (missing := word_count - len(words)) > 0:
-            words.append(_random_words(missing, (seed, request)))
+        words = " ".join(block_texts).split()[:word_count]
+        if (own_word_count := word_count - len(words)) > 0:
+            # This one item of the list is a text of many words.
+            words.append(_random_words(own_word_count, (seed, request)))
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
@@ -108,15 +123,18 @@ class Dialect:
         }
 
 
-@lru_cache(maxsize=10_000)
-def _random_words(words: int, seed: tuple[int, ...]) -> str:
-    """Text of this many random words, remembered because blocks of a trace come again."""
-    return " ".join(WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=words).tolist())
+@lru_cache(maxsize=_REMEMBERED_TEXTS)
+def _random_words(word_count: int, seed: tuple[int, ...]) -> str:
+    """A text of `word_count` random words; remembered, because the same blocks occur in many prompts."""
+    return " ".join(
+        WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=word_count).tolist()
+    )
 
 
 WITHOUT_VLLM_PARAMETERS = Dialect(fixes_length=False)
-# probe.py takes the first dialect that the endpoint accepts. So the one with the best token counts comes
-# first, and the plainest last. None has token ids but no usage, because servers that take ids count tokens.
+# The probe (planner/runtime/probe.py) takes the first dialect of a list that the endpoint accepts. So the one
+# with the best token counts comes first, and the one with the fewest parameters last. There is no dialect
+# with token ids and without usage, because servers that take ids also count tokens.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),

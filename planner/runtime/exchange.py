@@ -1,4 +1,7 @@
-"""What the router does towards clients: it reads and checks requests, and writes answers and refusals."""
+"""The router's side towards its clients: reads and checks their requests, and writes answers and refusals.
+
+The router's side towards workers is planner/runtime/upstream.py.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,25 @@ COMPLETIONS_PATH = "/v1/completions"
 PATHS = (COMPLETIONS_PATH, "/v1/chat/completions")
 TENANT_HEADER = "X-Tenant"  # A gateway in front of the router may name the tenant.
 TENANT_CHARACTERS = 256  # The limit of a tenant's name; the router keeps names in memory.
+# A client's X-Request-Id is kept if it has this form; any other is replaced by an id of the router.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
-MOST_OUTPUT_TOKENS = 10**9  # More are refused, as JSON allows integers of any length.
-# A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
+# A larger limit is refused. Some bound is needed, because JSON has integers of any length.
+MOST_OUTPUT_TOKENS = 10**9
+# Bodies are unpacked in pieces of this size, between which other requests are served. A piece takes about a
+# millisecond.
 UNPACK_BYTES = 2**20
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib's value for "recognise the format by its first bytes".
+# zlib's value for "recognise gzip or zlib by the first bytes". Of these, HTTP calls zlib's format "deflate".
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
     """A client's request, with the values that routing needs.
 
-    `raw` is the body that is sent to workers. `input_tokens` are estimated for a prompt of text, and
-    `output_tokens` are the limit that the client named.
+    `body` is the client's JSON, and `raw` are the bytes that are sent to workers. `input_tokens` are
+    estimated for a prompt of text. `output_tokens` is the limit that the client named, or else
+    DEFAULT_OUTPUT_TOKENS.
     """
 
     id: str
@@ -50,7 +58,7 @@ class RoutedRequest:
     input_tokens: int
     output_tokens: int
     most_tokens: int  # The most tokens that all choices of the answer may have together.
-    choices: int = 1
+    choices: int = 1  # The number of answers that the client asked for: OpenAI's parameter `n`.
     # Blocks of the prompt, empty unless the fleet keeps prefixes.
     blocks: Sequence[int] = field(default=(), repr=False)
     tenant: str = field(default="", repr=False)
@@ -68,10 +76,10 @@ class ClientGoneError(Exception):
 def read_request(
     request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
 ) -> RoutedRequest:
-    """Read `raw`, the body of `request`. Raises an HTTP error (`refusal_response`) if no engine can serve the
-    request.
+    """Read and check `raw`, the unpacked body of `request`. Raises an HTTP error (`refusal_response`) for a
+    body that is not understood, and for a request that no worker can serve.
 
-    `longest_tokens` is the length of the longest request that the engines take.
+    `longest_tokens` is the length of the longest request, prompt and output, that the engines take.
     """
     try:
         body = json.loads(raw)
@@ -86,22 +94,24 @@ def read_request(
             400, "kv_transfer_params are the router's to set: they name hosts to fetch from"
         )
     prompt = body.get("prompt" if request.path == COMPLETIONS_PATH else "messages")
-    inputs = _input_tokens(prompt)
+    input_tokens = _input_tokens(prompt)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     most_output_tokens = DEFAULT_OUTPUT_TOKENS if limit is None else limit
     if type(most_output_tokens) is not int or not 1 <= most_output_tokens <= MOST_OUTPUT_TOKENS:
         raise refusal_response(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
-    if not live.fits(inputs + most_output_tokens):
+    if not live.fits(input_tokens + most_output_tokens):
         raise refusal_response(
-            400, f"{inputs + most_output_tokens} tokens of prompt and output fit into no worker's KV cache"
+            400,
+            f"{input_tokens + most_output_tokens} tokens of prompt and output fit into no worker's KV cache",
         )
     client_id = request.headers.get("X-Request-Id", "")
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant_of(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
-        now_s, llm = time.monotonic(), fleet.llm.name  # A request that names no model is for this one.
+        # A request that names another LLM was refused above, so it is for this one.
+        now_s, llm = time.monotonic(), fleet.llm.name
         body["priority"] = priority_number(
-            fleet.policies, inputs, most_output_tokens, now_s, longest_tokens, tenant=tenant, llm=llm
+            fleet.policies, input_tokens, most_output_tokens, now_s, longest_tokens, tenant=tenant, llm=llm
         )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
@@ -114,7 +124,7 @@ def read_request(
         request.path,
         body,
         raw,
-        input_tokens=inputs,
+        input_tokens=input_tokens,
         output_tokens=most_output_tokens,
         most_tokens=most_tokens,
         choices=choices,
@@ -124,13 +134,13 @@ def read_request(
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """Read the body and unpack it.
+    """Read the body and unpack it, if it is packed with gzip or deflate.
 
-    The body is refused at the first byte beyond `most_bytes`, packed or unpacked. The web server does not
-    unpack bodies, because it would do so before the API key is checked.
+    A body of more than `most_bytes`, packed or unpacked, is refused as soon as so many have come. The web
+    server is set not to unpack bodies itself, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
-        raise refusal_response(413, "")  # The router's guard adds the message, with the limit.
+        raise refusal_response(413, "")  # `Router._guard` writes the message, with the limit.
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
     if packing == "identity":
         return await request.read()
@@ -156,7 +166,9 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
 
 
 def _input_tokens(prompt: object) -> int:
-    """The number of tokens of a prompt: exact for token ids, estimated for text."""
+    """The number of tokens of a prompt: exact for token ids, for text one for every CHARACTERS_PER_TOKEN,
+    rounded up. Raises a refusal for anything else.
+    """
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return len(prompt)
     if words := words_of(prompt):
@@ -167,7 +179,9 @@ def _input_tokens(prompt: object) -> int:
 
 
 def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
-    """The tenant of a request: TENANT_HEADER, or else OpenAI's field `user`, or else an empty name."""
+    """The tenant of a request: TENANT_HEADER, or else OpenAI's field `user`, or else an empty name. Raises a
+    refusal if the name is no text or too long.
+    """
     tenant = request.headers.get(TENANT_HEADER) or body.get("user")
     if tenant is None:
         return ""
@@ -179,15 +193,15 @@ def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
 class Reply:
     """The answer to one client, as far as it has been sent.
 
-    `response` is None until the answer has begun. `tokens` is the number of output tokens so far, by the
-    events of a stream or by the count in an answer that is no stream.
+    `response` is None until the answer has begun. `tokens` is the number of output tokens so far: counted in
+    the events of a stream, or read from the usage in an answer that is no stream.
     """
 
     def __init__(self, request: web.Request, routed_request: RoutedRequest, start_s: float) -> None:
         self.request, self.routed_request, self.start_s = request, routed_request, start_s
         self.response: web.StreamResponse | None = None
         self.prefilled_by = ""  # The prefill worker; empty before the hand-off and for a mixed worker.
-        self.seat = -1  # The request's seat in `live_routing.LiveFleet`.
+        self.seat = -1  # The request's row in the state of `live_routing.LiveFleet`; -1 if it has none.
         self.tokens = 0
         self.is_broken = False  # The worker reported an error in the stream.
         # Whether other requests are on its worker, and whether it may have killed a worker (trust.py).
@@ -212,7 +226,7 @@ class Reply:
             await self.response.prepare(self.request)
 
     async def write(self, chunk: bytes, now_s: float) -> None:
-        """Send a part of the stream; this waits while the client does not read."""
+        """Send a part of the stream, at `now_s` of time.monotonic(). Waits while the client does not read."""
         assert self.response is not None
         self.writes_since_s = now_s
         with _noticing_client_loss():
@@ -237,7 +251,10 @@ class Reply:
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
-        """Pass on an answer that is no stream, or an error that says what is wrong with the request."""
+        """Make the worker's answer that is no stream the response; also an error that the request caused.
+
+        An answer is read up to `most_bytes`, an error up to REFUSAL_BYTES.
+        """
         is_answer = upstream.status == 200
         body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
         if is_answer:
@@ -254,7 +271,11 @@ class Reply:
 
 @contextmanager
 def _noticing_client_loss() -> Iterator[None]:
-    """Turn connection errors of the client into ClientGoneError; aiohttp raises the same ones for workers."""
+    """Raise ClientGoneError in place of a ConnectionError within the block, which must only write to the
+    client.
+
+    Outside such a block it could not be told from the loss of a worker, for which aiohttp raises it too.
+    """
     try:
         yield
     except ConnectionError:
@@ -262,7 +283,7 @@ def _noticing_client_loss() -> Iterator[None]:
 
 
 def refusal_response(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
-    """An HTTP error with a body in the form of OpenAI's API."""
+    """An HTTP error to raise, with a body in the form of OpenAI's API."""
     kinds: dict[int, type[web.HTTPException]] = {
         400: web.HTTPBadRequest,
         401: web.HTTPUnauthorized,
@@ -276,12 +297,12 @@ def refusal_response(status: int, message: str, *, retry_after_s: int | None = N
     }
     text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
-    # The classes of aiohttp for these two statuses have further arguments.
+    # The classes of aiohttp for 405 and 413 require further arguments, which the response does not show.
     if status == 405:
         return web.HTTPMethodNotAllowed("", (), text=text, content_type="application/json")
     if status == 413:
         return web.HTTPRequestEntityTooLarge(
             max_size=0, actual_size=0, text=text, content_type="application/json"
         )
-    kind = kinds.get(status, web.HTTPBadRequest)  # A status that aiohttp alone gives becomes 400.
+    kind = kinds.get(status, web.HTTPBadRequest)  # Any other status, which only aiohttp raises, becomes 400.
     return kind(text=text, content_type="application/json", headers=headers)
