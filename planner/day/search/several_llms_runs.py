@@ -1,9 +1,9 @@
 """Simulates a day of several LLMs whose pools change and share one stock of GPUs.
 
-`JointRuns` has the methods of `DayRuns` (day_runs.py), so that the search for the optimum (day_optimum.py)
-works for several LLMs as for one. The pools of all LLMs, one LLM after another, are the columns of one
-problem, and the windows of all LLMs are numbered in the same order. Each LLM is simulated by itself, because
-LLMs share only GPUs and paid nodes.
+`JointRuns` has the methods of `DayRuns` (day/search/day_runs.py), so that the search for the optimum
+(day/search/day_optimum.py) works for several LLMs as for one. The pools of all LLMs, one LLM after another,
+are the columns of one problem, and the windows of all LLMs are numbered in the same order. Each LLM is
+simulated by itself, because LLMs share only GPUs and paid nodes.
 """
 
 from __future__ import annotations
