@@ -1,16 +1,16 @@
-"""Sends a trace's requests to the router at their own times, however slow the answers are (open loop).
+"""Sends a trace's requests to the router at the times of the trace, however slow the answers are (open loop).
 
-A request that waits for others (column `after`: the turns of a session) is sent `think_s` after the last of
-these was answered, and not before its own time. If one of these is not answered, the request is not sent, and
-its line in the journal says so.
+A request may wait for earlier ones (the trace's column `after`: the turns of a session). It is sent `think_s`
+after the last of the earlier ones was answered, but not before its time in the trace. If one of the earlier
+ones does not finish, the waiting request is never sent, and its line in the journal says so.
 
-Prompts are token ids, so no tokenizer is needed. If the plan has prefix caches, equal blocks of the trace
-become equal token ids; else each prompt is unique, so that no cache helps. Every answer has exactly the
-trace's length (ignore_eos).
+Prompts are token ids, so no tokenizer is needed. If the plan has prefix caches, equal prefix blocks of the
+trace become equal token ids; else each prompt is unique, so that no cache helps. Engines are told to make
+every answer exactly as long as in the trace (ignore_eos).
 
 The outcome of each request is a line of a journal, so that an interrupted run can be continued with the
-missing requests. If one of them waits for a request of an earlier part of the run, the earlier request counts
-as answered at the start of the new part.
+requests that have no outcome. The time between two interruptions is a part of the run. If a request waits for
+one of an earlier part, the earlier one counts as answered at the start of the new part.
 """
 
 from __future__ import annotations
@@ -40,21 +40,25 @@ Status = Literal["finished", "rejected", "failed", "unsent"]
 # Prompts consist of the token ids 3 to 999: every vocabulary has them, and 0 to 2 often have special
 # meanings.
 FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
-LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompts are made.
-TIMEOUT_S = 600.0  # A request that takes longer has failed.
+LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompt is made.
+TIMEOUT_S = 600.0  # A request without a complete answer after this time has failed.
 PROGRESS_EVERY_S = 10.0  # A replay says this often how far it has come.
 READ_BUFFER_BYTES = 2**22  # Lines of a stream are long: its first event names every token of the prompt.
 JOURNAL_FORMAT = 2  # The version of the journal; `JournalFile.read` refuses a journal of another version.
+_MESSAGE_CHARACTERS = 200  # Reasons that a server or a library words are cut to this length.
+_DATA = b"data: "  # The beginning of a line of a stream that has an event.
+_REMEMBERED_BLOCKS = 100_000  # `_block_tokens` keeps this many blocks in memory.
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as the client saw it; times are seconds since the start of its part of the run.
+    """The outcome of one request as the client saw it; times are seconds since the start of its part of the
+    run.
 
-    `token_s` are the times when its tokens arrived, `reason` says why it did not finish, and `workers` are
-    the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
-    finish; its times are then when this became known. `input_tokens` is the server's count of the prompt, or
-    0.
+    `token_s` are the times when its output tokens arrived, `reason` says why it did not finish, and `workers`
+    are the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
+    finish; all its times are then the time at which this became known. `input_tokens` is the server's count
+    of the prompt's tokens, or 0 if the server did not say it.
     """
 
     request: int
@@ -71,9 +75,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """One uninterrupted part of a run: the `requests` that were sent, or given up, in that order.
+    """One uninterrupted part of a run: the numbers of the `requests` that were sent or given up, in that
+    order.
 
-    The part started at `start_s` of CLOCK_MONOTONIC, which is `first_s` on the trace's clock.
+    The part started at `start_s` of CLOCK_MONOTONIC, which stands for `first_s` on the trace's clock.
     """
 
     part: int
@@ -84,7 +89,7 @@ class ReplayPart:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The parts of a run so far, and the outcomes `sent` by the request's number in the trace."""
+    """The parts of a run so far, and in `sent` the outcomes by the request's number in the trace."""
 
     parts: tuple[ReplayPart, ...]
     sent: dict[int, Sent]
@@ -102,7 +107,7 @@ class JournalFile:
     """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
-        """`run` identifies the run; the journal of another run is refused."""
+        """`run` identifies the run: a journal that begins with another one is refused when it is read."""
         self.path, self.run = path, {"journal": JOURNAL_FORMAT} | run
 
     def read(self) -> Journal:
@@ -121,7 +126,8 @@ class JournalFile:
                 if row["status"] == "unsent":  # The request was given up, so no line says that it was sent.
                     sends[row["part"]].append(row["request"])
         parts = (
-            ReplayPart(part, start_s, tuple(sends[part]), at_s) for part, (start_s, at_s) in starts.items()
+            ReplayPart(part, start_s, tuple(sends[part]), first_s)
+            for part, (start_s, first_s) in starts.items()
         )
         return Journal(tuple(parts), sent)
 
@@ -146,15 +152,15 @@ class JournalFile:
             stream.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """All lines but the first. Raises InputError for the journal of another run, and where the first line
-        names none.
+        """All lines that are JSON objects, without the first, which names the run. Raises InputError if the
+        first line names another run or none.
         """
         if not self.path.exists():
             return []
         lines, rows = self.path.read_text(errors="replace").splitlines(), []
         for number, line in enumerate(lines, start=1):
             row: object = None
-            with suppress(ValueError):  # A line was cut off when the run was interrupted.
+            with suppress(ValueError):  # A line may have been cut off when the run was interrupted.
                 row = json.loads(line)
             if isinstance(row, dict):
                 rows.append(row)
@@ -175,8 +181,8 @@ class JournalFile:
 class Sending:
     """The settings with which one part of a run is sent.
 
-    `key` is the API key. Prompts are those of `trace_prompt` with `shares_prefixes`, else of `unique_prompt`,
-    both with `seed`. `timeout_s` is the time limit of a request.
+    `part` is its number and `key` the API key. Prompts are made by `trace_prompt` with `shares_prefixes`,
+    else by `unique_prompt`, in both cases with `seed`. `timeout_s` is the time limit of a request.
     """
 
     part: int = 0
@@ -196,7 +202,10 @@ class Sender(Protocol):
         """The body to post for this request of the trace."""
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
-        """Send the request and read its answer to the end; failures are outcomes, not exceptions."""
+        """Send the request and read its answer to the end. A failure is returned as an outcome, not raised.
+
+        `start_s` is the start of the part on CLOCK_MONOTONIC; `due_s` is when the request was due after it.
+        """
 
     def may_send(self, request: int) -> bool:
         """Whether to send this request, asked just before its time; False ends the sending of all others."""
@@ -207,7 +216,7 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _RouterSender:
-    """The Sender for the router of this program: prompts are token ids, answers have the trace's length."""
+    """The Sender for fleetplan's own router: prompts are token ids, answers have the trace's length."""
 
     trace: Trace
     client: aiohttp.ClientSession
@@ -216,7 +225,7 @@ class _RouterSender:
     sending: Sending
 
     def body(self, request: int) -> bytes:
-        """The body of HTTP of request number `request` of the trace."""
+        """The HTTP body of request number `request` of the trace."""
         return request_body(self.trace, request, self.model, self.sending.seed, self.sending.shares_prefixes)
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
@@ -229,7 +238,7 @@ class _RouterSender:
         return True
 
     def ended(self, sent: Sent) -> None:
-        """Nothing is kept of a request that ended, beside the journal."""
+        """Do nothing: the journal has all that is needed of a request that ended."""
         pass
 
 
@@ -245,11 +254,11 @@ async def replay_trace(
 ) -> list[Sent]:
     """Send these `requests` of the trace to our router, the first one LEAD_S from now.
 
-    Returns when all have ended.
+    Returns the outcomes, in the order in which requests ended, when all have ended.
     """
     headers = {"Authorization": f"Bearer {sending.key}"} if sending.key else {}
     timeout = aiohttp.ClientTimeout(total=sending.timeout_s)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0)  # 0: any number of connections, as no request may wait for one.
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
     ) as client:
@@ -268,7 +277,9 @@ async def send_at_times(
 ) -> list[Sent]:
     """Send these requests at their times through `sender`, the first one LEAD_S from now.
 
-    Returns when all have ended, or those that were sent before `may_send` refused one.
+    Once `may_send` has refused a request, no more are sent. Returns the outcomes, in the order in which
+    requests ended, when all that were sent have ended. An exception of `sender` cancels what is running, and
+    is raised.
     """
     start_s = time.monotonic() + LEAD_S
     first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
@@ -300,16 +311,18 @@ async def send_at_times(
             failures.append(error)
         has_news.set()
 
-    # `prepared` is the request that is due next, with its body; -1 stands for none. `is_open` is False once
-    # `may_send` has refused a request.
+    # `prepared` is the request that is due next, with its body; the number -1 stands for no request.
+    # `is_open` is False once `may_send` has refused a request. `progress_s` is when `progress` was last
+    # called.
     progress_s, prepared, is_open = start_s, (-1, b""), True
     give_up(agenda.unsendable)
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
-            # With the request -1 nothing is due before the next outcome.
+            # With the number -1 nothing is due before the next outcome, so this loop waits for that alone.
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
-            if request not in (-1, prepared[0]):  # The body is made before its time has come.
+            # The body is made while there is time before the request is due, not when it must be sent.
+            if request not in (-1, prepared[0]):
                 prepared = request, sender.body(request)
             wait_s = start_s + due_s - time.monotonic()
             if wait_s > 0:
@@ -338,7 +351,8 @@ async def send_at_times(
 class _Agenda:
     """When each request is due: at its own time, or `think_s` after the last answer that it waits for.
 
-    `due` is a heap of (time [s], request), with the requests that wait for no other.
+    `due` is a heap of (time since the start of the part [s], request). It has the requests that can be sent
+    at their time: none of those that they wait for is unanswered.
     """
 
     def __init__(
@@ -346,9 +360,9 @@ class _Agenda:
     ) -> None:
         """Find the times of `requests`, which are all that this part sends.
 
-        `before` has the outcomes of earlier parts, and `first_s` is the start of this part on the trace's
-        clock. `unsendable` becomes the list of requests that wait for one which did not finish in an earlier
-        part, with the reason.
+        `before` has the outcomes of earlier parts by request, and `first_s` is the start of this part on the
+        trace's clock. The attribute `unsendable` becomes the list of the requests, each with the reason, that
+        wait directly or through others for one that did not finish in an earlier part.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
@@ -377,8 +391,8 @@ class _Agenda:
     def ended(self, sent: Sent) -> list[tuple[int, str]]:
         """Note the outcome of a request.
 
-        Requests that waited only for this one get their times. If it did not finish, all that wait for it are
-        given up and returned, with the reason.
+        If the request finished, those that waited for nothing else any more become due. Otherwise all that
+        wait for it, directly or through others, are given up and returned, each with the reason.
         """
         waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
         if sent.status != "finished":
@@ -391,16 +405,17 @@ class _Agenda:
         return []
 
     def _schedule(self, request: int) -> None:
-        """Add a request to `due`; all requests that it waits for are answered."""
+        """Add a request to `due`. All requests that it waits for must have been answered."""
         due_s = self.arrival_s[request]
         if request in self.last_answer_s:
             due_s = max(due_s, self.last_answer_s[request] + float(self.think_s[request]))
         heapq.heappush(self.due, (due_s, request))
 
     def _give_up(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests and all that wait for them.
+        """Give up these requests, because one that they wait for ended with `status`, and all that wait for
+        them.
 
-        Returns those not given up before, with the reason.
+        Returns those that had not been given up before, each with the reason.
         """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
@@ -416,7 +431,11 @@ class _Agenda:
 
 
 def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
-    """The JSON body of a request to /v1/completions that is answered with exactly the trace's length."""
+    """The JSON body of a streaming request to /v1/completions that is answered with exactly the trace's
+    length.
+
+    `return_token_ids` lets the client count the tokens of each event.
+    """
     inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
     ids = trace_prompt(trace, request, seed) if shares_prefixes else unique_prompt(inputs, request, seed)
     tenant = {"user": trace.tenants[trace.tenant[request]]} if trace.tenants else {}
@@ -443,34 +462,35 @@ def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
     """
     ids = np.random.default_rng((seed, request)).integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID
     request_ids = np.array([request // TOKEN_IDS % TOKEN_IDS, request % TOKEN_IDS]) + FIRST_TOKEN_ID
-    ids[:2] = request_ids[-min(tokens, 2) :]
+    ids[:2] = request_ids[-min(tokens, 2) :]  # A prompt of one token has room for the last digit only.
     return ids.tolist()  # type: ignore[no-any-return]
 
 
 def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
-    """The prompt of a request: the token ids of its prefix blocks, then unique ids.
+    """The prompt of a request: the token ids of its prefix blocks, then `unique_prompt` up to its length.
 
     Equal blocks of the trace become equal ids, so that prefix caches find them.
     """
-    first, last = trace.prefix_offsets[request : request + 2]
-    shared = [
+    first, end = trace.prefix_offsets[request : request + 2]
+    shared_blocks = [
         _block_tokens(block, trace.prefix_block_tokens, seed)
-        for block in trace.prefix_ids[first:last].tolist()
+        for block in trace.prefix_ids[first:end].tolist()
     ]
     inputs = int(trace.input_tokens[request])
-    ids = [token for block in shared for token in block][:inputs]
+    ids = [token for block in shared_blocks for token in block][:inputs]
     return ids + (unique_prompt(inputs - len(ids), request, seed) if len(ids) < inputs else [])
 
 
 def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
-    """Token ids of whole blocks of a trace, equal to those in `trace_prompt`."""
+    """The token ids of these whole blocks of a trace, the same as `trace_prompt` makes for them."""
     return [token for block in block_ids for token in _block_tokens(block, block_tokens, seed)]
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=_REMEMBERED_BLOCKS)
 def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
     """Random token ids for a block of the trace, always the same for one id, length and seed."""
-    # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block.
+    # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block. An
+    # id may be negative, which a seed of numpy must not be: hence the remainder of 2**64.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
     return tuple((rng.integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID).tolist())
 
@@ -487,7 +507,8 @@ async def send_to_router(
 ) -> Sent:
     """Send a request to our router, read the stream to its end, and return the outcome.
 
-    An answer without exactly `expected_tokens` has failed.
+    `start_s` is the start of the part on CLOCK_MONOTONIC; all times in the outcome count from there. A
+    request whose answer has not exactly `expected_tokens` has failed.
     """
 
     def now_s() -> float:
@@ -504,7 +525,7 @@ async def send_to_router(
             if answer.status != 200:
                 # Our router refuses requests with these statuses; others mean that a worker failed.
                 status = "rejected" if answer.status in (400, 429, 503) else "failed"
-                reason = f"HTTP {answer.status}: {(await answer.text())[:200]}"
+                reason = f"HTTP {answer.status}: {(await answer.text())[:_MESSAGE_CHARACTERS]}"
             else:
                 async for line in answer.content:
                     tokens, error = _count_tokens(line)
@@ -514,17 +535,17 @@ async def send_to_router(
                     reason = f"{len(token_s)} of {expected_tokens} tokens came"
                 status = "failed" if reason else "finished"
     except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
+        reason = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS]
     return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
 
 
 def _count_tokens(line: bytes) -> tuple[int, str]:
     """The number of tokens in a line of a stream, and the error that it reports, if any."""
-    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+    if not line.startswith(_DATA) or line.startswith(b"data: [DONE]"):
         return 0, ""
-    event = json.loads(line[6:])
+    event = json.loads(line[len(_DATA) :])
     if "error" in event:
-        return 0, str(event["error"])[:200]
+        return 0, str(event["error"])[:_MESSAGE_CHARACTERS]
     return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ())), ""
 
 
@@ -534,5 +555,7 @@ def request_name(part: int, request: int) -> str:
 
 
 def lateness_s(sent: Iterable[Sent]) -> float:
-    """The longest time from a due time to the sending [s]; more than some ms mean a slow client."""
+    """The longest time by which a request was sent after it was due [s]. More than some ms mean that this
+    client was too slow, not the fleet.
+    """
     return max((request.sent_s - request.due_s for request in sent), default=0.0)
