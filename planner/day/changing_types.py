@@ -72,9 +72,8 @@ def changing_types(
     progress("the optimum if worker types may change within the day")
     began, terms = time.monotonic(), terms_of(question)
     runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
-    days = [
-        _day_of_fleet(question, runs, answer) for answer in known.values()
-    ]  # That of `single` comes first.
+    # The first is that of `single`.
+    days = [_day_of_fleet(question, runs, answer) for answer in known.values()]
     try:
         optimum = _cheapest_of_all_pools(question, runs, days, single, began, time_limit_s, progress)
     except PlannerError as error:

@@ -21,7 +21,7 @@ from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts
 from planner.traffic.logs.log_columns_map import names_length
-from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
+from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S, with_empty_texts
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import cut_texts, text_lengths
 from planner.traffic.trace import (
@@ -273,7 +273,7 @@ class TraceRows:
         if self.images is not None:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
-            names = columns[name][keep].astype(object).fillna("").astype(str).tolist()
+            names = with_empty_texts(columns[name][keep]).astype(str).tolist()
             if name != self.request_id:  # All other names repeat, so equal ones are stored once.
                 names = [self._seen.setdefault(each, each) for each in names]
             texts += names

@@ -26,8 +26,6 @@ Ints = npt.NDArray[np.int64]
 # The day ends when the first LLM's traffic ends. That may be before the end of the last LLM's traffic by at
 # most this share of the latter.
 MOST_EARLIER_FRAC = 0.05
-# Of the count of steps, before it is rounded up: more than the rounding error of a division.
-_STEP_ROUNDING = 1e-9
 _EDGE_DECIMALS = 6  # Edges of windows [s] that are the same after rounding to these decimals are one edge.
 
 
@@ -45,7 +43,7 @@ def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s:
             "all of them the same span (traffic: window, or duration where it is described)"
         )
     # If the day is a whole number of steps, a rounding error must not add one more.
-    steps = max(int(np.ceil(first_s / step_s - _STEP_ROUNDING)), 1)
+    steps = max(int(np.ceil(first_s / step_s - ROUNDING)), 1)
     edges_s = np.append(np.arange(steps) * step_s, first_s)
     pools = tuple(pool for terms in llm_terms for pool in terms.pools)
     return DayTerms(edges_s, pools, llm_terms[0].unit_s, dict(stock), llm_terms[0].is_paid_all_day)

@@ -76,20 +76,22 @@ def find_attained_limits(problem: Problem) -> list[list[Change]]:
     """
     floors = least_floors(problem)
     attained_s = in_time(lambda: _attained_s(problem, floors), {})
-    bounds_s = {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
-    way = _changes(problem, _Kept(attained_s, bounds_s))
+    way = _changes(problem, _Kept(attained_s, _missed_s(floors)))
     return [way] if way else []
 
 
 def _least_way(problem: Problem, floors: Sequence[Floor]) -> list[Change]:
     """The changes of these limits that are enough if all are made, narrowed one after another."""
     limits_s = in_time(lambda: _attained_s(problem, floors), {}) or _relaxed_s(problem, floors)
-    bounds_s = {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
-    kept = _Kept(limits_s, bounds_s)
+    kept = _Kept(limits_s, _missed_s(floors))
     for name in limits_s:
-        if limits_s[name] > bounds_s[name]:
-            kept = _narrowed(problem, kept, name)
+        kept = _narrowed(problem, kept, name)
     return _changes(problem, kept)
+
+
+def _missed_s(floors: Sequence[Floor]) -> dict[str, float]:
+    """For each limit the largest value [s] that is known to be missed: its floor, or the limit as it is."""
+    return {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
 
 
 def _changes(problem: Problem, kept: _Kept) -> list[Change]:

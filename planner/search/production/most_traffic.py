@@ -28,7 +28,7 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import SearchInputs
-from planner.search.problem.options import decode_options, prefill_options, split_of
+from planner.search.problem.options import split_of
 from planner.search.problem.stages import Message
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
@@ -380,18 +380,13 @@ def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> p
     if fleet is None:
         return problem
     names = {pool.type.name for pool in fleet.pools}
-    splits = {split_of(pool.type) for pool in fleet.pools}
     budgets = {(split_of(pool.type), pool.type.max_num_batched_tokens) for pool in fleet.pools}
-    names |= {
-        option.type.name
-        for option in prefill_options(problem.types, problem.option_objective)
-        if (split_of(option.type), option.type.max_num_batched_tokens) in budgets
-    }
-    names |= {
-        option.type.name
-        for option in decode_options(problem.types, problem.option_objective)
-        if split_of(option.type) in splits
-    }
+    splits = {split for split, _ in budgets}
+    for option in every_option(problem):
+        split, budget_tokens = split_of(option.type), option.type.max_num_batched_tokens
+        is_prefill_alike = option.role == "prefill" and (split, budget_tokens) in budgets
+        if is_prefill_alike or (option.role == "decode" and split in splits):
+            names.add(option.type.name)
     return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
 
 

@@ -20,7 +20,15 @@ from planner.files.document_values import show_value
 from planner.traffic import doubts, formats
 from planner.traffic.logs.log_columns_map import Columns, has_failed, no_text_reason, span_unit
 from planner.traffic.logs.span_waits import SERIAL
-from planner.traffic.logs.times import LogClock, UnsureError, as_numbers, is_missing, shown_value, spans_ns
+from planner.traffic.logs.times import (
+    LogClock,
+    UnsureError,
+    as_numbers,
+    is_missing,
+    shown_value,
+    spans_ns,
+    with_empty_texts,
+)
 from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, join_arrays, no_ids, several_llms
 
 FAILED = "failed requests"
@@ -116,7 +124,7 @@ class Gatherer:
         """Masks (n,) of rows to leave out, with reasons: no text, answered from a cache, or failed."""
         masks = []
         if self.columns.kind:
-            codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
+            codes, values = pd.factorize(with_empty_texts(table[self.columns.kind]))
             reasons = np.array([no_text_reason(value) for value in values], dtype=object)[codes]
             masks = [(reasons == reason, str(reason)) for reason in sorted(set(reasons.tolist()) - {""})]
         if self.columns.cache_hit:

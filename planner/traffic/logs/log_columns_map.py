@@ -26,6 +26,7 @@ from planner.traffic.logs.times import (
     is_month_first,
     spans_ns,
     unit_of_name,
+    with_empty_texts,
 )
 
 SAME_S = 1.0  # Two columns of times whose median distance is less hold the same time.
@@ -347,7 +348,7 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     for name in sample.columns:
         if not names_length(name, role):
             continue
-        texts = without_thousands([str(value).strip() for value in sample[name].astype(object).fillna("")])
+        texts = without_thousands([str(value).strip() for value in with_empty_texts(sample[name])])
         column = sample[name] if texts is None else pd.Series(texts, dtype=object)
         values = as_numbers(column)
         present = ~is_missing(column)

@@ -102,6 +102,13 @@ def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
     return missing
 
 
+def with_empty_texts(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The values as they are, with an empty text where one is missing. Columns of numbers or of categories
+    take no text, so all become columns of objects.
+    """
+    return column.astype(object).fillna("")
+
+
 _A_TIME = "a time such as 2026-11-16T18:17:03Z"  # Errors say that they expected this.
 
 
