@@ -150,7 +150,7 @@ def profile(
         **machine_facts,
     }
     if out.exists() and out.stat().st_size:
-        _refuse_other(out, identity)  # Refused before an engine starts for nothing.
+        _check_same_measurement(out, identity)  # Before an engine starts for nothing.
     progress(f"starting {engine} on {machine_facts['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
@@ -271,8 +271,8 @@ def measure_into(
 
 
 def _measure_undisturbed(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
-    """The step, measured again while the reference shows a disturbance; and the shortest time of the
-    reference so far [s]. The seconds spent are those of all tries.
+    """The step, measured again while the reference shows a disturbance, with the seconds spent on all tries;
+    and the shortest time of the reference so far [s].
     """
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
@@ -342,13 +342,13 @@ def _all_reduces_s(
 ) -> float:
     """Seconds of all-reduces in a step: measured, or by the roofline, or 0 where neither is known."""
     if measured is not None:
-        layers, reduces = measured
-        return reduces.step_s(layers, tokens)
+        layers, collectives = measured
+        return collectives.step_s(layers, tokens)
     return float(tp_s(llm, gpu, tp, tokens)) if llm is not None and gpu is not None else 0.0
 
 
 def _by_operators(table: StepTable, operators: pd.DataFrame, seed: int) -> dict[str, float]:
-    """The errors, on steps held out of the fit, of the sum of one forest per operator, as Vidur fits them."""
+    """The errors on held-out steps, predicted as sums of Vidur's forests, one per operator."""
     from planner.models.families.vidur_forest import VidurForest
     from planner.models.family_choice import cross_validated_s
 
@@ -395,10 +395,9 @@ def _read_llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, s
     return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape at that path.
 
 
-# What makes the step times of two LLMs equal. (The tuples only save lines.)
+# LLMs with these fields alike have the same step times.
 _shape = attrgetter(
-    *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
-    *("experts", "experts_per_token", "dtype_bytes"),
+    *"layers hidden heads kv_heads head_dim ffn vocab experts experts_per_token dtype_bytes".split()
 )
 
 
@@ -420,15 +419,15 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
     if not text.endswith("\n"):  # The run ended within a line.
         text = text[: text.rfind("\n") + 1]
         os.truncate(out, len(text.encode()))
-    _refuse_other(out, header)
+    _check_same_measurement(out, header)
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     if tuple(rows[0].split(",")) != _columns(operators):
         raise InputError(f"{out}: holds steps with other operators; name another file with -o")
     return read_step_table(out) if len(rows) > 1 else None
 
 
-def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
-    """Raise InputError unless `out` is a table of the machine, engine and LLM that `header` names."""
+def _check_same_measurement(out: Path, header: Mapping[str, str]) -> None:
+    """Raise InputError unless `out` is a table of this profiler with the IDENTITY of `header`."""
     text = out.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     header_of_file = {}
@@ -460,8 +459,8 @@ def write_notes(out: Path, notes: Mapping[str, str]) -> None:
 
 
 def _measured_steps(table: StepTable) -> list[StepShape]:
-    """The step of each row of a table. A row has the tokens of all its prompts, and a StepShape those of one
-    prompt. Prompts of a step are of one length, so the tokens are divided by their number.
+    """The step of each row of a table. A row has the tokens of all its prompts, which are of one length; a
+    StepShape has those of one prompt.
     """
     return [
         StepShape(prompts, new // max(prompts, 1), cached // max(prompts, 1), decodes, context)
@@ -474,7 +473,7 @@ def _measured_steps(table: StepTable) -> list[StepShape]:
 
 
 def _append_row(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
-    """Write a row behind the others, on disk when this returns. Raises InputError where it cannot be."""
+    """Add a row, on disk when this returns. Raises InputError where `out` cannot be written."""
     text = io.StringIO()
     csv.DictWriter(text, _columns(operators), lineterminator="\n").writerow(row)
     try:

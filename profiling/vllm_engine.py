@@ -72,9 +72,7 @@ OUTPUTS_PER_REPEAT, SPARE_OUTPUTS = 4, 8
 
 @dataclass(slots=True)
 class OperatorRuns:
-    """Runs of a step with a clock around each of the modules `operators`. `runs` has the seconds of each run
-    by module.
-    """
+    """Runs of a step with a clock around the modules `operators`: the seconds of each run by module."""
 
     operators: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
@@ -163,7 +161,7 @@ class VllmEngine:
         self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
         self._marks: dict[str, float] = {}  # When its forward pass began and its tokens were there [s].
         self.host_s_meaning = self._hook_step()
-        self._requests = 0  # Requests added so far, which number their ids.
+        self._request_count = 0  # Of requests added so far; it numbers their ids.
         scheduler = self._core.scheduler
         cache = self._core.vllm_config.cache_config
         blocks, block_tokens = int(cache.num_gpu_blocks), int(scheduler.block_size)
@@ -304,12 +302,12 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
-        self._requests += 1
+        self._request_count += 1
         params = SamplingParams(
             max_tokens=outputs, min_tokens=outputs, ignore_eos=True, temperature=0.0, detokenize=False
         )
         core_request = EngineCoreRequest(
-            request_id=f"profile-{self._requests}",
+            request_id=f"profile-{self._request_count}",
             prompt_token_ids=prompt,
             mm_features=None,
             sampling_params=params,
@@ -327,7 +325,7 @@ class VllmEngine:
         """A random prompt of so many tokens. Each request has a seed of its own, so that no prefix is found
         in the cache by accident.
         """
-        rng = np.random.default_rng((FIRST_ID, self._requests, tokens))
+        rng = np.random.default_rng((FIRST_ID, self._request_count, tokens))
         return (rng.integers(IDS, size=tokens) + FIRST_ID).tolist()  # type: ignore[no-any-return]
 
     def _clear(self) -> None:

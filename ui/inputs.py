@@ -42,7 +42,7 @@ SCALES = {
     "compress": "a faster clock (compress)",
     "thin": "fewer users (thin)",
 }
-SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."  # A help text.
+SEED_HELP = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
 # Arguments of st.number_input: EMPTY for an input that may stay empty, SHARE for a percentage. A limit or a
 # rate of 0 makes no sense, so the least value is a small one.
 LEAST_VALUE = 0.001
@@ -59,8 +59,8 @@ ROLES = {
     "tenant": "Who sends it",
     "status": "Whether it failed",
 }
-"""Roles of a log's columns, as slo.yaml calls them under traffic: map. Other roles are guessed, or typed
-there.
+"""Roles of a log's columns, as slo.yaml calls them under traffic: map. Other roles are guessed, or written
+in slo.yaml.
 """
 GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("Stock", {"placeholder": "any number", "help": "Owned ones count too."}),
@@ -108,7 +108,7 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
     trace_ids = session.store.traces(session.id)
 
     def take_source() -> None:
-        """Choose the latest trace of a new source, if the chosen one is of another."""
+        """If the chosen trace is not of the new source, choose the latest that is."""
         source = st.session_state[f"{place}_source"]
         if source == question.DESCRIBED:
             if st.session_state[f"{place}_rate"] is None:  # A description must have a rate.
@@ -128,16 +128,16 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
         on_change=take_source,
         label_visibility="collapsed",
     )
-    # The input for the trace may not be drawn below. Streamlit forgets the values of such inputs, but not a
-    # value that was assigned in this run.
+    # The chosen source may hide inputs, among them that for the trace. Streamlit forgets the values of hidden
+    # inputs, but not a value that was assigned in this run.
     st.session_state[f"{place}_trace"] = st.session_state[f"{place}_trace"]
     chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
     chosen["map"] = st.session_state[f"{place}_map"]
-    form_values = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
+    hidden_values = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
     if source == question.DESCRIBED:
         return (
             chosen
-            | form_values
+            | hidden_values
             | {"rate": rate_input(place, is_described=True)}
             | description_inputs(session, place)
         )
@@ -149,7 +149,7 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
         chosen["map"] = st.session_state[f"{place}_map"]
     else:
         st.caption("No file yet: drop one above. Until then the sample counts.")
-    return chosen | form_values | {"rate": rate_input(place)} | part_inputs(place)
+    return chosen | hidden_values | {"rate": rate_input(place)} | part_inputs(place)
 
 
 def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
@@ -248,8 +248,8 @@ def trace_input(session: BrowserSession, place: str = "ask", offered: Sequence[s
 
 
 def column_inputs(session: BrowserSession, reference: str, guess: str, place: str = "ask") -> None:
-    """The inputs for the roles of a log's columns, which begin with the `guess` of the error that asked for
-    them. From the press of the button on, the log is read with the chosen columns.
+    """The inputs for the roles of a log's columns. They begin with `guess`, which the error that asked for
+    them proposes, as `question.parse_map` reads it. Once the button is pressed, the log is read by them.
     """
     try:
         names = column_names(session.store.trace_path(reference))
@@ -296,9 +296,7 @@ def part_inputs(place: str = "ask") -> Form:
 
 
 def rate_input(place: str = "ask", *, is_described: bool = False) -> float | None:
-    """The input for the rate. None if it is empty: then the trace's own rate counts, or
-    the plan looks for the highest rate.
-    """
+    """The input for the rate; None if it is empty, which asks for the trace's own rate or the highest one."""
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
         "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
@@ -316,7 +314,7 @@ def llm_input(session: BrowserSession, place: str = "ask") -> str:
     names = list(session.catalog.llms)
     if st.session_state[f"{place}_llm"] not in names:
         names.append(st.session_state[f"{place}_llm"])
-    above = st.container()  # It is filled last, because the list must have a file uploaded below it.
+    above = st.container()  # Filled last: the list must offer a file that is uploaded below.
     with st.popover("Another LLM"):
         uploaded = st.file_uploader("Its config.json, as on Hugging Face", "json", key=f"{place}_upload_llm")
         if uploaded is not None and st.session_state.get(f"{place}_uploaded_llm") != uploaded.file_id:
@@ -375,7 +373,7 @@ def _gpu_terms_inputs(row: Mapping[str, Any], place: str) -> Form:
     stock_text = "any number" if stock is None else f"{stock:,.0f} in stock"
     stock_text += f", {owned:,.0f} owned" if owned else ""
     with st.popover(f"{name}: {stock_text}", width="stretch"):
-        for column, (label, more) in GPU_COLUMNS.items():
+        for column, (label, arguments) in GPU_COLUMNS.items():
             is_count = column in COUNTS
             terms[column] = st.number_input(
                 label,
@@ -384,7 +382,7 @@ def _gpu_terms_inputs(row: Mapping[str, Any], place: str) -> Form:
                 step=1 if is_count else 0.1,
                 format="%d" if is_count else "%.2f",
                 key=gpu_key(place, column, name),
-                **more,
+                **arguments,
             )
     return terms
 
@@ -395,9 +393,8 @@ def slo_inputs(session: BrowserSession, place: str = "ask") -> Form:
 
     def take_preset() -> None:
         preset = session.catalog.slos.get(st.session_state[f"{place}_preset"])
-        limits = question.form_of_preset(preset) if preset else None
-        for name, value in (limits or {}).items():
-            st.session_state[f"{place}_{name}"] = value
+        if preset and (limits := question.form_of_preset(preset)):  # Without limits in seconds: nothing.
+            st.session_state.update({f"{place}_{name}": value for name, value in limits.items()})
 
     def take_own_limits() -> None:
         st.session_state[f"{place}_preset"] = question.OWN_LIMITS
@@ -445,7 +442,8 @@ def _limit_input(
     """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms. With
     `is_relative` the preset has no limit in seconds, and the input is disabled.
     """
-    key, ms_per_unit = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
+    key = f"{place}_{metric}_ms"
+    ms_per_unit = 1.0 if unit == "ms" else 1e3
 
     def take_value() -> None:
         value = st.session_state[f"{place}_{metric}_{unit}"]
@@ -520,7 +518,7 @@ def goal_inputs(place: str = "ask", objectives: Sequence[str] = get_args(Objecti
     chosen["gpu_limit"] = st.number_input(
         "GPUs at most", min_value=1, value=None, step=1, key=f"{place}_gpu_limit", placeholder="no limit"
     )
-    chosen["seed"] = st.number_input("Seed", min_value=0, step=1, key=f"{place}_seed", help=SEED)
+    chosen["seed"] = st.number_input("Seed", min_value=0, step=1, key=f"{place}_seed", help=SEED_HELP)
     chosen["time_limit"] = st.number_input("Time limit [s]", min_value=1, step=10, key=f"{place}_time_limit")
     return chosen
 
@@ -596,7 +594,7 @@ def engine_inputs(place: str = "ask") -> Form:
 
 
 def list_other_requirements(more: Form, forget: Callable[[], None], place: str = "ask") -> None:
-    """List the requirements of slo.yaml that no input shows."""
+    """List the requirements `more` of slo.yaml, which no input shows. A button calls `forget`."""
     if more:
         st.markdown("**Also required**, in slo.yaml alone:")
         draw.draw_list(question.leaf_texts(more))
@@ -605,8 +603,8 @@ def list_other_requirements(more: Form, forget: Callable[[], None], place: str =
 
 
 def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) -> None:
-    """The slo.yaml of the inputs, which `document` makes, as text. `apply` gets what is typed there; it sets
-    the inputs, and keeps what has no input.
+    """The slo.yaml of the inputs, which `document` makes, as text. `apply` gets what is typed there, and
+    sets the inputs to it; keys without an input stay in the question.
     """
     with st.expander("slo.yaml: the question as text"):
         st.caption(

@@ -40,8 +40,8 @@ SHORT_S = 120.0  # A page waits this long for a short job.
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """What the tab of one session works with; made anew for every run of a page. `catalog_folder` is None for
-    the shipped catalog.
+    """What the tab of one session works with; made anew for every run of a page. Without `catalog_folder` the
+    catalog is the shipped one.
     """
 
     id: str
@@ -80,7 +80,7 @@ class BrowserSession:
     def traffic_request(self, form: question.Form) -> dict[str, Any]:
         """The request of a job "trace", of the traffic; raises what `question.document` raises."""
         document = question.document(form, self.catalog)
-        # What is drawn fits into the LLM's context; a trace is shown as it is, whatever the LLM.
+        # Drawn requests must fit into the LLM's context; a trace is shown as it is, whatever the LLM.
         llm = {"llm": document["llm"]} if form["source"] == question.DESCRIBED else {}
         return self.request(form) | {"traffic": document["traffic"]} | llm
 
@@ -103,9 +103,8 @@ class BrowserSession:
 
         def keep(job: Job) -> None:
             answer = store.document(job.key) or {}
-            store.add_plan(
-                owner, name or f"{answer['llm']}, {answer['cost_usd_per_h']:.2f} USD/h", form, job.key
-            )
+            usual_name = f"{answer['llm']}, {answer['cost_usd_per_h']:.2f} USD/h"
+            store.add_plan(owner, name or usual_name, form, job.key)
 
         job = self.jobs.start(owner, "plan", "plan", request, keep)
         job.limit_s = request["time_limit_s"]
@@ -186,10 +185,10 @@ def _session_of_tab(store: Store) -> str:
     that begins with the plan of a shared link, or as a copy of this browser's last session.
     """
     session_id = _valid_id(st.query_params.get("session"))
-    if session_id and _is_free(session_id):
+    if session_id and _claim(session_id):
         return session_id
     new = uuid.uuid4().hex
-    _is_free(new)  # This claims the new session for this tab.
+    _claim(new)
     linked = _valid_id(st.query_params.pop("plan", ""))
     if linked and (plan := store.plan(linked)) is not None:
         store.keep_form(new, plan.form)
@@ -208,17 +207,17 @@ def _valid_id(text: object) -> str:
     return str(text) if re.fullmatch(r"[0-9a-f]{32}", str(text or "")) else ""
 
 
-def _is_free(session: str) -> bool:
+def _claim(session: str) -> bool:
     """Claim this session for this tab, unless another open tab has it; returns whether it was claimed. A tab
-    that was reloaded counts as open for a moment longer, so this waits for RELOAD_S at most.
+    that was reloaded counts as open for a moment longer, so this waits for up to RELOAD_S.
     """
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
         return True
     this_tab, tabs = context.session_id, _tab_by_session()
-    tab, until = tabs.get(session, this_tab), time.monotonic() + RELOAD_S
+    tab, until_s = tabs.get(session, this_tab), time.monotonic() + RELOAD_S
     while tab != this_tab and runtime.get_instance().is_active_session(tab):
-        if time.monotonic() >= until:
+        if time.monotonic() >= until_s:
             return False
         time.sleep(0.1)
     tabs[session] = this_tab
@@ -253,8 +252,8 @@ def short_job(
         draw.draw_error(error)
         return None
     with st.spinner(spinner_text):
-        until = time.monotonic() + SHORT_S
-        while not job.over.wait(0.1) and time.monotonic() < until:
+        until_s = time.monotonic() + SHORT_S
+        while not job.over.wait(0.1) and time.monotonic() < until_s:
             pass
     return result_of(session, job)
 
@@ -309,7 +308,7 @@ def _progress(session: BrowserSession, place: str) -> None:
 
 
 def show_span_of(job: Job) -> str:
-    """How long a job has run, and how long it may at most."""
+    """How long a job has run, and at most has left."""
     if not job.limit_s:
         return f"{job.elapsed_s:.0f} s"
     left_s = max(job.limit_s - job.elapsed_s, 0.0)

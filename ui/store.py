@@ -120,7 +120,7 @@ class Store:
             )
 
     def page_document(self, session: str, page: str) -> Document | None:
-        """What a page other than Plan last kept under the name `page`; None if that is nothing."""
+        """What a page other than Plan last kept under the name `page`; None if nothing."""
         with self._open() as db:
             row = db.execute(
                 "select inputs from pages where session = ? and page = ?", (session, page)
@@ -166,13 +166,13 @@ class Store:
                 "select * from plans where ? is null or session = ? order by made desc, rowid desc",
                 (session, session),
             )
-            return [_saved(row) for row in rows]
+            return [_saved_plan(row) for row in rows]
 
     def plan(self, plan: str) -> SavedPlan | None:
         """The plan of this id; None if it was deleted."""
         with self._open() as db:
             row = db.execute("select * from plans where id = ?", (plan,)).fetchone()
-        return _saved(row) if row else None
+        return _saved_plan(row) if row else None
 
     def rename_plan(self, plan: str, name: str) -> None:
         """Give a saved plan another name."""
@@ -204,8 +204,8 @@ class Store:
 
     def files(self, key: str, prefix: str = "") -> dict[str, bytes]:
         """The files of a result whose names begin with `prefix`."""
-        with zipfile.ZipFile(io.BytesIO(self.packed(key))) as packed:
-            return {name: packed.read(name) for name in packed.namelist() if name.startswith(prefix)}
+        with zipfile.ZipFile(io.BytesIO(self.packed(key))) as archive:
+            return {name: archive.read(name) for name in archive.namelist() if name.startswith(prefix)}
 
     def keep_result(self, key: str, document: Document, packed: bytes) -> None:
         """Keep what a job computed; `packed` is a zip of its files, as `zip_files` makes it."""
@@ -249,7 +249,7 @@ class Store:
         return self.folder / "traces" / folder / name
 
 
-def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
+def _saved_plan(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
     """A row of the table of plans as a SavedPlan."""
     plan, session, name, made, form, result = row
     return SavedPlan(plan, session, name, made, json.loads(form), result)
@@ -287,8 +287,8 @@ def column_names(path: Path) -> list[str]:
 
 
 def error_line(error: Exception) -> str:
-    """The error in one line, as the command prints it. Of a path only the file's name stays: the user does
-    not know the folders of the store.
+    """The error in one line, as the command prints it. Only the file's name stays of a path such as
+    "/a/store/slo.yaml, line 3: ": users do not know the folders of the store.
     """
     return re.sub(r"(?<![:/\w.])/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
@@ -296,7 +296,7 @@ def error_line(error: Exception) -> str:
 def zip_files(files: Mapping[str, str | bytes]) -> bytes:
     """A zip of files, the same bytes for the same files."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
-            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return stream.getvalue()

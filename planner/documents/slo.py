@@ -1,4 +1,4 @@
-"""Parses and writes the limits of an SLO, in seconds or relative to an idle worker, of slo.yaml or a catalog.
+"""Reads and writes an SLO of slo.yaml or a catalog: limits in seconds, or relative to an idle worker.
 
 A line of an SLO is a metric, a percentile and a limit: `ttft: {p90: 2 s}`; planner/slo_metrics.py has the
 metrics.
@@ -200,10 +200,10 @@ def _parse_names(match: Section, key: str) -> tuple[str, ...]:
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
         raise refused_value(match.path_of(key), "expected a name or a list of names", value)
-    found = tuple(str(name) for name in names)
-    if len(set(found)) < len(found):
+    texts = tuple(map(str, names))
+    if len(set(texts)) < len(texts):
         raise InputError(f"{match.path_of(key)}: found one twice in {value!r}; name each once")
-    return found
+    return texts
 
 
 def selector_document(selector: Selector) -> dict[str, Any]:
@@ -225,21 +225,21 @@ def slo_document(slo: Slo) -> dict[str, Any]:
     """The SLO as slo.yaml writes it."""
     document: dict[str, Any] = {}
     for limit in slo.limits:
-        place = document
+        section = document
         if (selector := limit.selector) is not None:
             classes = document.setdefault("classes", {})
-            place = classes.setdefault(selector.name, {"match": selector_document(selector)})
-        lines = place.setdefault(limit.metric, {})
+            section = classes.setdefault(selector.name, {"match": selector_document(selector)})
+        lines = section.setdefault(limit.metric, {})
         lines[percentile_name(limit.percentile_frac)] = f"{shortest_digits(limit.limit_s)} s"
     if slo.attainment_frac is not None:
         document["attainment"] = slo.attainment_frac
     if slo.every_s is not None:
         document["every"] = f"{shortest_digits(slo.every_s)} s"
-    for each in slo.guarantees:
-        promised: dict[str, Any] = {"share_frac": each.share_frac}
-        if each.window_s != SERVICE_WINDOW_S:
-            promised["window"] = f"{shortest_digits(each.window_s)} s"
-        document.setdefault("tenants", {})[each.tenant or EACH] = promised
+    for guarantee in slo.guarantees:
+        promised: dict[str, Any] = {"share_frac": guarantee.share_frac}
+        if guarantee.window_s != SERVICE_WINDOW_S:
+            promised["window"] = f"{shortest_digits(guarantee.window_s)} s"
+        document.setdefault("tenants", {})[guarantee.tenant or EACH] = promised
     return document
 
 
@@ -303,17 +303,18 @@ def _percentile_frac(written: object, where: str) -> float:
             "state a percentile, such as p50 or p90"
         )
     match = _PERCENTILE.fullmatch(str(written))
-    if match is not None and 0 < float(match[1]) < 1:
-        meant = f"p{100 * float(match[1]):.10g}"
+    percent = float(match[1]) if match else 0.0
+    if 0 < percent < 1:
         raise InputError(
-            f"{where}: {str(written)!r} is kept where {float(match[1]):g} % of the requests keep it; write "
-            f"{meant} for {100 * float(match[1]):.10g} %"
+            f"{where}: {str(written)!r} is kept where {percent:g} % of the requests keep it; write "
+            f"p{100 * percent:.10g} for {100 * percent:.10g} %"
         )
-    if match is None or not 0 < float(match[1]) <= 100:
+    if not 0 < percent <= 100:
         raise refused_value(where, "expected a percentile from p50 to p100 such as p90", str(written))
-    if float(match[1]) < LEAST_PERCENTILE:
+    if percent < LEAST_PERCENTILE:
+        likely = "p90" if str(written).startswith("p9") else "p50"
         raise InputError(
-            f"{where}: {str(written)!r} lets {100 - float(match[1]):g} % of the requests be late; expected "
-            f"p50 or more, such as {'p90' if match[1][0] == '9' else 'p50'}"
+            f"{where}: {str(written)!r} lets {100 - percent:g} % of the requests be late; expected "
+            f"p50 or more, such as {likely}"
         )
-    return float(f"{float(match[1]) / 100:.12g}")
+    return float(f"{percent / 100:.12g}")

@@ -58,8 +58,8 @@ from planner.solvers.required_work import BoundRequests, Deadlines, find_bound_r
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
-# These numbers decide how high the bound comes and how long that takes; others give a bound too. All were set
-# by hand.
+# These numbers decide how high the bound comes and how long that takes; it is valid with any. All were set by
+# hand.
 ROUNDS = 12  # Violated rows are added this often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
@@ -229,9 +229,10 @@ def _bound_by_rows(
         decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(passed_s >= due.prefill_s, decoded, 0.0)
 
-    group, rows = _price_slices(pi, most_late), DemandRows([], [], [])
+    rows = DemandRows([], [], [])
+    group = _price_slices(pi, most_late)
     intervals_s: set[tuple[float, float]] = set()
-    kept_frac, least = np.ones(len(pi)), 0.0  # 1 - d_i (m,) and R of the last solution.
+    kept_frac, least = np.ones(len(pi)), 0.0  # Of the last solution: 1 - d_i (m,), and R.
     for _ in range(ROUNDS):
         ends_s = {_busiest_end_s(arrival_s, pi * kept_frac, least) + float(slack_s) for slack_s in slacks_s}
         violated = []
@@ -242,7 +243,8 @@ def _bound_by_rows(
             best = _best_start(arrival_s[: len(work)], work * kept_frac[: len(work)], least, end_s)
             if best is not None and (best[0], end_s) not in intervals_s:
                 start_s, excess = best
-                violated.append((excess / (end_s - start_s), start_s, end_s))
+                too_low = excess / (end_s - start_s)  # By how much R is too low for it.
+                violated.append((too_low, start_s, end_s))
         if not violated or max(violated)[0] <= ENOUGH_FRAC * least or time.monotonic() > deadline:
             break
         _, start_s, end_s = max(violated)
@@ -275,8 +277,7 @@ class DemandRows:
         first = int(np.searchsorted(arrival_s, interval_s[0]))
         work_inside = np.zeros(len(group))
         work_inside[first : len(work)] = work[first:]
-        # Group g becomes 2 g outside and 2 g + 1 inside. Then empty groups are left out and the others
-        # numbered.
+        # Group g becomes 2 g outside and 2 g + 1 inside; then the groups that are not empty are numbered.
         finer = 2 * group + (work_inside > 0)
         is_used = np.bincount(finer) > 0
         finer = (np.cumsum(is_used) - 1)[finer]
@@ -292,8 +293,8 @@ class DemandRows:
 
 
 def _price_slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
-    """The slice (m,) of each request by its price. The dearest requests are those that are given up. So half
-    of the slices are for the dearest, twice as many requests as may be given up.
+    """The slice (m,) of each request by its price. The dearest requests are given up, so half of the slices
+    are for the dearest 2 x `most_late`.
     """
     finer_from = 1 - min(2 * most_late / len(pi), 0.5)  # The quantile from which on slices are finer.
     quantiles = np.concatenate(

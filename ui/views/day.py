@@ -20,8 +20,8 @@ from ui.store import Document, read_as
 
 PAGE, RESULT = "day", "day result"  # Where the store keeps the page's inputs, and its latest answer.
 PLACE = "day"  # The place of its inputs (ui/inputs.py).
-PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"  # Where the question comes from.
-NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
+PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"  # Sources of the question.
+DOWNLOADS = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
 # Arguments of a number input that may stay empty, or be 0.
 EMPTY: dict[str, Any] = inputs.EMPTY | {"min_value": 0.0}
 
@@ -116,8 +116,8 @@ def _draw_inputs(session: BrowserSession, form: Form) -> Form:
     with st.popover("What each is"):
         draw.draw_table(("controller", "what it is"), days.WORDS)
     draw.draw_list(
-        f"{name}: {', '.join(question.leaf_texts(own))}"
-        for name, own in chosen["parameters"].items()
+        f"{name}: {', '.join(question.leaf_texts(parameters))}"
+        for name, parameters in chosen["parameters"].items()
         if name in chosen["controllers"]
     )
     chosen |= _start_up_inputs(read_startup(session.catalog_folder), form)
@@ -233,7 +233,7 @@ def _pool_size_inputs() -> Form:
 
 
 def _search_inputs() -> Form:
-    """The inputs for the training part, the grid of the optimum and its time limit."""
+    """The inputs for how the best is chosen, the training part, the optimum, the seed and the time limit."""
     return {
         "missed_usd": st.number_input(
             "A missed window counts [USD]",
@@ -275,7 +275,7 @@ def _search_inputs() -> Form:
             placeholder="as the SLO's windows",
             help=f"The SLO's windows are of {show_span(USUAL_EVERY_S)} where slo.yaml has no every.",
         ),
-        "seed": st.number_input("Seed", min_value=0, step=1, key=f"{PLACE}_seed", help=inputs.SEED),
+        "seed": st.number_input("Seed", min_value=0, step=1, key=f"{PLACE}_seed", help=inputs.SEED_HELP),
         "time_limit": st.number_input(
             "Time limit [s]", min_value=1, step=10, key=f"{PLACE}_time_limit", help="Of all together."
         ),
@@ -312,7 +312,7 @@ def _request(session: BrowserSession, form: Form) -> dict[str, Any]:
 
 
 def _plan_stands(form: Form) -> bool:
-    """Whether the plan's fleet is the one that stands all day."""
+    """Whether the plan's fleet stands all day."""
     return form["source"] == PLAN and bool(form["stands"])
 
 
@@ -320,13 +320,13 @@ def _start_job(session: BrowserSession, form: Form) -> None:
     """Start the simulation of a day; its result is kept with the command that repeats it."""
     store, owner = session.store, session.id
 
-    def keep(job: Job) -> None:
-        store.keep_page_document(owner, RESULT, {"result": job.key, "command": text})
+    def keep(job: Job) -> None:  # Called when the job has ended, so `command` is set.
+        store.keep_page_document(owner, RESULT, {"result": job.key, "command": command})
 
     try:
         request = _request(session, form)
         is_described = parse_task(request["question"], session.catalog).described is not None
-        text = days.command(
+        command = days.command(
             form, session.catalog_folder, stands=_plan_stands(form), is_described=is_described
         )
         session.jobs.start(owner, PAGE, "day", request, keep)
@@ -359,7 +359,7 @@ def _draw_last_answer(session: BrowserSession, form: Form, saved: Document, answ
         st.warning("This answer is of other inputs than those that stand now; press Run for theirs.")
     _draw_result(answer)
     st.header("Downloads")
-    draw.draw_day_downloads(session.store, saved["result"], NAMES, saved["command"])
+    draw.draw_day_downloads(session.store, saved["result"], DOWNLOADS, saved["command"])
 
 
 def _answers_inputs(session: BrowserSession, form: Form, key: str) -> bool:
