@@ -35,7 +35,7 @@ MOST_PROMPTS = 8  # Prompts of one step; with more the token budget leaves each 
 ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Shares of prefills with one prompt, and without a cached prefix.
 _SHORT_TOKENS = 16  # A short prompt and chunk among the corners; the least cached prefix that is drawn.
 _LEAST_NEW_TOKENS = 8  # The least new tokens of a prompt that are drawn.
-# Each takes a quarter or half of one number, so after 60 nothing more would help.
+# A round takes a quarter or half off one number of a step, so after 60 nothing more would help.
 _MOST_SHRINKING_ROUNDS = 60
 
 
@@ -107,9 +107,8 @@ def range_corners(limits: StepLimits) -> list[StepShape]:
 
 def start_design(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
     """The corners, then `candidates`: at most `steps` in all, unless the corners are more."""
-    first = range_corners(limits)
-    rest = candidates(limits, max(steps - len(first), 0), seed)
-    return _distinct([*first, *rest])
+    corners = range_corners(limits)
+    return _distinct([*corners, *candidates(limits, max(steps - len(corners), 0), seed)])
 
 
 def candidates(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
@@ -156,9 +155,7 @@ def _between(low: int, high: int, u: float) -> int:
 
 
 def _shrunk(step: StepShape, limits: StepLimits) -> StepShape | None:
-    """The step, with one part after another made smaller, usually the largest, until `limits` hold it; None
-    if they never do.
-    """
+    """The step, its parts made smaller, mostly the largest, until `limits` hold it; None if they never do."""
     for _ in range(_MOST_SHRINKING_ROUNDS):
         if limits.hold(step):
             return step

@@ -152,7 +152,7 @@ def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
     # `least_squares` must start strictly between the bounds.
     start = np.clip([getattr(current, name) for name in names], low * 1.01, high * 0.99)
     best = np.exp(least_squares(residuals, np.log(start), bounds=(np.log(low), np.log(high))).x)
-    return replace(current, **{n: float(f"{x:.3g}") for n, x in zip(names, best.tolist(), strict=True)})
+    return replace(current, **{name: float(f"{x:.3g}") for name, x in zip(names, best.tolist(), strict=True)})
 
 
 def mean_errors(

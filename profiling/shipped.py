@@ -124,6 +124,7 @@ MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-1
 # rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
+SPLITWISE_DATE = "2023-11"  # When its measurements were published.
 MEASURED_TP = 8  # The TP degree of the Splitwise fit from which `derived_file` derives those of other GPUs.
 # What `fitted_all_reduces` fits: payloads of 2^0 to 2^15 tokens, which are 8 KiB to 256 MiB. The search for a
 # latency and a bandwidth begins at the first two values; times that are more than about LOOSE_FRAC off the
@@ -144,15 +145,14 @@ def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, .
         for tp in tps
     ]
     source = "github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT), Patel et al. 2024; docs/models.md"
-    return _document(llm, gpu, source, "2023-11", entries)
+    return _document(llm, gpu, source, SPLITWISE_DATE, entries)
 
 
 def derived_file(
     path: Path, llm: Llm, measured: Gpu, target: Gpu, model: str, tps: tuple[int, ...]
 ) -> dict[str, Any]:
-    """The file of fits on the GPU `target`, at each TP degree. They are derived from the fit of the GPU
-    `measured` at MEASURED_TP by the ratio of the two GPUs' rooflines. Nothing was measured on the target, so
-    the rows have no errors on steps that were held out.
+    """The file of fits on the GPU `target`, one for each TP degree: the fit of the GPU `measured` at
+    MEASURED_TP times the ratio of the GPUs' rooflines. Nothing was measured on `target`: no row has errors.
     """
     hardware = HARDWARE[measured.name]
     table = splitwise_table(path, model, hardware, MEASURED_TP)
@@ -167,7 +167,7 @@ def derived_file(
         derived = transfer_fit(latency, measured_roofline, target_roofline, basis=basis)
         entries.append(fit_row(tp, derived, {}))
     source = "derived from github.com/Mutinifni/splitwise-sim data/perf_model.csv (MIT); docs/models.md"
-    return _document(llm, target, source, "2023-11", entries)
+    return _document(llm, target, source, SPLITWISE_DATE, entries)
 
 
 def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, Any]]) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def fitted_all_reduces(catalog: Catalog) -> str:
     latency and the bandwidth that are nearest to the kernel times in relative terms, and as a comment how far
     off they are in the mean.
     """
-    # The times depend on bytes alone, so any LLM will do: its hidden size makes bytes of tokens.
-    llm, text = catalog.llm("meta-llama/Llama-3.1-8B"), ""
+    text = ""
+    llm = catalog.llm("meta-llama/Llama-3.1-8B")  # Any will do: times depend on bytes alone.
     tokens = 2 ** np.arange(ALL_REDUCE_POWERS)
     payload_bytes = tokens * llm.hidden * ACTIVATION_BYTES
     for gpu in SYSTEMS:

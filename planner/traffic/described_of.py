@@ -2,7 +2,7 @@
 
 The rate becomes a curve of at most INTERVALS intervals. Lengths become histograms, with edges at quantiles of
 the lengths, and a joint table of input and output. Bursts become Fano factors, which measure how counts vary
-around the curve. Clients differ in their mean lengths, just as much as makes lengths of requests close in
+around the curve. Clients differ in their mean lengths by so much that the lengths of requests close in
 time correlate as in the trace. Sessions and shared prefixes are described by their means. SciPy is imported
 within functions: it takes a tenth of a second.
 """
@@ -125,7 +125,7 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
         windows = intervals * windows_per_interval
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, windows_per_interval)
-        variance = (by_interval.var(axis=1)).mean()
+        variance = by_interval.var(axis=1).mean()
         fano_factors.append((window_s, max(float(f"{variance / counts.mean():.4g}"), 1.0)))
     return tuple(fano_factors)
 
@@ -249,14 +249,14 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
     """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
-    before = np.zeros(len(trace), np.int64)  # Tokens of the longest conversation that a request waits for.
-    np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
+    before_tokens = np.zeros(len(trace), np.int64)  # Of the longest conversation that a request waits for.
+    np.maximum.at(before_tokens, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
     # A prompt that is not longer than the conversation before it was cut; it counts as adding one token.
-    added_tokens = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
+    added_tokens = np.maximum(trace.input_tokens - before_tokens, 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
-    most = int(conversation_tokens.max())
-    return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), most), added_tokens
+    longest_tokens = int(conversation_tokens.max())
+    return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), longest_tokens), added_tokens
 
 
 def _describe_prefixes(trace: Trace) -> Prefixes | None:
@@ -273,10 +273,10 @@ def _describe_prefixes(trace: Trace) -> Prefixes | None:
     shared = requests[requests > 1]
     if not shared.size:
         return None
-    owner = np.repeat(np.arange(len(trace)), np.diff(offsets))
+    request_of = np.repeat(np.arange(len(trace)), np.diff(offsets))
     _, first_at, block_of = np.unique(ids, return_index=True, return_inverse=True)
-    is_old = owner[first_at][block_of] != owner  # Another prompt had the block first.
-    repeated = np.bincount(owner, weights=is_old, minlength=len(trace))[has_blocks]
+    is_repeated = request_of[first_at][block_of] != request_of  # Another prompt had the block first.
+    repeated = np.bincount(request_of, weights=is_repeated, minlength=len(trace))[has_blocks]
     repeated = repeated[(requests[text_of] > 1) & (repeated > 0)]
     if not repeated.size:
         return None

@@ -72,9 +72,9 @@ def _draw_inputs(session: BrowserSession, form: Form) -> Form:
     count = len(form["llms"])
     drawn = [_llm_inputs(session, llm_form, k, count) for k, llm_form in enumerate(form["llms"])]
     llms = [llm_form for llm_form, _ in drawn]
-    more, example = st.columns(2)
-    wants_another = more.button("Add an LLM", key="several_add", disabled=count >= MOST_LLMS)
-    wants_example = example.button("Back to the example", key="several_example")
+    add_column, example_column = st.columns(2)
+    wants_another = add_column.button("Add an LLM", key="several_add", disabled=count >= MOST_LLMS)
+    wants_example = example_column.button("Back to the example", key="several_example")
     st.header("What they share")
     shared = {"gpus": inputs.gpu_inputs(session, form["shared"], "shared")}
     with st.expander("Goal and limits"):
@@ -149,8 +149,8 @@ def _list_other_requirements(form: Form) -> None:
     without_input = of_llms | form["shared"]["more"]
 
     def forget() -> None:
-        bare = [llm_form | {"more": {}} for llm_form in form["llms"]]
-        _redraw_with({"llms": bare, "shared": form["shared"] | {"more": {}}})
+        llms = [llm_form | {"more": {}} for llm_form in form["llms"]]
+        _redraw_with({"llms": llms, "shared": form["shared"] | {"more": {}}})
 
     inputs.list_other_requirements(without_input, forget, "several")
 

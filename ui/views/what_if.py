@@ -26,9 +26,8 @@ from ui.session import BrowserSession, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 MOST_POINTS = 10  # The curve of a limit has at most this many points, because each one is planned anew.
-FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)  # By what the slider multiplies.
-# Keys of the form that may be moved, with their labels. Limits of the SLO and inputs of a GPU are added to
-# them.
+FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)  # The slider multiplies by them.
+# Keys of the form that may be moved, with their labels; limits of the SLO and inputs of a GPU join them.
 SINGLE = {
     "rate": "rate [requests/s]",
     "power_kw": "power limit [kW]",
@@ -77,7 +76,7 @@ def _draw_one_move(session: BrowserSession, saved: SavedPlan, document: Document
         session.jobs.start(session.id, "what_if", "what_if", request)
     answer = follow_job(session, "what_if")
     if answer is not None:
-        _draw_both(document, answer, sentence)
+        _draw_comparison(document, answer, sentence)
         if st.button("Keep this plan", key="keep_what_if"):
             # The page Plan fills its inputs from `restore` when it is drawn next.
             st.session_state.restore = changed
@@ -207,9 +206,7 @@ def _draw_sensitivity_table(changes: list[Document]) -> None:
 
 
 def _draw_limit_curve(session: BrowserSession, saved: SavedPlan) -> None:
-    """Draw a select box of limits, and the best fleet for each value of the chosen one as charts and
-    table.
-    """
+    """Draw a select box of limits, and charts and a table of the best fleets over the chosen one."""
     st.header("What each limit costs")
     offered: dict[str, str] = {
         metric: f"{METRICS[metric].abbreviation} limit"
@@ -239,7 +236,7 @@ def _draw_limit_curve(session: BrowserSession, saved: SavedPlan) -> None:
         )
 
 
-def _draw_both(old: Document, new: Document, sentence: str) -> None:
+def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
     """Draw the plan (`old`) and the plan after the move (`new`) side by side: a table of their figures, and a
     chart per metric with both distributions of latency. `sentence` names the move.
     """

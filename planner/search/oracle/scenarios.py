@@ -1,8 +1,8 @@
 """Draws scenarios: variants of a question with other requests of the same kind, more traffic, and other step
 times.
 
-Each scenario has its own requests, drawn with a seed, `growth_frac` more traffic, and one error of the
-predicted step times for all workers (planner/models/spread.py): one draw for prefills, one for decodes. With
+Each scenario has its own requests, drawn with a seed, `growth_frac` more traffic, and two errors of the
+predicted step times, of prefills and of decodes, which all workers share (planner/models/spread.py). With
 `prefix_drift` other prefixes are popular (prefix_drift.py).
 
 `drawn_by` says what a scenario's requests are drawn from. Described traffic is drawn from its description. If
@@ -145,18 +145,18 @@ class Scenarios:
 
     def _step_time_sigmas(self, number: int) -> tuple[float, float]:
         """The step-time errors (prefill, decode) of a scenario, in standard deviations."""
-        if number < self.count:
-            rng, size, place = np.random.default_rng([self.seed, self.kind]), self.count, number
-        else:
+        seeds, size, place = [self.seed, self.kind], self.count, number
+        if not (is_searched := number < self.count):
             block, place = divmod(number - self.count, TEST_BLOCK)
-            rng, size = np.random.default_rng([self.seed, self.kind, block, STEP_TIME_STREAM]), TEST_BLOCK
+            seeds, size = [*seeds, block, STEP_TIME_STREAM], TEST_BLOCK
+        rng = np.random.default_rng(seeds)
         # One of `size` equal parts of the distribution for each scenario, in a random order for each phase.
         parts = rng.permuted(np.tile(np.arange(size), (2, 1)), axis=1)
         # A search sees the middle of a part. A test draws from all of it, so that it is a fair sample.
-        within = 0.5 if number < self.count else rng.random((2, size))
-        prefill, decode = ((parts + within) / size)[:, place]
-        normal = NormalDist().inv_cdf
-        return normal(float(prefill)), normal(float(decode))
+        within = 0.5 if is_searched else rng.random((2, size))
+        prefill_quantile, decode_quantile = ((parts + within) / size)[:, place].tolist()
+        sigmas_at = NormalDist().inv_cdf
+        return sigmas_at(prefill_quantile), sigmas_at(decode_quantile)
 
     def draw_requests(self, number: int) -> Trace:
         """The traffic of a scenario, with the popularity of prefixes moved if `safety` says so."""
@@ -186,14 +186,14 @@ class Scenarios:
         if (described := self.task.described) is not None:
             rate_rps = (self.task.rate_rps or described.mean_rps) * growth_factor / self.downscale
             return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
-        trace, way = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
-        if way == "copies":
+        trace, basis = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
+        if basis == "copies":
             assert self.task.rate_rps is not None
             # Superposing fewer copies draws fewer requests, so nothing is left to thin out afterwards.
             rate_rps = self.task.rate_rps * growth_factor / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         grown_rps = None if self.task.rate_rps is None else self.task.rate_rps * growth_factor
-        if way in ("blocks", "sessions"):
+        if basis in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
             if grown_rps is None and growth_factor > 1:
                 grown_rps = trace.rate_rps * growth_factor

@@ -72,12 +72,12 @@ def find_fleet_with_a_loss(
     worker of each kind.
     """
     scenario_problem = production.searched_problem
-    more = one_more(scenario_problem, production.best)
+    enlarged = one_more(scenario_problem, production.best)
     test = production.test.after_a_loss()
     if scenario_problem.oracle.downscale > 1:
-        if not scenario_problem.allows(more):
+        if not scenario_problem.allows(enlarged):
             return None, None
-        return FleetWithALoss(more, test.count_kept(more, test.side_scenarios), None), more
+        return FleetWithALoss(enlarged, test.count_kept(enlarged, test.side_scenarios), None), enlarged
     scenarios, first_lossy = scenario_problem.oracle.scenarios, None
     failed = set[NamedCounts]()  # The fleets that failed their test.
     for attempt in range(MOST_LOSS_TESTS + 1):
@@ -89,19 +89,19 @@ def find_fleet_with_a_loss(
             lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
         if lossy_best is not None and names_of(lossy_best) in failed:
             lossy_best = None  # The scenarios that it missed were too few to refute it.
-        if scenario_problem.allows(more) and (
-            lossy_best is None or objective_of(more) <= objective_of(lossy_best)
+        if scenario_problem.allows(enlarged) and (
+            lossy_best is None or objective_of(enlarged) <= objective_of(lossy_best)
         ):
-            lossy_best = more
+            lossy_best = enlarged
         if lossy_best is None:
             break
         first_lossy = first_lossy or lossy_best
-        if lossy_best is more:
-            # After a loss `more` still has all workers of production, and no search has chosen it by the
+        if lossy_best is enlarged:
+            # After a loss `enlarged` still has all workers of production, and no search has chosen it by the
             # scenarios of production's test. So it is counted in the same scenarios as production.
             test = production.test.after_a_loss()
         kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
-        if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
+        if lossy_best is enlarged or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
             return FleetWithALoss(lossy_best, kept_in, lossy), first_lossy
         failed.add(names_of(lossy_best))
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
@@ -109,24 +109,24 @@ def find_fleet_with_a_loss(
     return None, first_lossy
 
 
-def cheaper_with_one_more(trial: FleetTrial, found: FleetWithALoss | None) -> FleetWithALoss | None:
-    """Production with one more worker of each kind, if that costs less than `found`, which was searched
-    for another production fleet, and passes its test; otherwise `found`.
+def cheaper_with_one_more(trial: FleetTrial, fleet: FleetWithALoss | None) -> FleetWithALoss | None:
+    """Production with one more worker of each kind, if that costs less than `fleet`, which was searched
+    for another production fleet, and passes its test; otherwise `fleet`.
     """
-    problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
-    most = math.inf if found is None else objective_of(found.counts)
-    may_cost_less = objective_of(more) * problem.same_value_factor < most
-    if problem.oracle.downscale > 1 or not problem.allows(more) or not may_cost_less:
-        return found
+    problem, enlarged = trial.searched_problem, one_more(trial.searched_problem, trial.best)
+    most = math.inf if fleet is None else objective_of(fleet.counts)
+    may_cost_less = objective_of(enlarged) * problem.same_value_factor < most
+    if problem.oracle.downscale > 1 or not problem.allows(enlarged) or not may_cost_less:
+        return fleet
     test = trial.test.after_a_loss()
-    kept_in = test.decide(more)
+    kept_in = test.decide(enlarged)
     if not is_test_passed(kept_in, test.safety):
-        return found
-    return FleetWithALoss(more, kept_in, _after_a_loss(problem))
+        return fleet
+    return FleetWithALoss(enlarged, kept_in, _after_a_loss(problem))
 
 
 def _after_a_loss(problem: Problem) -> Problem:
-    """The problem in which a fleet must keep the SLO after the loss of any one worker."""
+    """The lossy problem, in which a fleet must keep the SLO after the loss of any one worker."""
     return replace(problem, oracle=replace(problem.oracle, spare_workers=1))
 
 
@@ -145,9 +145,9 @@ def _find_lossy_fleet(
     follows, as a fleet may miss other scenarios than those.
     """
     may_miss, least = lossy.oracle.may_miss, objective_of(best)
-    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
+    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # `lossy` has the hardest first.
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
-    # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
+    # No fleet that survives a loss costs less than production, so one at its price is the cheapest.
     if cheapest is None or objective_of(cheapest) > least * lossy.same_value_factor:
         for lossy_problem in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
@@ -171,10 +171,10 @@ def _cheapest_n_plus_one(
     each kind; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
-    more = one_more(scenario_problem, best)
-    candidates = [more] if scenario_problem.allows(more) else []
-    filled = with_idle(scenario_problem, paper.level0, more)
-    uses_idle = sorted(names_of(filled)) != sorted(names_of(more))
+    enlarged = one_more(scenario_problem, best)
+    candidates = [enlarged] if scenario_problem.allows(enlarged) else []
+    filled = with_idle(scenario_problem, paper.level0, enlarged)
+    uses_idle = sorted(names_of(filled)) != sorted(names_of(enlarged))
     if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds(filled):
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
     below = min(map(objective_of, candidates), default=math.inf)
@@ -261,8 +261,8 @@ def _cheapest_with_other_types(
     fleets: list[Counts] = []
     for added in itertools.islice(itertools.product(*added_for_pool), MOST_COMBINATIONS):
         workers = dict(best)
-        for option, more in added:
-            workers[option] = workers.get(option, 0) + more
+        for option, count in added:
+            workers[option] = workers.get(option, 0) + count
         fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
     fleets = [counts for counts in fleets if objective_of(counts) < below and lossy.allows(counts)]
     for counts in sorted(fleets, key=objective_of)[:MOST_OTHER_FLEETS]:

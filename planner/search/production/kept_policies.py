@@ -1,7 +1,7 @@
 """The policies of the fleet that is run, where policies were raced (`policies: any`).
 
-The policies that are cheapest on paper may be dearer in production, and policies that save nothing on paper
-may save there. So production is planned with the best policies on paper, then with those that were searched
+The policies that are cheapest on paper may be dearer in production, where others may save that save nothing
+on paper. So production is planned with the best policies on paper, then with those that were searched
 first, and then all are raced again: fleets that are near the best one and cost less are simulated with each
 policy, in the search's scenarios. A fleet counts as cheaper once it has passed its test. Without a race
 production is planned with the best policies on paper, and with pinned prefixes where they are a choice.
@@ -38,8 +38,7 @@ from planner.search.production.three_answers import Production, production_or_pa
 # After the race production is searched with at most this many policies, the most promising first. Each such
 # search takes about as long as the first one. Both numbers are set by hand.
 MOST_SEARCHED = 2
-# The race may simulate this many times as many requests as the search on paper.
-RACE_EFFORTS = 2
+RACE_EFFORTS = 2  # The race may simulate this many times the requests of the search on paper.
 
 Searched = tuple[Problem, FleetSearch]
 """A problem under one choice of policies, and its search on paper."""
@@ -177,11 +176,9 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
     search's scenarios.
     """
     chosen, paper = best_of(searched)
-    tested = [
-        each for other in searched if other[0] is not chosen and (each := _plan_and_test(other)) is not None
-    ]
-    if tested:
-        return min(tested, key=lambda each: each.value)
+    tested = [_plan_and_test(other) for other in searched if other[0] is not chosen]
+    if passed := [each for each in tested if each is not None]:
+        return min(passed, key=lambda each: each.value)
     if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of this many requests take too long.
         return None
     effort = max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
@@ -193,8 +190,8 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
         return None
     gains = cheapest_first(raced)
     for gain in gains[:MOST_SEARCHED]:
-        searched_with = _search_with_gain((chosen, paper), gain)
-        if searched_with is not None and (best := _plan_and_test(searched_with)) is not None:
+        other = _search_with_gain((chosen, paper), gain)
+        if other is not None and (best := _plan_and_test(other)) is not None:
             return best
     return None
 
@@ -223,12 +220,12 @@ def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) ->
         return production
     if counts is None:
         return production
-    same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
-    paper = same[0] if same else _search_from(production.searched[1], usual, counts)
-    tested = None if paper is None else _plan_and_test(paper)
-    return (
-        production if tested is None or tested.value > production.value * usual.same_value_factor else tested
-    )
+    known = next((each for each in searched if each[0].oracle.policies == usual.oracle.policies), None)
+    usual_searched = known or _search_from(production.searched[1], usual, counts)
+    tested = None if usual_searched is None else _plan_and_test(usual_searched)
+    if tested is None or tested.value > production.value * usual.same_value_factor:
+        return production
+    return tested
 
 
 def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
@@ -239,10 +236,11 @@ def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPol
     if best.trial.searched_problem.oracle.downscale > 1:
         return [], ("the others, as the question is large",)
     scenario_problem = with_search_scenarios(problem)
-    most = max(effort, LEAST_SEARCH_REQUESTS)
+    most_requests = max(effort, LEAST_SEARCH_REQUESTS)
+    changes = problem.task.policies.raced_changes
     try:
         raced, left_out, _ = race_near_best(
-            scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced_changes, most
+            scenario_problem, best.trial.best, paper.level0, changes, most_requests
         )
     except StoppedError:
         return [], ("the others, as the time was over",)
