@@ -121,7 +121,7 @@ def verdict_word(holds: bool, judged: int) -> Literal["kept", "missed", "not jud
     return "kept" if judged else "not judged"
 
 
-def _of_tasks(times: RequestTimes, *, is_served: bool) -> Floats:
+def _task_times(times: RequestTimes, *, is_served: bool) -> Floats:
     """The time of each task [s] at its last request, NaN at all others. `is_served` counts the requests on
     the longest path alone, without the tools between them.
     """
@@ -181,7 +181,7 @@ _ROWS = {
             abbreviation="task",
             name="time per task, tools included",
             sentence="of tasks are done within",
-            values_s=lambda times: _of_tasks(times, is_served=False),
+            values_s=lambda times: _task_times(times, is_served=False),
             is_of_tasks=True,
             is_of_agents=True,
         ),
@@ -190,7 +190,7 @@ _ROWS = {
             abbreviation="task without tools",
             name="time per task, tools left out",
             sentence="of tasks take along their longest path, without tools, at most",
-            values_s=lambda times: _of_tasks(times, is_served=True),
+            values_s=lambda times: _task_times(times, is_served=True),
             is_of_tasks=True,
             is_of_agents=True,
         ),

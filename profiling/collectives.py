@@ -45,9 +45,7 @@ class Collectives:
     seconds: Array
 
     def once_s(self, tokens: float) -> float:
-        """Seconds of one call, on straight lines between the sizes that were timed, and beyond the largest
-        size in proportion to it.
-        """
+        """Seconds of one: on straight lines between the timed sizes, in proportion beyond the largest."""
         beyond = max(tokens / float(self.tokens[-1]), 1.0)
         return float(np.interp(tokens, self.tokens, self.seconds)) * beyond
 
@@ -78,7 +76,7 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
         command = [sys.executable, "-m", "profiling.collectives", "--folder", folder, "--ranks", str(ranks)]
         command += ["--hidden", str(hidden), "--dtype", dtype, "--backend", "nccl" if is_cuda else "gloo"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        started = [
+        processes = [
             subprocess.Popen(
                 [*command, "--rank", str(rank), *map(str, tokens)],
                 env=environment,
@@ -88,7 +86,7 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
             )
             for rank in range(ranks)
         ]
-        _wait_for_ranks(started)
+        _wait_for_ranks(processes)
         seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
     # Fewer tokens never take longer than more. Where they did, the time was disturbed, and the shortest time
     # of more tokens stands for it.
@@ -98,20 +96,20 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
     return Collectives(backend, ranks, hidden * item_bytes, np.array(tokens, float), undisturbed)
 
 
-def _wait_for_ranks(started: Sequence[subprocess.Popen[str]]) -> None:
+def _wait_for_ranks(processes: Sequence[subprocess.Popen[str]]) -> None:
     """Wait until all ranks have ended. Raises InputError with a failed rank's last line, or when one takes
     too long; no rank is left running.
     """
     try:
-        for process in started:
+        for process in processes:
             _, error_text = process.communicate(timeout=TIMEOUT_S)
             if process.returncode:
                 last = (error_text.strip().splitlines() or ["nothing was said"])[-1]
-                raise InputError(f"all-reduces between {len(started)} ranks cannot be timed: {last}")
+                raise InputError(f"all-reduces between {len(processes)} ranks cannot be timed: {last}")
     except subprocess.TimeoutExpired:
-        raise InputError(f"all-reduces between {len(started)} ranks took over {TIMEOUT_S:g} s") from None
+        raise InputError(f"all-reduces between {len(processes)} ranks took over {TIMEOUT_S:g} s") from None
     finally:
-        for process in started:
+        for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -140,10 +138,10 @@ def _run_rank(args: argparse.Namespace) -> None:
             distributed.all_reduce(payload)
             if is_cuda:
                 torch.cuda.synchronize()
-            took = torch.tensor([time.perf_counter() - start_s], device=device, dtype=torch.float64)
-            distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
+            took_s = torch.tensor([time.perf_counter() - start_s], device=device, dtype=torch.float64)
+            distributed.all_reduce(took_s, op=distributed.ReduceOp.MAX)
             if repeat >= WARM_UP:
-                runs.append(float(took))
+                runs.append(float(took_s))
             payload.fill_(1.0)  # The sum has replaced the payload.
         medians_s.append(float(np.median(runs)))
     if args.rank == 0:

@@ -104,6 +104,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     print_lines(head, style="bold")
     moves = document["moves"]
     print_rows([dict(move) for move in moves], "workers")
+    # The words of a worker: role, GPU, settings.
     if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
         print_lines("owned workers that stop are switched off, not sold: their electricity is saved")
     limits = [
@@ -137,7 +138,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     answers = answer_rows(document["answers"])
     if answers:
         print_rows(answers, "the plan from scratch")
-    over = ", ".join(document["searched_over"])
+    options = ", ".join(document["searched_over"])
     if document["is_exact"]:
         proof = "exact"
     elif document["is_exhausted"]:
@@ -148,7 +149,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         )
     else:
         proof = "NOT exhausted"
-    print_lines(f"{proof} over all counts of {over}; {count_text(document['simulations'], 'simulation')}")
+    print_lines(f"{proof} over all counts of {options}; {count_text(document['simulations'], 'simulation')}")
 
 
 def slo_text(way: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from planner.units import show_exactly
 
 MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
 LARGEST_SETTING = 10**9  # A larger count of anything else (tokens, GPUs, workers) is a typing error.
-# Keys of the section -> fields of `Policies`, by the kind of their values.
+# By the kind of their values: keys of the section -> fields of `Policies`.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",
@@ -97,9 +97,9 @@ def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:
     """The classes of `due: {chat: {match: {tenant: chat}, within: 0.5 s}}`, with the time of each [s]."""
     due = section.subsection("due")
     for name in due.values:
-        of_class = due.subsection(name, ("match", "within"))
-        where = of_class.path_of("match")
-        yield parse_selector(str(name), of_class.get("match"), where), of_class.positive("within", "s")
+        due_class = due.subsection(name, ("match", "within"))
+        where = due_class.path_of("match")
+        yield parse_selector(str(name), due_class.get("match"), where), due_class.positive("within", "s")
 
 
 def parse_settings(section: Section) -> dict[str, Any]:

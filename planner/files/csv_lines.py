@@ -1,4 +1,4 @@
-"""Lines of a CSV put together to rows: a quoted field may run over several lines, a stray quote must not.
+"""Joins the lines of a CSV to rows: a quoted field may run over several lines, a stray quote must not.
 
 A parser that meets a quote at the beginning of a field reads on to the next quote, over as many rows as stand
 between, and says nothing. A field over several lines counts as intended if its last quote stands at the end
@@ -25,6 +25,8 @@ _CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # Up to the first quote that i
 _QUOTED = re.compile(rb'"[^"]*"')
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
 _BLOCK_BYTES = 16 * 2**20  # Read at once: long traces are never in memory as a whole.
+# The end of errors.
+_HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class Block:
 
 
 def read_blocks(
-    path: Path, stream: io.BufferedReader, line: int, *, columns: Sequence[str], figures: Sequence[int]
+    path: Path, stream: io.BufferedReader, line: int, *, columns: Sequence[str], number_columns: Sequence[int]
 ) -> Iterator[Block]:
     """The rows below the header, from `line` on.
 
-    `figures` are the indexes of columns that hold a number or a date in every row: a line is taken for a row
-    where all of them do.
+    `number_columns` are the indexes of columns with a number or a date in every row: a line that has one in
+    all of them is taken for a row.
 
     Raises TraceError naming the line whose quote swallows others.
     """
@@ -53,7 +55,7 @@ def read_blocks(
             for start, row in _join_rows(path, stream, lines, line, columns):
                 starts.append(start)
                 if len(row) > 1:
-                    _check_long_field(path, start, row, columns, figures)
+                    _check_long_field(path, start, row, columns, number_columns)
             text = b"".join(lines)  # `_join_rows` has added the lines to which the last row goes on.
         yield Block(text, np.array(starts))
         line += len(lines)
@@ -74,11 +76,8 @@ def _join_rows(
             first, size_bytes = last, 0
         elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _add_next_line(lines, stream)):
             end = f"within {MAX_LINE_BYTES // 2**20} MiB" if size_bytes > MAX_LINE_BYTES else "before the end"
-            opens = _opening_place(path, line + first, lines[first], columns)
-            raise TraceError(f"{opens} is not closed {end}; {HOW_TO_END}")
-
-
-HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
+            place = _opening_place(path, line + first, lines[first], columns)
+            raise TraceError(f"{place} is not closed {end}; {_HOW_TO_END}")
 
 
 def _add_next_line(lines: list[bytes], stream: io.BufferedReader) -> bool:
@@ -89,8 +88,8 @@ def _add_next_line(lines: list[bytes], stream: io.BufferedReader) -> bool:
 
 
 def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
-    """Whether a quoted field goes on beyond this line, and the index of the line's last field. `is_open`: a
-    quoted field goes on from the line before.
+    """Whether a quoted field goes on beyond this line, and the index of the line's last field. With `is_open`
+    one goes on from the line before.
 
     As for parsers, a quote opens a field at its beginning only, and what follows the closing quote up to the
     comma belongs to the field.
@@ -109,34 +108,34 @@ def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
 
 
 def _check_long_field(
-    path: Path, start: int, row: list[bytes], columns: Sequence[str], figures: Sequence[int]
+    path: Path, start: int, row: list[bytes], columns: Sequence[str], number_columns: Sequence[int]
 ) -> None:
-    """Raise TraceError for a field over several lines with text behind its closing quote, or that could be
-    several rows. `row` are the lines of one row, the first of them line `start` of the file.
+    """Raise TraceError for a field over several lines that has text behind its closing quote, or could be
+    several rows. `row` has the lines of one row, the first of which is line `start` of the file.
     """
-    opens = _opening_place(path, start, row[0], columns)
+    place = _opening_place(path, start, row[0], columns)
     for number, line in enumerate(row[1:], start=start + 1):  # Each line begins within a quoted field.
         closed = _CLOSING.match(line)
         if closed is not None and line[closed.end() : closed.end() + 1] not in (b"", b",", b"\r", b"\n"):
-            raise TraceError(f"{opens} is closed in line {number}, where its field goes on; {HOW_TO_END}")
+            raise TraceError(f"{place} is closed in line {number}, where its field goes on; {_HOW_TO_END}")
     _, column = _scan_line(row[0], False)
-    rows = sum(_is_row(line, column, len(columns), figures) for line in row)
+    rows = sum(_is_row(line, column, len(columns), number_columns) for line in row)
     if rows > 1:
         raise TraceError(
-            f"{opens} is closed in line {start + len(row) - 1}, and {rows} of these lines read as rows of "
-            f"their own; {HOW_TO_END}"
+            f"{place} is closed in line {start + len(row) - 1}, and {rows} of these lines read as rows of "
+            f"their own; {_HOW_TO_END}"
         )
 
 
-def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> bool:
-    """Whether a line, read without regard to quotes, has a number or date in all columns of `figures`.
+def _is_row(line: bytes, column: int, width: int, number_columns: Sequence[int]) -> bool:
+    """Whether a line, read without regard to quotes, has a number or date in all `number_columns`.
 
     The field of index `column` may contain commas: as many as the line has fields beyond `width`.
     """
     fields = line.rstrip(b"\r\n").split(b",")
     extra = len(fields) - width
-    places = [place + (extra if place > column else 0) for place in figures if place != column]
-    return extra >= 0 and all(_NUMBER_OR_DATE.fullmatch(fields[place]) for place in places)
+    indexes = [index + (extra if index > column else 0) for index in number_columns if index != column]
+    return extra >= 0 and all(_NUMBER_OR_DATE.fullmatch(fields[index]) for index in indexes)
 
 
 def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
@@ -190,12 +189,12 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
 
 
 def refuse_long_fields(text: str, where: object) -> None:
-    """Raise InputError for a quote that its line does not close: no field of figures has several lines."""
+    """Raise InputError for a quote that its line does not close: tables of numbers have no such fields."""
     for number, line in enumerate(text.split("\n"), start=1):
         if '"' in line and not line.startswith("#"):  # Catalog tables have comments.
             is_open, column = _scan_line(line.encode(), False)
             if is_open:
                 raise InputError(
                     f"{where}, line {number}: the quote that opens in column {column + 1} is not closed in "
-                    f"its line; {HOW_TO_END}"
+                    f"its line; {_HOW_TO_END}"
                 )

@@ -45,7 +45,7 @@ def read_columns(
     heading_of = {name: headings[names.index(name)] for name in wanted}
     figure_places = [names.index(name) for name in figures]
     header = ",".join(headings).encode() + b"\n"
-    for block in csv_lines.read_blocks(path, stream, at + 1, columns=names, figures=figure_places):
+    for block in csv_lines.read_blocks(path, stream, at + 1, columns=names, number_columns=figure_places):
         lines = block.starts
         try:
             table = pd.read_csv(

@@ -11,7 +11,7 @@ from ui.session import follow_job, open_session
 from ui.store import Document
 
 MOST_ROWS = 20  # At most this many placed prefixes are shown, the hottest first; chosen by hand.
-SHARED = "shared-prefixes"  # The sample whose name has this in it is offered first.
+SHARED = "shared-prefixes"  # The first sample with this in its name is the one chosen at first.
 PLACING_LIMIT_S = 120.0  # The default of `plan prefixes`.
 
 
@@ -34,16 +34,16 @@ def page() -> None:
     )
     st.caption("Upload others on the page Plan.")
     shown = session.plan_shown()
-    place = st.checkbox(
+    is_placing = st.checkbox(
         "Place prefixes on the workers of the plan", key="prefix_place", disabled=shown is None
     )
     pools = [row["name"] for row in shown[1]["workers"] if row["role"] != "decode"] if shown else []
     pool = None
-    if place and len(pools) > 1:
+    if is_placing and len(pools) > 1:
         pool = st.selectbox("On which of its pools", pools, key="prefix_pool")
     if st.button("Show", type="primary", key="prefix_start"):
         fleet = ""
-        if place and shown is not None:
+        if is_placing and shown is not None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
             form = session.current_form()
@@ -190,7 +190,7 @@ def _figure_text(value: float) -> str:
 
 
 def _seconds_or_never(value_s: float | None) -> str:
-    """A percentile; None stands for an infinite one, of requests that never got that far."""
+    """A percentile; None stands for an infinite one, which requests that never got that far have."""
     return "never" if value_s is None else show_s(value_s)
 
 

@@ -24,7 +24,7 @@ from planner.day.controllers.settings import ControllerSettings
 from planner.errors import InputError
 from planner.manifests import monitoring
 
-POOL, LLM = "fleetplan_pool", "fleetplan_llm"  # Labels.
+POOL, LLM = "fleetplan_pool", "fleetplan_llm"  # Labels of series.
 # The address of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`.
 HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
 PORT = 9090
@@ -41,7 +41,7 @@ FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOK
 RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
 # Set by hand: a rule has a term for each of its edges, and Prometheus reads the whole expression each time.
 MOST_STEPS = 200
-# A caller may make an Autoscaler without some parameters; plans give all. Defaults are those of the settings.
+# The defaults of the parameters that an Autoscaler may lack; those of plans lack none.
 _USUAL: dict[str, ControllerSettings] = {
     "fleetplan": FleetplanSettings(),
     "forecast": ForecastSettings(),
@@ -130,10 +130,10 @@ def _pool_matcher(*pools: str) -> str:
 
 def pod_monitor(target: ScaleTarget) -> Document:
     """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
-    more: Document = {"relabelings": [{"targetLabel": POOL, "replacement": target.name}]}
+    endpoint: Document = {"relabelings": [{"targetLabel": POOL, "replacement": target.name}]}
     if target.scheme == "https":  # The service signed its certificate itself.
-        more |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-    return monitoring.pod_monitor(target.name, {"matchLabels": dict(target.pods)}, target.port, **more)
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return monitoring.pod_monitor(target.name, {"matchLabels": dict(target.pods)}, target.port, **endpoint)
 
 
 def adapter_rule(pod_metric: PrometheusMetric) -> Document:
@@ -174,7 +174,7 @@ def monitors_limits() -> tuple[str, ...]:
 
 
 def usual_value(autoscaler: Autoscaler, name: str) -> float:
-    """The default of a parameter of one of our controllers, by the field's name."""
+    """The default of a parameter of a controller in _USUAL, by the field's name."""
     settings = _USUAL[autoscaler.controller]
     return float(getattr(settings, name) if hasattr(settings, name) else _WITHOUT_FORECAST[name])
 

@@ -121,9 +121,9 @@ class Knative:
             self.panic_s = time_s
         elif self.panic_s is not None and time_s > self.panic_s + settings.window_s:
             self.panic_s, self.panic_size = None, 0
-        size, in_panic = (min(max(wanted, least), most) for wanted in (for_stable, for_panic))
+        size = min(max(for_stable, least), most)
         if self.panic_s is not None:
-            self.panic_size = size = max(size, in_panic, self.panic_size)
+            self.panic_size = size = max(size, min(max(for_panic, least), most), self.panic_size)
         (size,) = self.recent_maximum.add(time_s, [size])
         return size
 

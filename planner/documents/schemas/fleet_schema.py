@@ -37,7 +37,7 @@ def fleet_schema(catalog: Catalog) -> Schema:
 def plan_schema(catalog: Catalog) -> Schema:
     """plan.yaml: the fleet, what it costs, what it was planned for and what was simulated."""
     amount = number_schema(least=0)
-    facts: dict[str, Schema] = {
+    plan_keys: dict[str, Schema] = {
         "status": with_help(text_with_suggestions(get_args(Status)), "What was proved of the plan."),
         "cost_usd_per_h": with_help(amount, "What is paid, whole nodes where these are sold."),
         "power_w": with_help(amount, "What the fleet may draw at most."),
@@ -45,7 +45,9 @@ def plan_schema(catalog: Catalog) -> Schema:
         "slo": with_help(slo_schema.slo_section(), "The SLO that the plan keeps."),
         "max_model_len": whole_number_schema(),
     }
-    document = section_schema(_fleet_keys(catalog) | facts, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS))
+    document = section_schema(
+        _fleet_keys(catalog) | plan_keys, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS)
+    )
     return document | {"required": ["status", "llm", "workers"]}
 
 
@@ -118,14 +120,14 @@ def latency_schema() -> Schema:
     forms = [
         section_schema(
             {"form": {"const": name}}
-            | dict.fromkeys(lists, NUMBERS)
-            | dict.fromkeys(numbers, number_schema()),
+            | dict.fromkeys(list_keys, NUMBERS)
+            | dict.fromkeys(number_keys, number_schema()),
             required=("form",),
         )
-        for name, (_, lists, numbers) in fits.FORMS.items()
+        for name, (_, list_keys, number_keys) in fits.FORMS.items()
     ]
-    lists = ("knots_tokens", "f_s", fits.JOINT)
-    numbers = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
+    list_keys = ("knots_tokens", "f_s", fits.JOINT)
+    number_keys = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
     schemas: dict[str, Schema] = {
         "tp": whole_number_schema(),
         fits.EP: FLAG,
@@ -136,8 +138,8 @@ def latency_schema() -> Schema:
         "errors": {"type": "object"},
         "simulated": {"type": "object", "required": ["form"]},
         "spread": {"type": "object"},
-        **dict.fromkeys(lists, NUMBERS),
-        **dict.fromkeys(numbers, number_schema()),
+        **dict.fromkeys(list_keys, NUMBERS),
+        **dict.fromkeys(number_keys, number_schema()),
     }
     return any_of(TEXT, section_schema(schemas, fits.FIT_KEYS, required=("knots_tokens", "f_s")), *forms)
 
