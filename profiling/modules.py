@@ -13,7 +13,7 @@ import re
 import time
 from typing import Any
 
-ATTENTION, REST = "attn", "rest"
+ATTENTION, REST = "attn", "rest"  # Names of operators; REST is the time outside of all modules.
 VIDURS_NAMES = {
     "embed_tokens": "embed",
     "qkv_proj": "attn_pre_proj",
@@ -72,11 +72,11 @@ class ModuleTimes:
         return event
 
     def _before(self, *_: Any) -> None:
-        """Note the begin of a module."""
+        """Note when a module begins."""
         if self._on:
             self._begun.append(self._mark())
 
     def _after(self, name: str) -> None:
-        """Note the end of the module that began last."""
+        """Note when the module that began last ends."""
         if self._on and self._begun:
             self._spans.append((name, self._begun.pop(), self._mark()))

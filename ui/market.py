@@ -71,9 +71,7 @@ def gpus_of(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def number(value: Any, unit: str) -> float | None:
-    """A quantity in `unit`, rounded to 12 digits to drop the rounding error of the conversion;
-    None for None.
-    """
+    """A quantity in `unit`, to 12 digits, which drops the conversion's rounding error; None for None."""
     return None if value is None else float(f"{parse_quantity(value, unit, where='schedule.yaml'):.12g}")
 
 
@@ -97,9 +95,9 @@ def usual_peaks(market: Document) -> dict[str, float]:
     for row in capacity:
         gpus.update(gpus_of(row))
     stock = {gpu: offer["stock"] for gpu, offer in market["gpus"].items() if "stock" in offer}
-    busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
+    workers = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
     # Rounded down as `shape_hours` rounds: 3 workers at 19.9998 requests/s do not carry 60.00.
-    return {llm: math.floor(100 * max(busy, 1) * rate + ROUNDING) / 100 for llm, rate in rates.items()}
+    return {llm: math.floor(100 * max(workers, 1) * rate + ROUNDING) / 100 for llm, rate in rates.items()}
 
 
 def shape_hours(

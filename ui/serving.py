@@ -32,7 +32,7 @@ HEADERS = {
 }
 
 
-class Framed:
+class FixedHeaders:
     """ASGI middleware: every response has HEADERS, in place of the app's own headers of these names."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -55,4 +55,4 @@ class Framed:
         await self.app(scope, receive, with_headers)
 
 
-app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(Framed)])
+app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(FixedHeaders)])

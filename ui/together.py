@@ -22,7 +22,7 @@ from planner.reports.words import command_line
 from ui import question
 from ui.question import Form
 
-# The inputs of `question` that stand once for all LLMs.
+# The inputs of a question that all LLMs have in common.
 SHARED = (
     "gpus",
     "stages",

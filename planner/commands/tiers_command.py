@@ -68,8 +68,8 @@ def best_line(choices: TierStudy) -> str:
         return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
     best_text = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
     if math.isinf(without.usd_per_h):
-        none = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
-        return f"{best_text}; without tiers {none} the SLO"
+        verdict = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
+        return f"{best_text}; without tiers {verdict} the SLO"
     return f"{best_text}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
 
 
@@ -94,13 +94,11 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
 
 def tiers_document(choices: TierStudy) -> dict[str, Any]:
     """What `--json` prints: every choice, the best one, and the break-even of each tier and worker type."""
-    rows = [_row_document(row) for row in choices.answers]
+    best_usd, without_usd = choices.best.usd_per_h, choices.without.usd_per_h
     return {
-        "choices": rows,
+        "choices": [_row_document(row) for row in choices.answers],
         "best": _row_document(choices.best),
-        "saves_frac": 1 - choices.best.usd_per_h / choices.without.usd_per_h
-        if math.isfinite(choices.without.usd_per_h)
-        else None,
+        "saves_frac": 1 - best_usd / without_usd if math.isfinite(without_usd) else None,
         "break_even": [
             {"tier": row.tier, "worker": row.worker, "prefix_tokens": row.prefix_tokens}
             for row in choices.break_even
@@ -109,7 +107,7 @@ def tiers_document(choices: TierStudy) -> dict[str, Any]:
 
 
 def _row_document(row: TierAnswer) -> dict[str, Any]:
-    """A row of what --json prints."""
+    """A choice of tiers as `--json` prints it."""
     from planner.reports.words import describe_fleet
 
     return {

@@ -17,9 +17,9 @@ from planner.errors import InputError
 # Names of this machine for itself; no other machine reaches a server that listens there.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BLUE = "#0072b2"
-# The dark theme has the colours of the report's (reports/page.css).
+# The dark theme has the colours of the dark report (reports/page.css).
 LIGHT_BLUE, DARK_PAGE, DARK_CARD, DARK_INK = "#56b4e9", "#12161c", "#1a2029", "#e6eaf0"
-INK = "#0d1117"  # Captions, which Streamlit draws at 60 % opacity, keep a contrast of 4.5.
+INK = "#0d1117"  # So dark that captions, drawn at 60 % opacity, keep a contrast of 4.5.
 
 
 def show_ui(

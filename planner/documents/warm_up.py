@@ -60,12 +60,15 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
                 f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as "
                 "requests will send them"
             )
-        every_s = row.get("keep_alive_s")
-        if every_s is not None and (
-            type(every_s) not in (int, float) or not LEAST_KEEP_S <= every_s < MOST_KEEP_S
+        keep_alive_s = row.get("keep_alive_s")
+        if keep_alive_s is not None and (
+            type(keep_alive_s) not in (int, float) or not LEAST_KEEP_S <= keep_alive_s < MOST_KEEP_S
         ):
             raise InputError(
-                f"{path}: row {number}: keep_alive_s is {every_s!r}, must be seconds, >= {LEAST_KEEP_S:g}"
+                f"{path}: row {number}: keep_alive_s is {keep_alive_s!r}, must be seconds, "
+                f">= {LEAST_KEEP_S:g}"
             )
-        prompts.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt, every_s))
+        prompts.append(
+            WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt, keep_alive_s)
+        )
     return tuple(prompts)

@@ -53,11 +53,11 @@ def survives_in_copy(work: Callable[[], object]) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             margin = bytearray(MARGIN_BYTES)
             work()
-            code = 0 if margin else 1  # `margin` is used here, so that its memory is not free before.
+            code = 0 if margin else 1  # This use of `margin` keeps its memory taken until here.
         finally:
             os._exit(code)
     until_s = time.monotonic() + PROBE_S
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:  # Process id (0: runs), exit status.
         if time.monotonic() > until_s:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -28,7 +28,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     runs = []
     for path in paths:
         document = check_mapping(foreign_fields.read_json(path), path)
-        shape = {}
+        shape = {}  # Requests and tokens of the batch, by key.
         for key, file_key, option in (
             ("requests", "batch_size", "--requests (the batch size)"),
             ("input_tokens", "input_len", "--input-tokens"),

@@ -42,7 +42,7 @@ class Efficiency:
     expert_activations: float = 0.0
 
 
-ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Rows of catalogs/roofline.yaml, by the format that is multiplied.
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml: the formats that are multiplied.
 # Formats that GPUs multiply at their 8-bit or 4-bit rate, if they have one. Others are multiplied in 16 bits.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)
@@ -89,7 +89,7 @@ def _read_calibrations() -> dict[str, Calibration]:
 
 
 def _multiplied_format(weights: str, gpu: Gpu) -> str:
-    """The format, one of ROWS, in which a GPU multiplies weights of this format."""
+    """Which of ROWS a GPU multiplies weights of this format in."""
     if weights in MULTIPLIED_IN_8_BITS and gpu.fp8_flops_per_s:
         return "fp8"
     if weights in MULTIPLIED_IN_4_BITS and gpu.fp4_flops_per_s:

@@ -21,6 +21,8 @@ import pulp
 from planner.errors import PlannerError
 from planner.solvers.backend import run_highs
 
+SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well under a second.
+
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
@@ -28,9 +30,6 @@ class GroupChoice:
 
     weight: float
     uses: tuple[float, ...]
-
-
-SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well under a second.
 
 
 def choose_within_limits(
@@ -60,9 +59,7 @@ def choose_within_limits(
     if outcome.status == "infeasible":
         return None, math.inf
     if outcome.status not in ("optimal", "feasible"):
-        raise PlannerError(
-            f"the solver gave no answer to the master problem of several LLMs in {SOLVER_S:g} s"
-        )
+        raise PlannerError(f"the solver chose no fleets for several LLMs in {SOLVER_S:g} s")
     # The solver's x_f are 0 and 1 up to rounding: the largest of a group is the chosen one.
     chosen = []
     for x_i in variables:

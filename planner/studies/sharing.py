@@ -83,7 +83,7 @@ def _compare(
 
 def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
     """Each class that has requests and limits, and the requests of no class as one more: the name, the
-    question, and the requests. These are already scaled and cut to the window, so the question does neither.
+    question, and the requests, which are already scaled and cut to the window.
     """
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)

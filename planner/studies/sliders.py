@@ -63,7 +63,7 @@ class Sliders:
 
 def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Sliders:
     """Simulate a fleet and its neighbours; an SLO for every window is judged over the whole trace."""
-    until_s = time.monotonic() + time_limit_s  # On the monotonic clock.
+    until_s = time.monotonic() + time_limit_s
     whole_slo = replace(slo, every_s=None)
     traces = [with_times_the_traffic(trace, factor) for factor in TRAFFIC]
     sizes = [_simulate_fleet(neighbour, traces, whole_slo, until_s) for neighbour in _neighbour_fleets(fleet)]
@@ -121,7 +121,5 @@ def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
         # The simulation has the limits of all SLOs, one after another.
         part = slice(k * len(slo.limits), (k + 1) * len(slo.limits))
         counted, violations = simulation.counted[part], simulation.violations[part]
-        with_its_limits = replace(
-            simulation, limits=scaled_slo.limits, counted=counted, violations=violations
-        )
-        yield judge_slo(with_its_limits, scaled_slo, with_percentiles=False)
+        simulated = replace(simulation, limits=scaled_slo.limits, counted=counted, violations=violations)
+        yield judge_slo(simulated, scaled_slo, with_percentiles=False)

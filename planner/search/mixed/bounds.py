@@ -35,8 +35,7 @@ def lower_bound(problem: Problem) -> float | None:
     a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_TIME_FRAC
     of the time that is left; if that runs out, the bound is lower.
     """
-    options = _all_envelopes(problem)
-    burst_bound = 0.0
+    options, burst_bound = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)
     # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
     # work is not known: it depends on which requests came before.
@@ -96,7 +95,7 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
 
 
 def _all_envelopes(problem: Problem) -> list[Option]:
-    """The options of the bound: `envelopes` of every worker type that holds the weights, in every role."""
+    """The envelopes of every worker type that holds the weights, in every role: the options of the bound."""
     # `left_out` are the types that are too small for the longest request (problem/plan_problem.py).
     types = (*problem.types, *(worker for item in problem.left_out for worker in item.workers))
     return envelopes(

@@ -61,8 +61,7 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     """The problem at full size in the scenarios of its model, in the same order."""
     if modelled.oracle.downscale == problem.oracle.downscale:
         return modelled
-    # The scenarios of the search and of the test at full size. Those of the model are found again by kind and
-    # number.
+    # A scenario of the model is found again at full size by its kind and number.
     full_by_kind = {
         each.kind: each for each in (problem.search_scenarios, problem.test_scenarios) if each is not None
     }
