@@ -33,6 +33,7 @@ from planner.models.roofline import roofline
 from planner.models.roofline_calibration import Efficiency, calibration_of
 from planner.models.step_fit import equal_shares, errors_by_regime
 
+# Their kernel times are fitted.
 LLMS = (
     "meta-llama/Llama-3.1-8B",
     "meta-llama/Llama-3.1-70B",
@@ -59,7 +60,7 @@ LLMS = (
     "nvidia/MiniMax-M2.5-NVFP4",
     "nvidia/Kimi-K2.5-NVFP4",
 )
-ROWS = {
+ROWS = {  # Rows of catalogs/roofline.yaml -> their formats of weights.
     "bf16": ("bf16",),
     "fp8": ("fp8", "fp8-block"),
     "w4a16": ("int4", "int4-g32", "mxfp4"),
@@ -193,21 +194,21 @@ def calibration_row(
     efficiency = fit_efficiency(tables)
     text = markdown_row(f"{title}, all", mean_errors(tables, lambda _: efficiency))
     for name in dict.fromkeys(table.gpu.name for table in tables):
-        text += markdown_row(
-            f"{title}, {name}", mean_errors([t for t in tables if t.gpu.name == name], lambda _: efficiency)
-        )
-    without = {
+        of_gpu = [table for table in tables if table.gpu.name == name]
+        text += markdown_row(f"{title}, {name}", mean_errors(of_gpu, lambda _: efficiency))
+    fit_without = {
         chip: fit_efficiency([t for t in tables if t.chip != chip])
         for chip in {table.chip for table in tables}
     }
-    unseen = mean_errors(tables, lambda table: without[table.chip])
+    unseen = mean_errors(tables, lambda table: fit_without[table.chip])
     text += markdown_row(f"{title}, GPU unseen", unseen)
     if by_llm:
-        llms = {table.llm.name: table.llm for table in tables}
-        others = {name: fit_efficiency([t for t in tables if t.llm.name != name]) for name in llms}
-        text += markdown_row(
-            f"{title}, LLM unseen", mean_errors(tables, lambda table: others[table.llm.name])
-        )
+        fit_without = {
+            name: fit_efficiency([t for t in tables if t.llm.name != name])
+            for name in {table.llm.name for table in tables}
+        }
+        errors = mean_errors(tables, lambda table: fit_without[table.llm.name])
+        text += markdown_row(f"{title}, LLM unseen", errors)
     unseen_errors = {
         llm_class: {kind: round(float(np.mean(unseen[llm_class, kind])), 3) for kind in ("prefill", "decode")}
         for llm_class in ("dense", "mixture")

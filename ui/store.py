@@ -82,20 +82,30 @@ class Store:
         with closing(sqlite3.connect(self.folder / FILE, timeout=_BUSY_S)) as db, db:
             yield db
 
+    def _first_row(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        """The first row that a query finds; None if there is none."""
+        with self._open() as db:
+            row: tuple[Any, ...] | None = db.execute(query, values).fetchone()
+        return row
+
+    def _write(self, statement: str, *values: str | bytes) -> None:
+        """Run one statement that changes the database."""
+        with self._open() as db:
+            db.execute(statement, values)
+
     def stored_form(self, session: str) -> Document | None:
         """The inputs as this session left them."""
-        with self._open() as db:
-            row = db.execute("select asked from sessions where id = ?", (session,)).fetchone()
+        row = self._first_row("select asked from sessions where id = ?", session)
         return json.loads(row[0]) if row and row[0] else None
 
     def keep_form(self, session: str, form: Document) -> None:
         """Keep the inputs of the page Plan."""
-        with self._open() as db:
-            db.execute(
-                "insert into sessions (id, asked) values (?, ?) on conflict (id) do update set asked = "
-                "excluded.asked",
-                (session, json.dumps(form)),
-            )
+        self._write(
+            "insert into sessions (id, asked) values (?, ?) on conflict (id) do update set asked = "
+            "excluded.asked",
+            session,
+            json.dumps(form),
+        )
 
     def copy_session(self, old: str, new: str) -> None:
         """Begin a session with the question, the plan, the pages and the traces of another."""
@@ -112,50 +122,40 @@ class Store:
 
     def share_traces(self, old: str, new: str) -> None:
         """Let a session choose from the uploads of another."""
-        with self._open() as db:
-            db.execute(
-                "insert or ignore into traces select ?2, reference from traces where session = ?1 "
-                "order by rowid",
-                (old, new),
-            )
+        self._write(
+            "insert or ignore into traces select ?2, reference from traces where session = ?1 order by rowid",
+            old,
+            new,
+        )
 
     def page_document(self, session: str, page: str) -> Document | None:
         """What a page other than Plan last kept under the name `page`; None if nothing."""
-        with self._open() as db:
-            row = db.execute(
-                "select inputs from pages where session = ? and page = ?", (session, page)
-            ).fetchone()
+        row = self._first_row("select inputs from pages where session = ? and page = ?", session, page)
         return json.loads(row[0]) if row else None
 
     def keep_page_document(self, session: str, page: str, document: Document) -> None:
         """Keep the inputs of a page other than Plan, or where its latest answer is."""
-        with self._open() as db:
-            row = session, page, json.dumps(document)
-            db.execute("insert or replace into pages values (?, ?, ?)", row)
+        self._write("insert or replace into pages values (?, ?, ?)", session, page, json.dumps(document))
 
     def current_plan(self, session: str) -> SavedPlan | None:
         """The saved plan that this session shows; None if it shows none, or the plan is gone."""
-        with self._open() as db:
-            row = db.execute("select plan from sessions where id = ?", (session,)).fetchone()
+        row = self._first_row("select plan from sessions where id = ?", session)
         return self.plan(row[0]) if row and row[0] else None
 
     def look_at(self, session: str, plan: str) -> None:
         """Make a plan the one this session looks at."""
-        with self._open() as db:
-            db.execute(
-                "insert into sessions (id, plan) values (?, ?) on conflict (id) do update set plan = "
-                "excluded.plan",
-                (session, plan),
-            )
+        self._write(
+            "insert into sessions (id, plan) values (?, ?) on conflict (id) do update set plan = "
+            "excluded.plan",
+            session,
+            plan,
+        )
 
     def add_plan(self, session: str, name: str, form: Document, result: str) -> str:
         """Keep a plan and make it the one the session looks at."""
         plan, made = uuid.uuid4().hex, datetime.now(UTC).isoformat(" ", "seconds")[:19]
-        with self._open() as db:
-            db.execute(
-                "insert into plans values (?, ?, ?, ?, ?, ?)",
-                (plan, session, name, made, json.dumps(form), result),
-            )
+        row = plan, session, name, made, json.dumps(form), result
+        self._write("insert into plans values (?, ?, ?, ?, ?, ?)", *row)
         self.look_at(session, plan)
         return plan
 
@@ -170,14 +170,12 @@ class Store:
 
     def plan(self, plan: str) -> SavedPlan | None:
         """The plan of this id; None if it was deleted."""
-        with self._open() as db:
-            row = db.execute("select * from plans where id = ?", (plan,)).fetchone()
+        row = self._first_row("select * from plans where id = ?", plan)
         return _saved_plan(row) if row else None
 
     def rename_plan(self, plan: str, name: str) -> None:
         """Give a saved plan another name."""
-        with self._open() as db:
-            db.execute("update plans set name = ? where id = ?", (name, plan))
+        self._write("update plans set name = ? where id = ?", name, plan)
 
     def delete_plan(self, plan: str) -> None:
         """Forget a plan, and its result unless another plan has the same."""
@@ -192,14 +190,12 @@ class Store:
 
     def document(self, key: str) -> Document | None:
         """The result of a job as a mapping; None if there is none."""
-        with self._open() as db:
-            row = db.execute("select document from results where key = ?", (key,)).fetchone()
+        row = self._first_row("select document from results where key = ?", key)
         return json.loads(row[0]) if row else None
 
     def packed(self, key: str) -> bytes:
         """The files of a result as a zip."""
-        with self._open() as db:
-            row = db.execute("select files from results where key = ?", (key,)).fetchone()
+        row = self._first_row("select files from results where key = ?", key)
         return bytes(row[0]) if row else zip_files({})
 
     def files(self, key: str, prefix: str = "") -> dict[str, bytes]:
@@ -209,15 +205,13 @@ class Store:
 
     def keep_result(self, key: str, document: Document, packed: bytes) -> None:
         """Keep what a job computed; `packed` is a zip of its files, as `zip_files` makes it."""
-        with self._open() as db:
-            db.execute("insert or replace into results values (?, ?, ?)", (key, json.dumps(document), packed))
+        self._write("insert or replace into results values (?, ?, ?)", key, json.dumps(document), packed)
 
     def add_trace(self, session: str, name: str, content: bytes) -> str:
         """Keep an uploaded trace under its own name, which plans state; returns its reference."""
         path = self.add_file(name, content)
         reference = f"{path.parent.name}/{path.name}"
-        with self._open() as db:
-            db.execute("insert or ignore into traces values (?, ?)", (session, reference))
+        self._write("insert or ignore into traces values (?, ?)", session, reference)
         return reference
 
     def add_file(self, name: str, content: bytes) -> Path:
@@ -249,7 +243,7 @@ class Store:
         return self.folder / "traces" / folder / name
 
 
-def _saved_plan(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
+def _saved_plan(row: tuple[Any, ...]) -> SavedPlan:
     """A row of the table of plans as a SavedPlan."""
     plan, session, name, made, form, result = row
     return SavedPlan(plan, session, name, made, json.loads(form), result)

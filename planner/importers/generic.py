@@ -36,19 +36,17 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
             notes = foreign_fields.run_remarks(is_summary=True)
             if "requests" not in row and stated.requests is None:
                 notes = (*notes, f"{USUAL_REQUESTS} requests are assumed")
-            concurrency = row.get("concurrency")
+            requests, concurrency = stated.requests or row.get("requests", USUAL_REQUESTS), None
+            if "concurrency" in row:  # A rate beside it is ignored.
+                concurrency = foreign_fields.read_count(row["concurrency"], f"{where}: concurrency")
             run = MeasuredRun(
-                where,
-                foreign_fields.read_count(
-                    stated.requests or row.get("requests", USUAL_REQUESTS), f"{where}: requests"
-                ),
-                (row["input_tokens"],),
-                (row["output_tokens"],),
-                {"ttft": {"mean": row["ttft_ms"] / 1e3}, "tpot": {"mean": row["tpot_ms"] / 1e3}},
-                None
-                if concurrency is None
-                else foreign_fields.read_count(concurrency, f"{where}: concurrency"),
-                row.get("rate") if concurrency is None else None,
+                name=where,
+                requests=foreign_fields.read_count(requests, f"{where}: requests"),
+                input_tokens=(row["input_tokens"],),
+                output_tokens=(row["output_tokens"],),
+                latency_s={"ttft": {"mean": row["ttft_ms"] / 1e3}, "tpot": {"mean": row["tpot_ms"] / 1e3}},
+                concurrency=concurrency,
+                rate_rps=row.get("rate") if concurrency is None else None,
                 notes=notes,
             )
             runs.append(with_stated_load(run, stated))

@@ -41,18 +41,17 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         latencies = foreign_fields.read_numbers(document.get("latencies"), f"{path}: latencies")
         if not latencies or not min(latencies) > 0:
             raise InputError(f"{path}: latencies: expected seconds > 0")
-        notes = (
-            () if len(latencies) >= FEW_ITERATIONS else (f"only {len(latencies)} iteration(s) were timed",)
-        )
+        few_note = f"only {len(latencies)} iteration(s) were timed"
+        notes = () if len(latencies) >= FEW_ITERATIONS else (few_note,)
         runs.append(
             with_stated_load(
                 MeasuredRun(
-                    path.name,
-                    shape["requests"],
-                    (shape["input_tokens"],),
-                    (shape["output_tokens"],),
+                    name=path.name,
+                    requests=shape["requests"],
+                    input_tokens=(shape["input_tokens"],),
+                    output_tokens=(shape["output_tokens"],),
                     # Each is the largest E2E of one batch; the mean is over batches.
-                    {"e2e": {"max": float(np.mean(latencies))}},
+                    latency_s={"e2e": {"max": float(np.mean(latencies))}},
                     concurrency=shape["requests"],
                     notes=notes,
                 ),

@@ -25,7 +25,7 @@ from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.traffic.scaling import SAME_FRAC
 
 # The limits below bound the time of a plan. They are set by hand. Workers of one kind do the same work, on
-# owned or rented GPUs (problem/owned_first.py).
+# owned or rented GPUs (problem/owned_first.py). A survivor is a fleet that keeps the SLO after a loss.
 
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
 LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
@@ -78,35 +78,35 @@ def find_fleet_with_a_loss(
         if not scenario_problem.allows(enlarged):
             return None, None
         return FleetWithALoss(enlarged, test.count_kept(enlarged, test.side_scenarios), None), enlarged
-    scenarios, first_lossy = scenario_problem.oracle.scenarios, None
+    scenarios, first_survivor = scenario_problem.oracle.scenarios, None
     failed = set[NamedCounts]()  # The fleets that failed their test.
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
-        lossy = _after_a_loss(hard)
-        lossy_best = None
+        loss_problem = _after_a_loss(hard)
+        survivor = None
         if attempt < MOST_LOSS_TESTS:
-            lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
-        if lossy_best is not None and names_of(lossy_best) in failed:
-            lossy_best = None  # The scenarios that it missed were too few to refute it.
+            survivor = _find_survivor(loss_problem, scenario_problem, paper, production.best)
+        if survivor is not None and names_of(survivor) in failed:
+            survivor = None  # The scenarios that it missed were too few to refute it.
         if scenario_problem.allows(enlarged) and (
-            lossy_best is None or objective_of(enlarged) <= objective_of(lossy_best)
+            survivor is None or objective_of(enlarged) <= objective_of(survivor)
         ):
-            lossy_best = enlarged
-        if lossy_best is None:
+            survivor = enlarged
+        if survivor is None:
             break
-        first_lossy = first_lossy or lossy_best
-        if lossy_best is enlarged:
+        first_survivor = first_survivor or survivor
+        if survivor is enlarged:
             # After a loss `enlarged` still has all workers of production, and no search has chosen it by the
             # scenarios of production's test. So it is counted in the same scenarios as production.
             test = production.test.after_a_loss()
-        kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
-        if lossy_best is enlarged or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
-            return FleetWithALoss(lossy_best, kept_in, lossy), first_lossy
-        failed.add(names_of(lossy_best))
+        kept_in, missed, kept_scenarios = test.decide_and_split(survivor)
+        if survivor is enlarged or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
+            return FleetWithALoss(survivor, kept_in, loss_problem), first_survivor
+        failed.add(names_of(survivor))
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
         test = replace(test, first=next_block(test.first + kept_in.scenario_count))
-    return None, first_lossy
+    return None, first_survivor
 
 
 def cheaper_with_one_more(trial: FleetTrial, fleet: FleetWithALoss | None) -> FleetWithALoss | None:
@@ -126,32 +126,31 @@ def cheaper_with_one_more(trial: FleetTrial, fleet: FleetWithALoss | None) -> Fl
 
 
 def _after_a_loss(problem: Problem) -> Problem:
-    """The lossy problem, in which a fleet must keep the SLO after the loss of any one worker."""
+    """The problem in which a fleet must keep the SLO after the loss of any one worker."""
     return replace(problem, oracle=replace(problem.oracle, spare_workers=1))
 
 
-def _find_lossy_fleet(
-    lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
+def _find_survivor(
+    loss_problem: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
-    """The cheapest fleet found that keeps the SLO in enough scenarios of `lossy` after the loss of any one
-    worker.
+    """The cheapest survivor found, which keeps the SLO in enough scenarios of `loss_problem`.
 
     Production with one more worker of each kind survives any loss. We look for cheaper fleets in this
     order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
     more or fewer than production; a few workers of other types beside production.
 
-    `strict` leaves out the hardest scenarios, as many as a fleet may miss, and allows no miss in the others.
-    One missed scenario then refutes a fleet, which takes fewer simulations. A search of `lossy` itself
-    follows, as a fleet may miss other scenarios than those.
+    `strict` leaves out the first scenarios, which are the hardest, as many as a fleet may miss, and allows no
+    miss in the others. One missed scenario then refutes a fleet, which takes fewer simulations. A search of
+    `loss_problem` itself follows, as a fleet may miss other scenarios than those.
     """
-    may_miss, least = lossy.oracle.may_miss, objective_of(best)
-    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # `lossy` has the hardest first.
+    may_miss, least = loss_problem.oracle.may_miss, objective_of(best)
+    strict = with_scenarios(loss_problem, loss_problem.oracle.scenarios[may_miss:], 0)
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss costs less than production, so one at its price is the cheapest.
-    if cheapest is None or objective_of(cheapest) > least * lossy.same_value_factor:
-        for lossy_problem in (strict, lossy):
+    if cheapest is None or objective_of(cheapest) > least * loss_problem.same_value_factor:
+        for searched_problem in (strict, loss_problem):
             cheapest = cheapest_kept.find_cheaper_kept(
-                lossy_problem,
+                searched_problem,
                 paper,
                 cheapest,
                 any_mix=False,
@@ -159,36 +158,36 @@ def _find_lossy_fleet(
                 refuted_value=least,
             )
         for find_cheaper in (_cheapest_neighbour, _cheapest_with_other_types):
-            cheapest = in_time(partial(find_cheaper, lossy, paper, best, cheapest), cheapest)
+            cheapest = in_time(partial(find_cheaper, loss_problem, paper, best, cheapest), cheapest)
     return cheapest
 
 
 def _cheapest_n_plus_one(
-    lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
+    loss_problem: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
     """The cheapest of these fleets that survives a loss: production with one more worker of each kind;
     that fleet with idle owned GPUs put to use, as few as suffice; the fleet on paper with one more worker of
     each kind; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
-    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    loss_problem = cheapest_kept.with_search_limit(loss_problem, LOSS_SEARCH_REQUESTS)
     enlarged = one_more(scenario_problem, best)
     candidates = [enlarged] if scenario_problem.allows(enlarged) else []
     filled = with_idle(scenario_problem, paper.level0, enlarged)
     uses_idle = sorted(names_of(filled)) != sorted(names_of(enlarged))
-    if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds(filled):
-        candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
+    if uses_idle and scenario_problem.allows(filled) and loss_problem.oracle.holds(filled):
+        candidates.append(owned_first(scenario_problem, without_needless_workers(filled, loss_problem)))
     below = min(map(objective_of, candidates), default=math.inf)
     known = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective_of)
     likely = [each for each in known if objective_of(each) > objective_of(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
-        is_open = objective_of(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
-        if is_open and lossy.oracle.holds(counts):
+        can_improve = objective_of(counts) < below and scenario_problem.allows(counts)
+        if can_improve and not loss_problem.out_of_time() and loss_problem.oracle.holds(counts):
             candidates.append(counts)
     return min(candidates, key=objective_of, default=None)
 
 
 def _cheapest_neighbour(
-    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
+    problem: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
     """The cheapest fleet found that survives a loss and has, of each kind, up to MOST_WORKERS_CHANGED
     workers more or fewer than production. Workers on owned GPUs that production leaves idle are kinds too.
@@ -196,9 +195,9 @@ def _cheapest_neighbour(
     Of the fleets that cost less than `cheapest` we simulate a largest one, to which no other of them adds
     workers. If it fails, all fleets that are smaller in every pool fail too.
     """
-    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    problem = cheapest_kept.with_search_limit(problem, LOSS_SEARCH_REQUESTS)
     pools = merge_kinds(best)
-    idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
+    idle = [(option, 0) for option, _ in owned_beside(problem, paper.level0, best)]
     counted_pools = [*pools, *idle[: max(MOST_KINDS_CHANGED - len(pools), 0)]]
     options = [option for option, _ in counted_pools]
     ranges = [
@@ -207,17 +206,17 @@ def _cheapest_neighbour(
     ]
     fleets: dict[tuple[int, ...], Counts] = {}
     for vector in itertools.islice(itertools.product(*ranges), MOST_COMBINATIONS):
-        counts = owned_first(lossy, in_order(zip(options, vector, strict=True), paper.level0.options))
-        if _roles_of(counts) == _roles_of(best) and lossy.allows(counts):
+        counts = owned_first(problem, in_order(zip(options, vector, strict=True), paper.level0.options))
+        if _roles_of(counts) == _roles_of(best) and problem.allows(counts):
             fleets[vector] = counts
-    while not lossy.out_of_time():
+    while not problem.out_of_time():
         below = math.inf if cheapest is None else objective_of(cheapest) * (1 - SAME_FRAC)
         fleets = {vector: counts for vector, counts in fleets.items() if objective_of(counts) < below}
         if not fleets:
             break
         vector = min(_largest_vectors([*fleets]), key=lambda vector: objective_of(fleets[vector]))
-        if lossy.oracle.holds(fleets[vector]):
-            cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
+        if problem.oracle.holds(fleets[vector]):
+            cheapest = owned_first(problem, without_needless_workers(fleets[vector], problem))
         else:
             # Every smaller fleet fails too, so only those stay that have more of some kind.
             fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
@@ -237,13 +236,13 @@ def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _cheapest_with_other_types(
-    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
+    problem: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
     """The cheapest fleet below the price of `cheapest` that survives a loss and is production with something
     added for each pool: one more of its workers, or up to MOST_OTHER_WORKERS workers of another GPU or
     parallelism in its role. At most MOST_OTHER_FLEETS are simulated.
     """
-    settings = best_settings(lossy, paper.level0, {})
+    settings = best_settings(problem, paper.level0, {})
     # By pool of production: what may be added for it, as an option with a number of workers.
     added_for_pool = [
         [
@@ -263,11 +262,11 @@ def _cheapest_with_other_types(
         workers = dict(best)
         for option, count in added:
             workers[option] = workers.get(option, 0) + count
-        fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
-    fleets = [counts for counts in fleets if objective_of(counts) < below and lossy.allows(counts)]
+        fleets.append(owned_first(problem, in_order(workers.items(), paper.level0.options)))
+    fleets = [counts for counts in fleets if objective_of(counts) < below and problem.allows(counts)]
     for counts in sorted(fleets, key=objective_of)[:MOST_OTHER_FLEETS]:
-        if lossy.out_of_time():
+        if problem.out_of_time():
             break
-        if lossy.oracle.holds(counts):
+        if problem.oracle.holds(counts):
             return counts
     return cheapest

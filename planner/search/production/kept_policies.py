@@ -48,7 +48,8 @@ Searched = tuple[Problem, FleetSearch]
 class _PassedFleet:
     """A fleet that passed its test, and the search on paper whose policies it has."""
 
-    searched: Searched
+    problem: Problem
+    paper: FleetSearch
     trial: FleetTrial
 
     @property
@@ -71,13 +72,13 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
         return searched, production_or_paper(chosen, paper)
     best = _cheaper_with_first_policies(searched, best)
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    problem, _ = best.searched
+    problem = best.problem
     raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
     # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
     gains = cheapest_first(raced)
     before = best
     for gain in gains[:MOST_SEARCHED]:
-        other = _search_with_gain(best.searched, gain)
+        other = _search_with_gain(best.problem, best.paper, gain)
         tested = None if other is None else _plan_and_test(other, below=best.value)
         if tested is not None and tested.value < best.value * (1 - ROUNDING):
             best = tested
@@ -85,7 +86,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
             gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
             break
     best = _with_usual_queue(best, searched)
-    adopted = best.searched[0].oracle.policies
+    adopted = best.problem.oracle.policies
     saves_nothing = tuple(
         label_of(problem, each.policies)
         for each in raced
@@ -94,10 +95,9 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != adopted)
     not_raced = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
-    best_problem, best_search = best.searched
-    best_search = replace(best_search, race_facts=(*paper.race_facts, *gain_facts))
-    production = with_answers(best_problem, best_search, best.trial)
-    return _put_first(best_problem, best_search, searched), production
+    best_search = replace(best.paper, race_facts=(*paper.race_facts, *gain_facts))
+    production = with_answers(best.problem, best_search, best.trial)
+    return _put_first(best.problem, best_search, searched), production
 
 
 def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> list[Searched]:
@@ -152,8 +152,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
             best = other
     if best is None:
         return searched, production_or_paper(chosen, paper)
-    problem, best_search = best.searched
-    return _put_first(problem, best_search, searched), with_answers(problem, best_search, best.trial)
+    return _put_first(best.problem, best.paper, searched), with_answers(best.problem, best.paper, best.trial)
 
 
 def _plan_and_test(searched: Searched, *, below: float | None = None) -> _PassedFleet | None:
@@ -167,7 +166,7 @@ def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Passed
         return None
     if trial is None or not trial.is_passed:
         return None
-    return _PassedFleet(searched, trial)
+    return _PassedFleet(problem, paper, trial)
 
 
 def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
@@ -190,7 +189,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
         return None
     gains = cheapest_first(raced)
     for gain in gains[:MOST_SEARCHED]:
-        other = _search_with_gain((chosen, paper), gain)
+        other = _search_with_gain(chosen, paper, gain)
         if other is not None and (best := _plan_and_test(other)) is not None:
             return best
     return None
@@ -201,7 +200,7 @@ def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFlee
     which has the best policies on paper.
     """
     first = searched[0]
-    if first[0] is best.searched[0]:
+    if first[0] is best.problem:
         return best
     other = _plan_and_test(first, below=best.value)
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
@@ -209,7 +208,7 @@ def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFlee
 
 def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) -> _PassedFleet:
     """Production with the queue that engines have by default, if it costs no more; otherwise `production`."""
-    usual = with_usual_queue(production.searched[0])
+    usual = with_usual_queue(production.problem)
     if usual is None:
         return production
     best, oracle = production.trial.best, with_search_scenarios(usual).oracle
@@ -221,7 +220,7 @@ def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) ->
     if counts is None:
         return production
     known = next((each for each in searched if each[0].oracle.policies == usual.oracle.policies), None)
-    usual_searched = known or _search_from(production.searched[1], usual, counts)
+    usual_searched = known or _search_from(production.paper, usual, counts)
     tested = None if usual_searched is None else _plan_and_test(usual_searched)
     if tested is None or tested.value > production.value * usual.same_value_factor:
         return production
@@ -232,7 +231,7 @@ def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPol
     """The result of the race with every change of policies near the production fleet, and the policies that
     were not raced, in words.
     """
-    problem, paper = best.searched
+    problem = best.problem
     if best.trial.searched_problem.oracle.downscale > 1:
         return [], ("the others, as the question is large",)
     scenario_problem = with_search_scenarios(problem)
@@ -240,16 +239,15 @@ def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPol
     changes = problem.task.policies.raced_changes
     try:
         raced, left_out, _ = race_near_best(
-            scenario_problem, best.trial.best, paper.level0, changes, most_requests
+            scenario_problem, best.trial.best, best.paper.level0, changes, most_requests
         )
     except StoppedError:
         return [], ("the others, as the time was over",)
     return raced, tuple(label_of(problem, policies) for policies in left_out)
 
 
-def _search_with_gain(searched: Searched, gain: RacedPolicy) -> Searched | None:
+def _search_with_gain(problem: Problem, paper: FleetSearch, gain: RacedPolicy) -> Searched | None:
     """The search on paper with policies that gained in the race; None if no fleet holds on paper."""
-    problem, paper = searched
     return _search_from(paper, with_policies(problem, gain.policies), gain.best)
 
 
