@@ -16,7 +16,7 @@ def badge_of(_catalog: Catalog, name: str) -> tuple[str, Colour, str]:
     """
     try:
         llm = _catalog.llm(name)
-        every = [gpu for gpu in _catalog.gpus.values() if gpu.name == gpu.base]
-        return support_badge(row for gpu in every if (row := next(support_rows(_catalog, llm, gpu), None)))
+        uncapped = [gpu for gpu in _catalog.gpus.values() if gpu.name == gpu.base]
+        return support_badge(row for gpu in uncapped if (row := next(support_rows(_catalog, llm, gpu), None)))
     except PlannerError as error:
         return "cannot be read", "red", str(error)

@@ -27,8 +27,7 @@ KEYS = ("size", "bandwidth", "shared", "disk")
 
 
 def parse_kv_offload(policies: Section) -> KvOffload | None:
-    """The memory behind the KV caches that a section `policies` describes; None without the key, or for
-    "none".
+    """The memory behind the KV caches that a section `policies` describes; None for "none" or without it.
 
     Raises InputError with the key, what was found and what is valid.
     """
@@ -55,19 +54,16 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
 
 def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
     """The value of `kv_offload` that `parse_kv_offload` reads as this setting."""
-    return {
+    document: dict[str, Any] = {
         "size": show_exactly(offload.size_bytes, "GB"),
         "bandwidth": show_exactly(offload.bandwidth_bytes_per_s, "GB/s"),
-        **({"shared": True} if offload.is_shared else {}),
-        **({"disk": _disk_document(offload)} if offload.disk_bytes else {}),
     }
-
-
-def _disk_document(offload: KvOffload) -> dict[str, str]:
-    return {
-        "size": show_exactly(offload.disk_bytes, "GB"),
-        "bandwidth": show_exactly(offload.disk_bandwidth_bytes_per_s, "GB/s"),
-    }
+    if offload.is_shared:
+        document["shared"] = True
+    if offload.disk_bytes:
+        bandwidth = show_exactly(offload.disk_bandwidth_bytes_per_s, "GB/s")
+        document["disk"] = {"size": show_exactly(offload.disk_bytes, "GB"), "bandwidth": bandwidth}
+    return document
 
 
 def check_can_offload(llm: Llm, where: str) -> None:

@@ -112,11 +112,11 @@ def least_work(
 
 
 def work_prices(
-    options: Sequence[Option], lengths: TraceLengths, *, whole: bool, deadline: float = math.inf
+    options: Sequence[Option], lengths: TraceLengths, *, whole: bool, until_s: float = math.inf
 ) -> tuple[Floats, Floats]:
     """pi and pi' of each pair of lengths (U,). If not `whole`, only prefills are priced and both are pi'.
 
-    Raises DeadlineError if `deadline` comes first, because a price is a bound only if all options are priced.
+    Raises UnpricedError if the time is over at `until_s`, as prices bound only if all options are priced.
     """
     n = lengths.input_tokens
     output = lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
@@ -126,8 +126,8 @@ def work_prices(
     # Any line is a bound, so it does no harm to choose the dearest one by a sample.
     sample = slice(None, None, math.ceil(len(n) / SAMPLE_PAIRS))
     for option in options:
-        if time.monotonic() > deadline:
-            raise DeadlineError
+        if time.monotonic() > until_s:
+            raise UnpricedError
         fits = fits_kv_cache(option, n, lengths.output_tokens)
         requests = (lengths.requests * fits)[sample]
         lines = step_lines(option)
@@ -145,8 +145,8 @@ def work_prices(
     )
 
 
-class DeadlineError(Exception):
-    """The deadline came before all options had a price."""
+class UnpricedError(Exception):
+    """The time ended before all options had a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,12 @@ def demand_bound(
     trace: Trace,
     lengths: TraceLengths,
     obligations: Sequence[Deadlines],
-    deadline: float = math.inf,
+    until_s: float = math.inf,
 ) -> BurstBound:
     """Least objective of any fleet of these options on the trace, under any policy: the highest bound that
     one of `obligations` proves.
 
-    It ends by `deadline`, on time.monotonic's clock, with the highest bound so far.
+    It ends at `until_s`, on time.monotonic's clock, with the highest bound so far.
     """
     bounds = [BurstBound(0.0, ())]
     pair: npt.NDArray[np.int64] | None = None  # (n,) each request's index into the pairs of lengths.
@@ -179,7 +179,7 @@ def demand_bound(
             proves_more = whole or share > due.whole_frac or bool(trace.after.size)
             if share <= 0 or not proves_more:
                 continue
-            if time.monotonic() > deadline:
+            if time.monotonic() > until_s:
                 break
             requests = find_bound_requests(due, trace, whole=whole)
             if requests.least_in_time <= 0:
@@ -189,12 +189,12 @@ def demand_bound(
                 lengths, rounded = coarsen_pairs(lengths, MOST_PAIRS, ROUND_DOWN_TO)
                 pair = rounded[pair]
             try:
-                all_work, prefill = work_prices(options, lengths, whole=whole, deadline=deadline)
-            except DeadlineError:
+                all_work, prefill = work_prices(options, lengths, whole=whole, until_s=until_s)
+            except UnpricedError:
                 break
             pi, pi_prefill = all_work[pair[requests.index]], prefill[pair[requests.index]]
             if np.isfinite(pi).all():  # A request that no option can hold has no price, so no bound follows.
-                bounds.append(_bound_by_rows(trace, due, requests, pi, pi_prefill, whole, deadline))
+                bounds.append(_bound_by_rows(trace, due, requests, pi, pi_prefill, whole, until_s))
     return max(bounds, key=lambda bound: bound.least_objective)
 
 
@@ -205,7 +205,7 @@ def _bound_by_rows(
     pi: Floats,
     pi_prefill: Floats,
     whole: bool,
-    deadline: float,
+    until_s: float,
 ) -> BurstBound:
     """The bound that the rows of one kind of deadline prove: the most violated row is added and the program
     solved, up to ROUNDS times. `pi` and `pi_prefill` (m,) are the prices of `requests`.
@@ -237,7 +237,7 @@ def _bound_by_rows(
         ends_s = {_busiest_end_s(arrival_s, pi * kept_frac, least) + float(slack_s) for slack_s in slacks_s}
         violated = []
         for end_s in sorted(ends_s.union(after_last_s)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > until_s:
                 break
             work = work_by(end_s)
             best = _best_start(arrival_s[: len(work)], work * kept_frac[: len(work)], least, end_s)
@@ -245,12 +245,12 @@ def _bound_by_rows(
                 start_s, excess = best
                 too_low = excess / (end_s - start_s)  # By how much R is too low for it.
                 violated.append((too_low, start_s, end_s))
-        if not violated or max(violated)[0] <= ENOUGH_FRAC * least or time.monotonic() > deadline:
+        if not violated or max(violated)[0] <= ENOUGH_FRAC * least or time.monotonic() > until_s:
             break
         _, start_s, end_s = max(violated)
         intervals_s.add((start_s, end_s))
         group = rows.add((start_s, end_s), arrival_s, work_by(end_s), group)
-        solution = _solve_rows(rows, np.bincount(group), most_late, deadline)
+        solution = _solve_rows(rows, np.bincount(group), most_late, until_s)
         if solution is None:
             break
         least, kept_frac = solution[0], solution[1][group]
@@ -326,7 +326,7 @@ def _best_start(
 
 
 def _solve_rows(
-    rows: DemandRows, sizes: npt.NDArray[np.int64], most_late: int, deadline: float
+    rows: DemandRows, sizes: npt.NDArray[np.int64], most_late: int, until_s: float
 ) -> tuple[float, Floats] | None:
     """R for these rows, and the share (G,) of each group that is not given up; None if the time ended.
     `sizes` (G,) are the requests of each group.
@@ -342,7 +342,7 @@ def _solve_rows(
     ):
         spared_work = pulp.lpSum(float(dearest[g]) / total * given_up[g] for g in np.flatnonzero(dearest))
         problem += (interval_s[1] - interval_s[0]) / total * objective + spared_work >= 1, f"demand_{v}"
-    time_limit_s = min(max(deadline - time.monotonic(), 0.0), MOST_SOLVE_S)
+    time_limit_s = min(max(until_s - time.monotonic(), 0.0), MOST_SOLVE_S)
     if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
         return None
     kept_frac = 1 - np.array([d.value() or 0.0 for d in given_up]) / sizes

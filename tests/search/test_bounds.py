@@ -250,8 +250,8 @@ def test_prices_without_time_are_none_and_the_bound_nothing() -> None:
     """With millions of lengths the prices alone took minutes: they end with the deadline."""
     trace = some_traffic()
     options = [Option("mixed", a_pool("w", "mixed", "h100-80g", 4).type, 1.0)]
-    with pytest.raises(solvers_demand.DeadlineError):
-        solvers_demand.work_prices(options, distinct_lengths(trace), whole=True, deadline=time.monotonic())
+    with pytest.raises(solvers_demand.UnpricedError):
+        solvers_demand.work_prices(options, distinct_lengths(trace), whole=True, until_s=time.monotonic())
 
 
 def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:

@@ -252,7 +252,8 @@ def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
         rows.append((name, shown_as.format(before), shown_as.format(after), change))
     fleets = draw.fleet_text(old), draw.fleet_text(new)
     rows.append(("fleet", *fleets, "the same" if fleets[0] == fleets[1] else "another"))
-    rows.append(("SLO", _kept_text(old), _kept_text(new), ""))
+    kept_before, kept_after = (draw.kept_word(plan["simulation"]["slo"]) for plan in (old, new))
+    rows.append(("SLO", kept_before, kept_after, ""))
     st.subheader(draw.escape_markdown(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.draw_table(head, rows)
     drawn_charts = []
@@ -266,11 +267,6 @@ def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
         caption = f"Distribution of the {METRICS[metric].name}, with the limits of the new question."
         drawn_charts.append({"spec": live_spec(chart), "caption": caption})
     draw.draw_charts(drawn_charts)
-
-
-def _kept_text(document: Document) -> str:
-    """The word for whether the SLO is kept."""
-    return draw.kept_word(document["simulation"]["slo"])
 
 
 page()

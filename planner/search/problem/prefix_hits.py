@@ -34,7 +34,7 @@ class PrefixHits:
     tokens: Int32Array
     distance: Int32Array
     shared_tokens: IntArray
-    _known: dict[float, TraceLengths] = field(default_factory=dict, init=False)
+    _known: dict[float, TraceLengths] = field(default_factory=dict, init=False)  # By size of the cache.
 
     @classmethod
     def of(cls, trace: Trace) -> PrefixHits:
