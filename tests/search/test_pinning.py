@@ -251,8 +251,10 @@ def test_production_has_pins_where_they_cost_less(
         return problem, SimpleNamespace(value=4.0)
 
     def tested(each: Any, *, below: float | None = None) -> Any:
-        value = values[each[0].name]
-        return None if value is None else SimpleNamespace(searched=each, trial=value, value=value)
+        problem, paper = each
+        if (value := values[problem.name]) is None:
+            return None
+        return SimpleNamespace(problem=problem, paper=paper, trial=value, value=value)
 
     monkeypatch.setattr(kept_policies, "_plan_and_test", tested)
     monkeypatch.setattr(kept_policies, "with_answers", lambda problem, own, trial: trial)
