@@ -285,6 +285,14 @@ class StepLatency:
         f_s = np.maximum.accumulate(own_s) + joint_s
         return replace(step, f_s=tuple(f_s.tolist()))
 
+    def with_longer_tokens(self, token_s: float, *, beyond_tokens: float) -> StepLatency:
+        """The same engine with every token of a step beyond `beyond_tokens` longer by `token_s`."""
+        step = self._with_knot(beyond_tokens)
+        # Beyond the last knot f goes on with its last slope, which must have the longer tokens in it.
+        step = step._with_knot(2 * max(step.knots_tokens[-1], beyond_tokens))
+        longer_s = token_s * np.maximum(np.array(step.knots_tokens) - beyond_tokens, 0.0)
+        return replace(step, f_s=tuple((np.array(step.f_s) + longer_s).tolist()))
+
     def padded_to(self, sizes: Sequence[int]) -> StepLatency:
         """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
         # f jumps from each size to the token after it. Beyond its last knot f goes on with the slope between

@@ -1,8 +1,8 @@
 """Corrections of step times from the kernel tables, which are profiles of vLLM 0.24 without CUDA graphs.
 
-There are six: older kernels for experts, padding in CUDA graphs, launches outside of graphs, launches of
-sparse attention and of attention in chunks, and SGLang's sparse attention. A mixture is an LLM with routed
-experts.
+There are seven: older kernels for experts and for sparse attention, padding in CUDA graphs, launches outside
+of graphs, launches of sparse attention and of attention in chunks, and SGLang's sparse attention. A mixture
+is an LLM with routed experts.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer, by the same time at every batch size and on H100,
 H200 and B200 alike: launches and quantisation that later versions fuse. So the correction is seconds per
@@ -60,6 +60,21 @@ least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB30
 DeepSeek-V4-Pro takes some 205 ms for a prompt of 257 tokens and as long for one of 4000, over the TTFT of
 prompts in graphs; 204 ms are predicted.
 
+Sparse latent attention of prompts ends early in the tables: a token with fewer tokens before it than the
+index may choose (2048) attends to these alone. Before 0.23 the kernel got no lengths and computed all 2048
+(vllm #36616, merged in June 2026), so that every token takes the same. With tokens beyond the graphs taken
+for tokens of prompts
+
+    t = f(N) + u (N - G)      u = 0.17 w, in steps of more than G tokens
+
+w is the kernel's whole time per token and GPU, with as many heads as it computes at least, at 0.68 of the
+peak FLOP rate. That is what the tables of DeepSeek-V3.2 and GLM-5 say: prompts of 1024, 2048 and 4096 tokens
+attend to a quarter, half and three quarters of 2048, and differ by 0.42 us a token, layer and whole kernel on
+H200 and 0.38 on B200. Fits to tables end early in part, as contexts of all lengths are in them. With the
+kernel whole in the tables, fits to them are nearest to the old fit with 0.17 w (GLM-5 and DeepSeek-V3.2 on 8
+H200) and 0.155 to 0.175 (on 8 B200). No run was fitted to. KV in 8 bits has another kernel, which the tables
+have whole.
+
 Attention in chunks (Llama 4) had no CUDA graphs either (`AttentionCGSupport.NEVER` in vLLM's
 chunked_local_attention.py), so before 0.14 every step launches its layers' attention:
 
@@ -85,8 +100,14 @@ from dataclasses import replace
 from planner.domain import Gpu
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
-from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedAttention, Llm
-from planner.models.roofline import experts_layers, index_layers
+from planner.models.llm import (
+    LONG_WINDOW_TOKENS,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Llm,
+)
+from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
 # Rows are (first version without the correction, l of earlier versions) [s per layer].
@@ -105,6 +126,9 @@ LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
 GRACE_FACTOR = 1.7  # By which s is longer behind a Grace CPU.
+WHOLE_SPARSE_BEFORE = (0, 23)  # The first version whose sparse attention of prompts ends early.
+# u / w above, and the share of the peak FLOP rate that the whole kernel reaches in AIConfigurator's tables.
+EARLY_END_FRAC, SPARSE_FLOPS_FRAC = 0.17, 0.68
 CHUNKS_LAYER_S_BEFORE = ((0, 14), 0.2e-3)  # First version without c above, and c.
 # n above: on GPUs of BLACKWELL, and on others with KV in 16 and in 8 bits.
 SGLANG_INDEX_S = {"Blackwell": 110e-6, "16 bits": 140e-6, "8 bits": 90e-6}
@@ -183,6 +207,20 @@ def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     return (index_layers(llm) + compressed) * layer_s
 
 
+def whole_sparse_token_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
+    """Seconds that a token of a prompt takes longer where sparse attention does not end early (u above)."""
+    version = _vllm_version(engine)
+    if version is None or version >= WHOLE_SPARSE_BEFORE or llm.kv_dtype_bytes < 2.0:
+        return 0.0
+    heads = SPARSE_HEADS_BLACKWELL if gpu.base in BLACKWELL else SPARSE_HEADS
+    whole_flops = sum(
+        group.count * group.attention.chosen_flops(heads)
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention) and group.attention.index_tokens
+    )
+    return EARLY_END_FRAC * whole_flops / (SPARSE_FLOPS_FRAC * gpu.dense_flops_per_s)
+
+
 def shorter_index_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     """Seconds by which SGLang's layers with an index are shorter than the kernel tables (n layers above)."""
     if engine is None or engine.name != "sglang":
@@ -218,6 +256,12 @@ def correct_for_version(
     if latency.kind == "kernels" and (shorter_s := shorter_index_s(llm, gpu, engine)):
         why = f"{1e3 * shorter_s:.1f} ms shorter by SGLang's kernels of sparse attention"
         latency = _with_added_s(latency, -shorter_s, why)
+    if latency.kind == "kernels" and (token_s := whole_sparse_token_s(llm, gpu, engine)):
+        basis = (
+            f"{latency.basis}; {1e6 * token_s:.1f} us longer per token of a prompt, whose sparse attention "
+            f"does not end early on vLLM {engine.version}"
+        )
+        latency = replace(latency.with_longer_tokens(token_s, beyond_tokens=float(captured)), basis=basis)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, gpu, engine):
         # The second value is f(G) + s layers of the module's docstring; h, which every step adds, is taken

@@ -17,6 +17,7 @@ from planner.models.older_kernels import (
     least_large_step_s,
     longer_layer_s,
     sparse_launches_s,
+    whole_sparse_token_s,
 )
 
 CATALOG = read_catalog()
@@ -138,6 +139,40 @@ def test_sparse_attention_of_large_steps_is_launched_outside_graphs_on_every_ver
     assert served.step_s(8192) == pytest.approx(kernels.step_s(8192))
     assert served.step_s(512) == pytest.approx(kernels.step_s(512))
     assert sparse_launches_s(llm, gpu, None) == sparse_launches_s(MINIMAX, gpu, vllm("0.33.0")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "token_us"),
+    [
+        ("h200-141g", "0.16.0", 5.62),
+        ("b200-180g", "0.16.0", 4.94),
+        ("h200-141g", "0.23.0", 0.0),
+        ("h200-141g", "0.33.0", 0.0),
+    ],
+)
+def test_sparse_attention_of_prompts_did_not_end_early_before_0_23(
+    gpu: str, version: str, token_us: float
+) -> None:
+    """On H200 the kernel computes 64 heads with 2048 tokens: 2 x 64 x (2 x 512 + 64) x 2048 = 0.2852 GFLOP a
+    layer. 78 layers at 0.68 of 989.5 TFLOP/s take 33.06 us, of which 0.17 are 5.62 us. On B200 it computes 128
+    heads at 0.68 of 2250 TFLOP/s: 4.94 us.
+    """
+    llm, row = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu(gpu)
+    assert whole_sparse_token_s(llm, row, vllm(version)) == pytest.approx(1e-6 * token_us, rel=2e-3)
+    assert whole_sparse_token_s(MINIMAX, row, vllm(version)) == whole_sparse_token_s(llm, row, None) == 0.0
+    assert whole_sparse_token_s(replace(llm, kv_dtype_bytes=1.0), row, vllm(version)) == 0.0
+
+
+def test_steps_of_prompts_are_longer_by_what_did_not_end_early() -> None:
+    """5.62 us for each of the 8192 - 512 and of the 100,000 - 512 tokens beyond the largest graph; steps in
+    graphs stay.
+    """
+    llm, gpu = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu("h200-141g")
+    kernels = CATALOG.step_latency(llm, gpu, 8)
+    served, tokens = correct_for_version(kernels, llm, gpu, vllm("0.22.0")), np.array([8192.0, 100_000.0])
+    longer_s = served.step_s(tokens) - kernels.step_s(tokens)
+    assert longer_s == pytest.approx(5.62e-6 * (tokens - 512), rel=2e-3)
+    assert served.step_s(512) == pytest.approx(kernels.step_s(512))
 
 
 @pytest.mark.parametrize(("gpu", "launches_s"), [("gb300-279g", 0.15555), ("b300-288g", 0.0915)])
