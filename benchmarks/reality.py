@@ -1376,6 +1376,7 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
         share = "-" if each["inside_frac"] is None else f"{100 * each['inside_frac']:.0f} %"
         print(f"| {each['quantity']} | {each['rows']} | {share} | {'holds' if each['holds'] else 'missed'} |")
     print_inside(rows)
+    print_at_limit(rows)
     print(
         "\nErrors in %: mean size over runs, of mean / P50 / P90 / P99 as far as they were measured, and in "
         "brackets the mean with its sign of the first of them.\n"
@@ -1421,6 +1422,52 @@ def print_inside(rows: Sequence[Row]) -> None:
             most = max(most, len(of_quantity))
             cells.append(_inside_cell(of_quantity))
         print(f"| {' | '.join(key)} | {most} | {' | '.join(cells)} |")
+
+
+# Bounds of a 99th percentile that are more times apart are those of requests that queue at one end of the
+# spread alone. Others are up to 3 times apart in the open loops of inference-perf, and up to 10 in the closed
+# loops of GLM-5, whose requests always queue.
+LIMIT_RATIO = 10.0
+
+
+def at_limit(rows: Sequence[Row]) -> list[Row]:
+    """The 99th percentiles of TTFT that a limit (seats, KV cache) decides: at one end of the spread of step
+    times requests wait, at the other they do not. Whatever was measured plays no part.
+    """
+    return [
+        row
+        for row in rows
+        if (row.quantity, row.statistic) == ("ttft", "p99")
+        and row.bounds is not None
+        and max(row.bounds) > LIMIT_RATIO * min(row.bounds)
+    ]
+
+
+def print_at_limit(rows: Sequence[Row]) -> None:
+    """A line for each figure of `at_limit`, and the error of all other such figures of its source."""
+    if not (found_rows := at_limit(rows)):
+        return
+    print("\n99th percentiles of TTFT that a limit decides, with their bounds [s]:\n")
+    print(
+        "| truth | LLM | GPU | case | predicted | from | to | measured |\n|---|---|---|---|---|---|---|---|"
+    )
+    for row in found_rows:
+        assert row.bounds is not None
+        values = (row.predicted, *row.bounds, row.measured)
+        cells = " | ".join(f"{value:.3g}" for value in values)
+        print(
+            f"| {row.run.source} | {row.run.llm.split('/')[-1]} | {row.run.gpu} | {row.run.case} | {cells} |"
+        )
+    for source in dict.fromkeys(row.run.source for row in found_rows):
+        others = [
+            abs(row.error_frac)
+            for row in rows
+            if row.run.source == source
+            and (row.quantity, row.statistic) == ("ttft", "p99")
+            and row not in found_rows
+        ]
+        error = f"{100 * np.mean(others):.1f} %" if others else "-"
+        print(f"\n{source}: the {len(others)} others are {error} off.")
 
 
 def _inside_cell(rows: Sequence[Row]) -> str:
@@ -1486,20 +1533,28 @@ def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[l
     """Every figure of every run, with the bounds that the spread of step times gives it; and what is left
     out.
 
-    A prediction is simulated three times: with median step times, with prefills at the end of their spread,
-    and with decodes at theirs. The errors of prefills and decodes are independent, so the squares of the two
-    changes, as logarithms, add up to the square of half the width of the bounds.
+    A prediction is simulated five times: with median step times, and with prefills, then decodes, at either
+    end of their spread. The errors of prefills and decodes are independent, so on each side of the prediction
+    the squares of the two changes, as logarithms, add up.
     """
-    ends = (None, (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
-    nominal, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)
+    ends = [(z, 0.0) for z in (INTERVAL_SIGMAS, -INTERVAL_SIGMAS)]
+    ends += [(0.0, z) for z in (INTERVAL_SIGMAS, -INTERVAL_SIGMAS)]
+    nominal, *moved = (list(found(folder, replace(engines, z=z), only)) for z in (None, *ends))
     rows = []
-    for row, *others in zip(nominal, prefill, decode, strict=True):
+    for row, *others in zip(nominal, *moved, strict=True):
         if isinstance(row, Row):
             moved_to = [each.predicted for each in others if isinstance(each, Row)]
-            width = math.hypot(*(math.log(each / row.predicted) for each in moved_to))
-            bounds = row.predicted * math.exp(-width), row.predicted * math.exp(width)
-            rows.append(replace(row, bounds=bounds))
+            rows.append(replace(row, bounds=bounds_of(row.predicted, moved_to)))
     return rows, [each for each in nominal if isinstance(each, LeftOut)]
+
+
+def bounds_of(predicted: float, moved_to: Sequence[float]) -> tuple[float, float]:
+    """The bounds of a prediction that becomes each of `moved_to` where one kind of step is at an end of its
+    spread.
+    """
+    logs = [math.log(each / predicted) for each in moved_to]
+    down, up = (math.hypot(*(max(sign * each, 0.0) for each in logs)) for sign in (-1, 1))
+    return predicted * math.exp(-down), predicted * math.exp(up)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

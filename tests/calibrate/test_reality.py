@@ -490,6 +490,28 @@ def test_shares_inside_shorter_and_longer_than_the_spread_are_told(
     assert "| h100-80g | fit | 4 | - | 100; 25 / 50 / 25 |" in capsys.readouterr().out
 
 
+def test_bounds_reach_as_far_on_each_side_as_the_step_times_of_that_side_move_them() -> None:
+    """Longer prefills and decodes make 1 s x2 and x3, shorter ones a half and 1: up exp(hypot(ln 2, ln 3)),
+    down a half.
+    """
+    low, high = reality.bounds_of(1.0, [2.0, 0.5, 3.0, 1.0])
+    assert low == pytest.approx(0.5)
+    assert high == pytest.approx(np.exp(np.hypot(np.log(2), np.log(3))))
+
+
+def test_tails_that_a_limit_decides_are_listed_whatever_was_measured(
+    tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bounds of 0.1 and 2 s are 20 times apart. The other stage, of 0.1 and 0.4 s, is 50 % off."""
+    row = rows_of(reality.silicon_sample(silicon(tmp_path, {}), engines))["tpot", "mean"]
+    near = replace(row, quantity="ttft", statistic="p99", predicted=1.0, measured=0.2, bounds=(0.1, 2.0))
+    other = replace(near, predicted=0.3, bounds=(0.1, 0.4))
+    assert reality.at_limit([near, other, replace(near, statistic="p50")]) == [near]
+    reality.print_at_limit([near, other])
+    page = capsys.readouterr().out
+    assert "| 1 | 0.1 | 2 | 0.2 |" in page and "the 1 others are 50.0 % off" in page
+
+
 def test_bounds_are_held_against_every_run_of_their_kind(tmp_path: Path, engines: Engines) -> None:
     """-50 % on every ITL: size and bias are both 50 %. Throughput is twice what was measured."""
     rows = [row for row in reality.ml_energy(ml_energy(tmp_path), {}, engines) if isinstance(row, Row)]
