@@ -48,9 +48,8 @@ def described_of(trace: Trace) -> Description:
             f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
             f"expected at least {LEAST_REQUESTS}, over time"
         )
-    # The duration is longer by a millionth, so that the last request lies within it after rounding to six
-    # digits.
-    duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
+    # Longer by a millionth, so that the last request lies within it after rounding.
+    duration_s = _rounded(trace.duration_s * (1 + 1e-6), 6)
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
     # Only the first request of a session arrives by itself; the others follow it.
@@ -83,6 +82,17 @@ def described_of(trace: Trace) -> Description:
     )
 
 
+def _rounded(value: float, digits: int) -> float:
+    """The value to so many significant digits, as the document shows it."""
+    return float(f"{value:.{digits}g}")
+
+
+def _interval_of(trace: Trace, length_s: float) -> IntArray:
+    """The interval (n,) of this length in which each request arrives; 0 begins with the first arrival."""
+    interval: IntArray = ((trace.arrival_s - trace.arrival_s[0]) / length_s).astype(np.int64)
+    return interval
+
+
 def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     """The rate of each interval [requests/s], and the length of an interval [s].
 
@@ -93,7 +103,7 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
     every_s = next((length_s for length_s in INTERVALS_S if length_s >= least_s), duration_s)
     since_s = trace.arrival_s - trace.arrival_s[0]
     if every_s * 2 > duration_s:
-        return (float(f"{len(trace) / duration_s:.6g}"),), HOUR_S
+        return (_rounded(len(trace) / duration_s, 6),), HOUR_S
     edges_s = np.append(np.arange(0.0, duration_s, every_s), duration_s)
     # A last interval that is too short for a rate is joined to the one before.
     if edges_s[-1] - edges_s[-2] < every_s / 4:
@@ -103,7 +113,7 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
     count = int(np.ceil(duration_s / every_s - ROUNDING))
     # An interval that was joined gets the rate of both.
     rates_rps = np.append(rates_rps, rates_rps[-1:].repeat(count - len(rates_rps)))
-    return tuple(float(f"{rate:.5g}") for rate in rates_rps), every_s
+    return tuple(_rounded(rate, 5) for rate in rates_rps), every_s
 
 
 def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
@@ -111,7 +121,6 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
 
     The variance is around the rate of each window's interval. A Poisson process has 1.
     """
-    since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3  # A variance needs at least three windows in an interval.
     fano_factors = []
@@ -123,10 +132,10 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
         # Only whole intervals are used.
         intervals = int(duration_s / window_s) // windows_per_interval
         windows = intervals * windows_per_interval
-        counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
+        counts = np.bincount(_interval_of(trace, window_s), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, windows_per_interval)
         variance = by_interval.var(axis=1).mean()
-        fano_factors.append((window_s, max(float(f"{variance / counts.mean():.4g}"), 1.0)))
+        fano_factors.append((window_s, max(_rounded(variance / counts.mean(), 4), 1.0)))
     return tuple(fano_factors)
 
 
@@ -182,11 +191,11 @@ def _length_drift(
     if len(curve_rps) < 2:
         return ()
     scores = ndtri((_random_ranks(tokens, np.random.default_rng(0)) + 0.5) / len(tokens))
-    interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
+    interval = _interval_of(trace, every_s)
     # Arrivals after the last interval, by rounding, are cut off.
     counts = np.bincount(interval, minlength=len(curve_rps))[: len(curve_rps)]
     sums = np.bincount(interval, weights=scores, minlength=len(curve_rps))[: len(curve_rps)]
-    return tuple(float(f"{score:.3g}") for score in sums / np.maximum(counts, 1))
+    return tuple(_rounded(score, 3) for score in sums / np.maximum(counts, 1))
 
 
 def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> Clients:
@@ -205,14 +214,10 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
         skew = _find_skew(float(((requests / requests.sum()) ** 2).sum()), count)
     same_client = np.square(Clients(count, skew).rate_shares()).sum()
     rate_excess = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
-    correlation = np.mean(
-        [
-            _rank_correlation(trace, each, CLIENT_RATE_S[0], every_s)
-            for each in (added_tokens, trace.output_tokens)
-        ]
-    )
+    lengths = added_tokens, trace.output_tokens
+    correlation = np.mean([_rank_correlation(trace, each, CLIENT_RATE_S[0], every_s) for each in lengths])
     frac = float(np.clip(correlation / (same_client * rate_excess), 0.0, MOST_LENGTHS_FRAC))
-    return Clients(count, skew, usual.gap_cv, float(f"{frac:.3g}"))
+    return Clients(count, skew, usual.gap_cv, _rounded(frac, 3))
 
 
 def _find_skew(square_sum: float, count: int) -> float:
@@ -224,7 +229,7 @@ def _find_skew(square_sum: float, count: int) -> float:
             too_even = middle
         else:
             too_skewed = middle
-    return float(f"{(too_even + too_skewed) / 2:.3g}")
+    return _rounded((too_even + too_skewed) / 2, 3)
 
 
 def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
@@ -233,9 +238,9 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
     The mean rank of each interval of `every_s` is subtracted first, as the drift describes it.
     """
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
-    interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
+    interval = _interval_of(trace, every_s)
     rank -= (np.bincount(interval, weights=rank) / np.maximum(np.bincount(interval), 1))[interval]
-    window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
+    window = _interval_of(trace, window_s)
     counts = np.bincount(window)
     sums = np.bincount(window, weights=rank)
     pairs = float((counts * (counts - 1.0)).sum())  # Ordered pairs of requests in one window.
@@ -256,7 +261,7 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
     longest_tokens = int(conversation_tokens.max())
-    return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), longest_tokens), added_tokens
+    return Sessions(_rounded(turns, 4), _rounded(think_s, 4), longest_tokens), added_tokens
 
 
 def _describe_prefixes(trace: Trace) -> Prefixes | None:

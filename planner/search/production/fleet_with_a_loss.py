@@ -65,17 +65,18 @@ def find_fleet_with_a_loss(
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
     loss of any one worker. If it fails, these scenarios join the search. Production with one more worker of
-    each kind may be taken without passing, because after any loss all workers of production are left. It
-    is the answer where MOST_LOSS_TESTS cheaper fleets fail.
+    each kind needs no pass, because after any loss all workers of production are left. It is the answer where
+    MOST_LOSS_TESTS cheaper fleets fail.
 
     If a scale model was searched, in which one worker stands for many, the answer is production with one more
     worker of each kind.
     """
     scenario_problem = production.searched_problem
     enlarged = one_more(scenario_problem, production.best)
+    can_enlarge = scenario_problem.allows(enlarged)
     test = production.test.after_a_loss()
     if scenario_problem.oracle.downscale > 1:
-        if not scenario_problem.allows(enlarged):
+        if not can_enlarge:
             return None, None
         return FleetWithALoss(enlarged, test.count_kept(enlarged, test.side_scenarios), None), enlarged
     scenarios, first_survivor = scenario_problem.oracle.scenarios, None
@@ -89,9 +90,7 @@ def find_fleet_with_a_loss(
             survivor = _find_survivor(loss_problem, scenario_problem, paper, production.best)
         if survivor is not None and names_of(survivor) in failed:
             survivor = None  # The scenarios that it missed were too few to refute it.
-        if scenario_problem.allows(enlarged) and (
-            survivor is None or objective_of(enlarged) <= objective_of(survivor)
-        ):
+        if can_enlarge and (survivor is None or objective_of(enlarged) <= objective_of(survivor)):
             survivor = enlarged
         if survivor is None:
             break

@@ -76,14 +76,13 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
     # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
     gains = cheapest_first(raced)
-    before = best
     for gain in gains[:MOST_SEARCHED]:
         other = _search_with_gain(best.problem, best.paper, gain)
         tested = None if other is None else _plan_and_test(other, below=best.value)
         if tested is not None and tested.value < best.value * (1 - ROUNDING):
-            best = tested
             with_gain = replace(gain, best=tested.trial.best)
-            gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
+            gain_facts += gains_of(problem, best.trial.best, [with_gain], "production")
+            best = tested
             break
     best = _with_usual_queue(best, searched)
     adopted = best.problem.oracle.policies
