@@ -60,9 +60,9 @@ class AtWorkers:
 class MoreTraffic:
     """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic.
 
-    It must do so on the traffic as written and, if the question wants scenarios, in `asked_frac` of those of
-    the test and of the search; a fleet that keeps hardly more does not pass either. The verdict is from
-    `kept` of `scenario_count` scenarios; 0 of 0 if the traffic as written decided.
+    It must do so on the traffic as written and, if the question wants scenarios, in `asked_frac` of the
+    search's and, beyond chance, of the test's. The verdict is from `kept` of `scenario_count` scenarios; 0 of
+    0 if the traffic as written decided.
     """
 
     is_carried: bool

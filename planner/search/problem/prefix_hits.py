@@ -4,8 +4,8 @@ guesses of worker counts.
 With every routing and order a worker computes each distinct block of its requests at least once. Here a block
 counts as work only for the first request of the whole trace that has it. So `PrefixHits.lengths` and
 `classes` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
-For memory the bound differs: a block in use takes room once, however many requests share it, so a bound on
-memory may count only blocks that no other request has.
+Memory is bounded in another way: a block in use takes room once, however many requests share it, so such a
+bound may count only blocks that no other request has.
 """
 
 from __future__ import annotations
