@@ -1,5 +1,5 @@
-"""Timing of one engine step: the interface of a meter (`StepMeter`), one run of a step (`TimedRun`), the runs
-that are made of it (`StepRepeats`) and their medians (`StepMeasurement`).
+"""Timing of one engine step: the interface of a meter (`StepMeter`), one run of a step (`TimedRun`), all runs
+of the step (`StepRepeats`) and their medians (`StepMeasurement`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from planner.models.step_tables import ALL_REDUCE, COLUMNS, StepShape, operator_
 from profiling.design import StepLimits
 from profiling.power_sampling import LEAST_WINDOW_S, GpuPower, PowerSampler
 
-SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
-MOST_DISCARDED = 5  # Runs that were another step; after more of them the step is given up.
-QUICK_REPEATS = 5  # The reference is repeated so often at most, as it is timed after every row.
-# A step is repeated so often at most if power is read: short steps need many repeats to fill LEAST_WINDOW_S.
-POWER_REPEATS = 25
+SETTLED_FRAC = 0.03  # Times have settled if their interquartile range is at most this share of the median.
+MOST_DISCARDED = 5  # After more runs that were another step the step is given up.
+QUICK_REPEATS = 5  # The most runs of the reference, few because it is timed after every step (measure.py).
+POWER_REPEATS = 25  # The most runs if power is read: short steps need many to fill LEAST_WINDOW_S.
 
 
 class StepNotRunError(PlannerError):
@@ -82,7 +81,7 @@ class StepMeasurement:
         }
 
     def _operators(self, all_reduce_s: float) -> dict[str, float]:
-        """Columns of the operators, the collective among them; none where the step was timed whole."""
+        """Columns of the operators and of all-reduces; none where no operator was timed alone."""
         if not self.operators_s:
             return {}
         seconds = {**self.operators_s, ALL_REDUCE: all_reduce_s}
@@ -103,11 +102,9 @@ class StepMeter(Protocol):
 
 @dataclass
 class StepRepeats:
-    """The runs of one step: `least` to `most` of them, until their times settle or `seconds` are over.
-
-    These limits were set by hand.
-
-    `quick` is for the reference (measure.py): at most QUICK_REPEATS. With a `gpu`: at most POWER_REPEATS.
+    """The runs of one step: `least` to `most` of them, until their times settle or `seconds` are over. These
+    limits were set by hand. `quick` is for the reference: at most QUICK_REPEATS. With a `gpu`, whose power is
+    then read: at most POWER_REPEATS.
     """
 
     step: StepShape
@@ -128,18 +125,18 @@ class StepRepeats:
             self.most = POWER_REPEATS
         self.power = PowerSampler(self.gpu)
 
-    def more(self) -> bool:
+    def needs_more(self) -> bool:
         """Whether the step should be run once more."""
         if len(self.runs) >= self.most or self.discarded > MOST_DISCARDED:
             return False
         elapsed_s = time.monotonic() - self.start_s
         if len(self.runs) < self.least:
-            # A slow step is given up after three times `seconds`, but not without a run.
+            # A slow step ends after three times `seconds`, but not without a run.
             return elapsed_s < 3 * self.seconds or not self.runs
         if elapsed_s > self.seconds:
             return False
         timed_s = sum(run.t_s for run in self.runs)
-        # A fifth longer than power needs, since parts of the window lie between the runs.
+        # A fifth more than LEAST_WINDOW_S, as parts of the window lie between the runs.
         needs_power = self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S
         return self.spread_frac() > SETTLED_FRAC or needs_power
 

@@ -1,20 +1,20 @@
 """The operators of an engine step in torch alone, for machines without vLLM.
 
 A layer is what vLLM runs: RMSNorm, QKV projection, rotary embedding, the write into the KV cache, attention,
-output projection, RMSNorm, gate and up, SiLU times up, down projection. As many layers as fill
-`WORKING_BYTES` (or all) run one after another, so that no cache serves their weights, and count for all of
-them; embedding, final norm, output projection of the sampled rows and the greedy sample run once. With tp > 1
-the weights are one rank's.
+output projection, RMSNorm, gate and up projection, SiLU times up, down projection. As many layers as fill
+`WORKING_BYTES` (at most all) run one after another, so that no cache serves their weights, and their time is
+scaled to all layers; embedding, final norm, output projection of the sampled rows and the greedy sample run
+once. With tp > 1 the weights are one rank's.
 
 Attention reads each sequence's own slot of one large KV cache, once: prefills by torch's attention (flash on
 CUDA) with the new tokens at the end of what they attend to, decodes with the heads of a group as queries.
-The time does not include looking up pages, which a paged kernel would; gathering pages first would read and
-write all of them once more. On CUDA it includes no work of the host either, because a step is a replayed
-graph. Elsewhere the step runs without a graph.
+The time lacks the look-up of pages, which is part of a paged kernel: to gather the pages first would read and
+write all of them once more. On CUDA it lacks the work of the host too, because a step is a replayed graph.
+Elsewhere the step runs without a graph.
 
-Beside the whole step, and in runs of its own, each operator is timed alone (`OPERATORS`, named as Vidur's
-profiles name them): on CUDA as a graph of all the layers' calls of it, elsewhere by the clock before and
-after. torch is optional, so it is imported on use.
+In runs apart from those of the whole step each operator is timed alone (`OPERATORS`, named as in Vidur's
+profiles): on CUDA as a graph of its calls in all layers, elsewhere by the clock before and after a call.
+torch is optional, so it is imported on use.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power_sampling import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
-# Bytes of weights that a measurement reads: on a GPU several times any cache; on a CPU fewer, as steps take
-# long.
+# Bytes of weights that a measurement reads: on a GPU several times those of any cache; on a CPU, whose steps
+# take long, fewer.
 WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
 CPU_KV_BYTES = 2**30  # KV cache at most on a CPU, whose memory other programs share.
 GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.
@@ -78,14 +78,14 @@ class DecoderShape:
     head_dim: int
     ffn: int
     vocab: int
-    gated: bool  # SwiGLU: gate and up projection; else one projection and GELU.
+    is_gated: bool  # SwiGLU: gate and up projection; else one projection and GELU.
     context_tokens: int
 
     @property
     def layer_parameters(self) -> int:
         """Weights of one layer without its norms."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+        return attention + (3 if self.is_gated else 2) * self.hidden * self.ffn
 
 
 def shape_of(config: dict[str, Any], where: str) -> DecoderShape:
@@ -103,7 +103,7 @@ def shape_of(config: dict[str, Any], where: str) -> DecoderShape:
             head_dim=int(text.get("head_dim") or hidden // heads),
             ffn=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
             vocab=int(text["vocab_size"]),
-            gated="silu" in str(text.get("hidden_act", "silu")),
+            is_gated="silu" in str(text.get("hidden_act", "silu")),
             context_tokens=int(text.get("max_position_embeddings") or 2**31),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -161,9 +161,9 @@ class TorchOperators:
             layers, rest = self._prepare(step)
             time_layers, time_rest = self._timer(layers), self._timer(rest)
             with repeats.power:
-                while repeats.more():
+                while repeats.needs_more():
                     t_s = time_layers() * self.shape.layers / self.layers_run + time_rest()
-                    # No engine chose the requests of this run, so none are compared.
+                    # The step was made as asked: no scheduler chose its requests, so there are none to check.
                     repeats.add(TimedRun((), t_s, t_s), [], context=float(step.context))
             measurement = repeats.result()
             return measurement if quick else replace(measurement, operators_s=self._operators_s(layers, rest))
@@ -245,7 +245,7 @@ class TorchOperators:
                 "norm2": random(s.hidden),
                 "qkv": random(width, s.hidden, scale=scale),
                 "o": random(s.hidden, s.heads * s.head_dim, scale=scale),
-                "up": random((2 if s.gated else 1) * s.ffn, s.hidden, scale=scale),
+                "up": random((2 if s.is_gated else 1) * s.ffn, s.hidden, scale=scale),
                 "down": random(s.hidden, s.ffn, scale=s.ffn**-0.5),
             }
 
@@ -269,10 +269,11 @@ class TorchOperators:
         tokens, rows = prefilled + decodes, prompts + decodes
         positions = [torch.arange(cached, cached + new).repeat(prompts)] if prompts else []
         positions += [torch.full((decodes,), context - 1)] if decodes else []
-        position = torch.cat(positions).to(self._device)
+        position = torch.cat(positions).to(self._device)  # Of each token in its sequence.
         x = torch.empty(tokens, s.hidden, device=self._device, dtype=self._dtype).normal_()
         ids = torch.randint(s.vocab, (tokens,), device=self._device)
-        last = torch.arange(tokens - rows, tokens, device=self._device)
+        # Every sequence samples one row. Which rows makes no difference to the time, so these are the last.
+        sampled = torch.arange(tokens - rows, tokens, device=self._device)
         cos, sin = self._cos[position][:, None], self._sin[position][:, None]
         mask = None
         if prompts and cached:
@@ -289,7 +290,7 @@ class TorchOperators:
         f = torch.nn.functional
 
         def rest(run_operator: RunOperator = _call_untimed) -> Any:
-            y = run_operator("embed", lambda: f.embedding(ids, self._embedding))[last]
+            y = run_operator("embed", lambda: f.embedding(ids, self._embedding))[sampled]
             return run_operator(
                 "head",
                 lambda: (
@@ -324,7 +325,7 @@ class TorchOperators:
             "post_attention_layernorm", lambda: f.rms_norm(y, (s.hidden,), w["norm2"], EPS)
         )
         up = run_operator("mlp_up_proj", lambda: f.linear(normed2, w["up"]))
-        active = run_operator("mlp_act", lambda: _gated(f, up) if s.gated else f.gelu(up))
+        active = run_operator("mlp_act", lambda: _gated(f, up) if s.is_gated else f.gelu(up))
         down = run_operator("mlp_down_proj", lambda: f.linear(active, w["down"]))
         return run_operator("add", lambda: y + down)
 
@@ -349,27 +350,27 @@ class TorchOperators:
             used = prompts * (cached + new) * s.kv_heads * s.head_dim
             slots = (prompts, s.kv_heads, cached + new, s.head_dim)
             past_k, past_v = keys[:used].view(slots), values[:used].view(slots)
-            rows = (prompts, new, -1, s.head_dim)
+            by_prompt = (prompts, new, -1, s.head_dim)
 
             def save() -> None:
-                past_k[:, :, cached:] = k[:prefilled].view(rows).transpose(1, 2)
-                past_v[:, :, cached:] = v[:prefilled].view(rows).transpose(1, 2)
+                past_k[:, :, cached:] = k[:prefilled].view(by_prompt).transpose(1, 2)
+                past_v[:, :, cached:] = v[:prefilled].view(by_prompt).transpose(1, 2)
 
             def prefill() -> Any:
-                queries = q[:prefilled].view(rows).transpose(1, 2)
-                how: Any = {"is_causal": True} if mask is None else {"attn_mask": mask}
+                queries = q[:prefilled].view(by_prompt).transpose(1, 2)
+                masking: Any = {"is_causal": True} if mask is None else {"attn_mask": mask}
                 out = f.scaled_dot_product_attention(
-                    queries, past_k, past_v, enable_gqa=s.heads != s.kv_heads, **how
+                    queries, past_k, past_v, enable_gqa=s.heads != s.kv_heads, **masking
                 )
                 return out.transpose(1, 2).reshape(prefilled, -1)
 
             run_operator("attn_kv_cache_save", save)
             parts.append(run_operator("attn_prefill", prefill))
         if decodes:
-            before = prompts * (cached + new) * s.kv_heads * s.head_dim
-            used = decodes * context * s.kv_heads * s.head_dim
+            start = prompts * (cached + new) * s.kv_heads * s.head_dim
+            end = start + decodes * context * s.kv_heads * s.head_dim
             slots = (decodes, s.kv_heads, context, s.head_dim)
-            seen_k, seen_v = (cache[before : before + used].view(slots) for cache in (keys, values))
+            seen_k, seen_v = (cache[start:end].view(slots) for cache in (keys, values))
 
             def save_last() -> None:
                 seen_k[:, :, -1], seen_v[:, :, -1] = k[prefilled:], v[prefilled:]
@@ -382,7 +383,7 @@ class TorchOperators:
             parts.append(run_operator("attn_decode", decode))
         return parts[0] if len(parts) == 1 else self._torch.cat(parts)
 
-    def _timer(self, run: Any) -> Any:
+    def _timer(self, run: Any) -> Callable[[], float]:
         """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""
         torch = self._torch
         run()  # The first run loads kernels, so it is neither timed nor recorded.

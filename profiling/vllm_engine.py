@@ -206,7 +206,7 @@ class VllmEngine:
         wanted = [(step.new, step.cached)] * step.prompts
         is_first = True
         with repeats.power:
-            while repeats.more():
+            while repeats.needs_more():
                 self._add_prompts(step)
                 run = self._step()
                 if not is_first:
@@ -250,7 +250,7 @@ class VllmEngine:
             operator_runs.add(*self._timed_step(), wanted)
         with repeats.power:
             # The runs stop before the engine would end requests at its longest context.
-            while repeats.more() and context < self.limits.context_tokens - 2:
+            while repeats.needs_more() and context < self.limits.context_tokens - 2:
                 context += 1
                 wanted = prepare(context)
                 repeats.add(self._step(), wanted, context=float(context))

@@ -37,7 +37,7 @@ Form = dict[str, Any]
 INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}
 Fields = Mapping[str, Any]  # Some values of a form, or of a row of its table of GPUs.
 
-OWN_LIMITS = "own limits"  # The choice among presets of limits that are typed in.
+OWN_LIMITS = "own limits"  # Chosen in place of a preset: the limits are typed in.
 # What the inputs of percentiles and of windows offer.
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
 WINDOWS = ("whole", "busiest 10 min", "busiest 1 h", "first 10 min", "first 1 h")
@@ -45,17 +45,17 @@ WORKERS, NODES = "workers", "nodes"  # What the number `spare` counts.
 SAMPLE, UPLOAD, DESCRIBED = "sample", "upload", "describe"
 SOURCES = (SAMPLE, UPLOAD, DESCRIBED)
 """Where requests come from: a sample trace, an uploaded one, or a description in slo.yaml."""
-OWN_LENGTHS = "own lengths"  # The choice among tasks of lengths that are typed in.
+OWN_LENGTHS = "own lengths"  # Chosen in place of a task of the catalog: the lengths are typed in.
 LENGTHS = ("input", "output")
 PROFILES: dict[str, dict[str, Any]] = {
     "on paper": {"kept_in": None, "spare": 0},
     "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
     "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
 }
-"""The safety profiles: kept on the traffic as it is written, in most scenarios, and also after the loss of a
-node.
+"""Safety profiles. Such a fleet keeps the SLO on the traffic as written, in most scenarios, or also after the
+loss of a node.
 """
-OWN_PROFILE = "own"  # Inputs of safety that are no profile.
+OWN_PROFILE = "own"  # The inputs of safety are those of no profile.
 PRICES = {
     "USD/h": "on_demand",
     "reserved": "reserved",
@@ -63,7 +63,7 @@ PRICES = {
     "interruptions/h": "spot_interruptions_per_h",
 }
 """The columns of prices, and what slo.yaml calls them."""
-SHOWN: dict[str, Any] = {
+INPUT_KEYS: dict[str, Any] = {
     "llm": None,
     "preset": None,
     "slo": None,
@@ -83,9 +83,15 @@ SHOWN: dict[str, Any] = {
     "robust": {"step_times": None, "traffic": None},
     "safety": {"kept_in": None, "growth": None},
 }
-"""The keys of slo.yaml that have inputs, nested as there. None: the whole value of the key has inputs."""
-SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None, "burstiness": {"cv": None}}
-"""More keys of `traffic` that have inputs, where it describes requests."""
+"""The keys of slo.yaml that have inputs, nested as in slo.yaml; None where all keys inside have inputs."""
+DESCRIBED_INPUT_KEYS = {
+    "task": None,
+    "duration": None,
+    "input": None,
+    "output": None,
+    "burstiness": {"cv": None},
+}
+"""The keys of `traffic` that have inputs too if it describes requests."""
 
 
 def sample_form(catalog: Catalog) -> Form:
@@ -134,10 +140,10 @@ def sample_form(catalog: Catalog) -> Form:
 
 
 def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
-    """A stored form, perhaps of an earlier version or beside another catalog, with the inputs of today."""
+    """A stored form, perhaps of an earlier version or another catalog, with the inputs of this version."""
     default = sample_form(catalog)
     form = default | {key: stored[key] for key in default if key in stored}
-    # Earlier versions kept no source: a trace of another place than the samples was uploaded.
+    # Earlier versions kept no source; there every trace but the samples was uploaded.
     if "source" not in stored and not form["trace"].startswith(f"{SAMPLES}/"):
         form["source"] = UPLOAD
     if form["preset"] not in catalog.slos:
@@ -164,12 +170,12 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
 
 
 def _firm_terms(terms: Fields) -> dict[str, Any]:
-    """Of these prices those at which a GPU is rented around the clock."""
+    """The firm ones of these prices: those at which a GPU is rented around the clock."""
     return {key: terms[key] for key in ("on_demand", "reserved") if key in terms}
 
 
 def safety_profile(form: Mapping[str, Any]) -> str:
-    """The safety profile that these inputs are, or `OWN_PROFILE`."""
+    """The safety profile whose values the inputs have, or `OWN_PROFILE`."""
     if form["growth"]:  # No profile has growth.
         return OWN_PROFILE
     profiles = (name for name, values in PROFILES.items() if all(form[k] == v for k, v in values.items()))
@@ -233,8 +239,8 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
     task = parse_task(document, catalog)
     is_described = task.described is not None
     traffic = document.get("traffic") or {}
-    shown = SHOWN | {"traffic": {**SHOWN["traffic"], **(SHOWN_DESCRIBED if is_described else {})}}
-    more = _keys_without_input(document, shown)
+    traffic_keys = INPUT_KEYS["traffic"] | (DESCRIBED_INPUT_KEYS if is_described else {})
+    more = _keys_without_input(document, INPUT_KEYS | {"traffic": traffic_keys})
     limits, more_limits = _form_of_slo(task.slo) if task.slowdowns is None else ({}, {})
     prices, more_prices = _parse_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
     described, more_described = _form_of_described(traffic) if is_described else ({}, {})
@@ -285,13 +291,13 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
 
 
 def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[list[str], dict[str, Any]]:
-    """The queues of the input; and the keys that it cannot hold: `queue: any`, with its `longest_wait`."""
+    """The queues for the input; and, as no input can hold them, the keys of `queue: any`."""
     queue = policies.get("queue")
     if queue == ANY:
         return [], {key: policies[key] for key in ("queue", "longest_wait") if key in policies}
     if queue is None:
-        # Without a key the plan takes the default queue, or chooses one where the SLO has classes (no queue
-        # in the input).
+        # Without a key the plan takes the default queue. Where the SLO has classes the plan chooses one, and
+        # the input has none.
         return [] if task.policies.is_queue_assumed else list(task.policies.queues), {}
     return [queue] if isinstance(queue, str) else list(queue), {}
 
@@ -399,9 +405,8 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
         if isinstance(length, int | float):
             form[f"{key}_mean"] = float(length)
         elif isinstance(length, Mapping) and set(length) <= {"mean", "p95"} and "p95" in length:
-            form |= {
-                f"{key}_{of}": None if length.get(of) is None else float(length[of]) for of in ("mean", "p95")
-            }
+            for name in ("mean", "p95"):
+                form[f"{key}_{name}"] = None if length.get(name) is None else float(length[name])
         elif length is not None:
             more[key] = length
     burstiness = traffic.get("burstiness") or {}
@@ -411,7 +416,7 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
 
 def _safety_section(form: Mapping[str, Any]) -> Any:
     """The section `safety` of slo.yaml; None if the inputs have the default."""
-    if form["kept_in"] is None:
+    if form["kept_in"] is None:  # With `robust` a plan has no safety by default.
         return None if form["robust_steps"] or form["robust_traffic"] else "none"
     section = {
         "kept_in": form["kept_in"] / 100 if form["kept_in"] != 100 * KEPT_IN_FRAC else None,
@@ -454,14 +459,14 @@ def leaf_texts(document: Mapping[str, Any], path: str = "") -> Iterable[str]:
             yield f"{path}{key}: {value}"
 
 
-def _keys_without_input(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a document whose keys are not in `shown`, a nested mapping like SHOWN."""
+def _keys_without_input(document: Mapping[str, Any], input_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a document whose keys are not in `input_keys`, a nested mapping like INPUT_KEYS."""
     more: dict[str, Any] = {}
     for key, value in document.items():
-        if key not in shown:
+        if key not in input_keys:
             more[key] = value
-        elif shown[key] is not None and isinstance(value, Mapping):
-            more[key] = _keys_without_input(value, shown[key])
+        elif input_keys[key] is not None and isinstance(value, Mapping):
+            more[key] = _keys_without_input(value, input_keys[key])
     return _without_empty(more)
 
 
@@ -496,8 +501,7 @@ def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
         if form[f"{metric}_ms"] is not None
     }
     if form["attainment"] is not None:
-        # Without the digits that only the division made.
-        lines["attainment"] = round(form["attainment"] / 100, 12)
+        lines["attainment"] = in_unit(form["attainment"], 1 / 100)
     return lines
 
 
@@ -505,13 +509,13 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
     """The prices of slo.yaml that the table of GPUs shows, and the others, by GPU."""
     shown: dict[str, Fields] = {}
     more: dict[str, Fields] = {}
-    for field_name, value in given.items():
-        name = catalog.gpu(str(field_name)).name
+    interruptions = PRICES["interruptions/h"]
+    for gpu, value in given.items():
+        name = catalog.gpu(str(gpu)).name
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
-        rate = PRICES["interruptions/h"]
         shown[name] = {
             key: read_share(terms[key], key, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H)
-            if key == rate
+            if key == interruptions
             else parse_quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()
             if key in terms
@@ -522,8 +526,8 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
 
 
 def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
-    """The section `prices`: the prices that differ from the catalog's, or for a capped GPU from its uncapped
-    row's. A firm price that is the usual one is left out of a row with a spot price, as nobody gave it.
+    """The section `prices`: of each GPU whose prices are not the usual ones. These are the catalog's, and for
+    a capped GPU those of its uncapped row. A GPU with a spot price gets no firm price that is the usual one.
     """
     by_gpu: dict[str, dict[str, Any]] = {}
     has_usual_price = set[str]()  # GPUs with a spot price whose firm price is the usual one.

@@ -2,10 +2,10 @@
 
 It loads the planner and plans a small question while it waits, so that the simulator is compiled. It reads
 jobs (lines of JSON: the kind of the job, its request and a folder) from stdin, and answers on stdout in lines
-of JSON: {"phase": ...} and {"search": ...} while it works, {"first": ...} for an answer that is there before
-the whole one; then {"done": true} once document.json and files.zip are in the folder of the job, {"error":
-...} for what the user can mend, or {"crash": traceback}. When stdin ends, the app has ended, and this process
-ends too.
+of JSON: {"phase": ...} and {"search": ...} while it works, and {"first": ...} for the fleet on paper, found
+before that of production. The last line is {"done": true} once document.json and files.zip are in the job's
+folder, {"error": ...} for what the user can mend, or {"crash": traceback}. The end of stdin means that the
+app has ended, and ends this process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import OnPaper, Problem, Progress, SearchProgress, Watch
+from planner.search.problem.plan_problem import OnPaper, Problem, Progress, Watch
 from planner.search.problem.stages import phase_of
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
@@ -82,7 +82,7 @@ from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import summarise_trace
 from ui.store import error_line, read_as, zip_files
 
-Request = Mapping[str, Any]
+Request = Mapping[str, Any]  # What a page wants of a job. The requests of the traffic are in a Trace.
 Document = dict[str, Any]
 Files = dict[str, str | bytes]
 Send = Callable[[Document], None]
@@ -94,7 +94,7 @@ MOST_TENANTS = 20  # The table of tenants has at most this many rows; chosen by 
 # The plan with which the process warms up: with 60 requests it takes a second or two. Before that the
 # simulator may be compiled, which takes up to minutes: hence the long limit.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
-# A study that holds traces of more requests than this together is not used again, to limit memory.
+# A study whose traces together have more requests than this is not used again, to limit memory.
 MOST_REMEMBERED = 10_000_000
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The study of the last traffic of this process, by its file, change time, size, reading and seed. It keeps
@@ -110,21 +110,21 @@ def run(kind: str, request: Request, send: Send = lambda _: None) -> tuple[Docum
     return JOBS[kind](request, send)
 
 
-def _catalog(request: Request) -> Catalog:
+def _read_catalog(request: Request) -> Catalog:
     """The catalog in the folder that the request names, or the shipped one."""
     return read_catalog(Path(request["catalog"]) if request.get("catalog") else None)
 
 
-def _trace(request: Request, send: Send) -> tuple[Document, Files]:
+def _summarise_traffic(request: Request, send: Send) -> tuple[Document, Files]:
     """Traffic before anything is planned: a summary of the trace, and charts of the requests to plan for,
     which may be a part of the trace at another rate.
     """
     send({"phase": "reading the traffic"})
-    catalog, section = _catalog(request), request.get("traffic") or {}
+    catalog, section = _read_catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), catalog.tasks)
     if described is not None:
         described = fit_context(described, catalog.served_llm(request["llm"]).context_tokens)
-    trace = spread_stamps(_requests(request, described, section), seed=request["seed"])
+    trace = spread_stamps(_read_requests(request, described, section), seed=request["seed"])
     send({"phase": f"describing {len(trace):,} requests"})
     traffic_request = RateRequest(None, part=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
@@ -139,12 +139,12 @@ def _trace(request: Request, send: Send) -> tuple[Document, Files]:
     ]
     return summarise_trace(trace).as_dict() | {
         "charts": pictures,
-        "tenant_rows": _tenants(trace),
+        "tenant_rows": _tenant_rows(trace),
         "planned_rps": planned.rate_rps,
     }, {}
 
 
-def _requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
+def _read_requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
     """The requests of the trace, read with the section `traffic`, or drawn from a description."""
     trace = None if described is not None else Path(request["trace"])
     return requests_of(
@@ -152,7 +152,7 @@ def _requests(request: Request, described: Description | None, traffic: Mapping[
     )
 
 
-def _tenants(trace: Trace) -> list[Document]:
+def _tenant_rows(trace: Trace) -> list[Document]:
     """The MOST_TENANTS tenants with the most tokens; empty where the trace names none."""
     if not trace.tenants:
         return []
@@ -169,7 +169,7 @@ def _tenants(trace: Trace) -> list[Document]:
     ]
 
 
-def _plan(request: Request, send: Send) -> tuple[Document, Files]:
+def _plan_one_llm(request: Request, send: Send) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it. Before a plan for production, its answer on
     paper is sent.
     """
@@ -208,8 +208,9 @@ def _send_first_answer(send: Send) -> OnPaper:
 
 
 def _watch_search(send: Send) -> Watch:
-    """A function for the search, which sends the numbers of its progress."""
-    return lambda progress: send({"search": _progress_numbers(progress)})
+    """A function for the search, which sends the numbers of its progress; its fleet is too large to send."""
+    names = ("best", "bound", "simulations")
+    return lambda progress: send({"search": {name: getattr(progress, name) for name in names}})
 
 
 def _send_phase(send: Send) -> Progress:
@@ -219,9 +220,9 @@ def _send_phase(send: Send) -> Progress:
     return lambda message: send({"phase": phase_of(message)})
 
 
-def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
+def _answer_what_if(request: Request, send: Send) -> tuple[Document, Files]:
     """The fleet that `plan` would find and its simulation, without the rest of a plan's evidence."""
-    study = _study(request, send)
+    study = _study_of(request, send)
     task = parse_task(request["question"], study.catalog)
     if task.objective == "throughput":
         whole_plan = _make_plan(request, send)  # A study does not answer this objective.
@@ -254,36 +255,31 @@ def _curves(simulation: Simulation) -> Document:
 
 def _make_plan(request: Request, send: Send) -> Plan:
     """The plan for the question of the request; its phases and first answers are sent as they come."""
-    study = _study(request, send)
+    study = _study_of(request, send)
     question = read_task(request["question"], study.catalog)
     return answer_question(question, study, watch=_watch_search(send), on_paper=_send_first_answer(send)).plan
 
 
-def _progress_numbers(progress: SearchProgress) -> Document:
-    """The numbers for the progress bar; the fleet is left out, because it is large."""
-    return {name: getattr(progress, name) for name in ("best", "bound", "simulations")}
-
-
-def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
+def _find_sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
     """Whether a plan holds with other steps, traffic and prices, and what each limit costs."""
-    study = _study(request, send)
+    study = _study_of(request, send)
     before = study.answer(parse_task(request["question"], study.catalog))
     return {
         "changes": [
-            what_if.moved_document(moved, before)
+            what_if.moved_document(changed, before)
             | {
-                "more": what_if.difference_text(moved, before),
-                "costs_the_same": what_if.costs_the_same(moved, before),
-                "fleet": "-" if moved.answer is None else what_if.fleet_text(moved.answer, before),
+                "more": what_if.difference_text(changed, before),
+                "costs_the_same": what_if.costs_the_same(changed, before),
+                "fleet": "-" if changed.answer is None else what_if.fleet_text(changed.answer, before),
             }
-            for moved in what_if.sensitivity(study, before)
+            for changed in what_if.sensitivity(study, before)
         ]
     }, {}
 
 
-def _study(request: Request, send: Send) -> Study:
-    """The study of this traffic, which earlier questions of this process may have filled."""
-    catalog, path = _catalog(request), request["trace"]
+def _study_of(request: Request, send: Send) -> Study:
+    """The study of this traffic, with the simulations that earlier questions of this process have made."""
+    catalog, path = _read_catalog(request), request["trace"]
     question = request["question"]
     described, log_options = parse_task(question, catalog).described, repr(log_options_of(question))
     file_key = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
@@ -291,15 +287,17 @@ def _study(request: Request, send: Send) -> Study:
     study = _REMEMBERED.get(traffic_key)
     if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
         send({"phase": "reading the traffic"})
-        study = Study(_requests(request, described, question.get("traffic") or {}), catalog, request["seed"])
+        study = Study(
+            _read_requests(request, described, question.get("traffic") or {}), catalog, request["seed"]
+        )
         _REMEMBERED.clear()  # Only the last traffic is kept, as its simulations take memory.
         _REMEMBERED[traffic_key] = study
     return replace(study, time_limit_s=request["time_limit_s"], progress=_send_phase(send))
 
 
-def _sliders(request: Request, send: Send) -> tuple[Document, Files]:
+def _simulate_sliders(request: Request, send: Send) -> tuple[Document, Files]:
     """A plan's fleet and its neighbours under more and less of everything, for the sliders beside it."""
-    study = _study(request, send)
+    study = _study_of(request, send)
     task = parse_task(request["question"], study.catalog)
     fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, study.catalog))
     task = replace(task, rate_rps=request["rate_rps"]) if task.objective == "throughput" else task
@@ -329,17 +327,17 @@ def _sliders(request: Request, send: Send) -> tuple[Document, Files]:
     }, {}
 
 
-def _together(request: Request, send: Send) -> tuple[Document, Files]:
+def _plan_several_llms(request: Request, send: Send) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
-    catalog, written, traces = _catalog(request), request["question"], request["traces"]
+    catalog, several, traces = _read_catalog(request), request["question"], request["traces"]
     # The question names traces by their file names; here they get the paths in the store.
     # Described traffic has no trace.
     entries = {
         name: entry | ({"trace": traces[name]} if name in traces else {})
-        for name, entry in written["llms"].items()
+        for name, entry in several["llms"].items()
     }
     send({"phase": "reading the traces"})
-    text = checked_files.to_yaml({**written, "llms": entries}).encode()
+    text = checked_files.to_yaml({**several, "llms": entries}).encode()
     question = read_as(
         "slo.yaml", text, lambda path: read_question(path, None, catalog, seed=request["seed"])
     )
@@ -372,11 +370,11 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
             "limits": several_llms_report.limit_rows(fleets),
             "nodes": several_llms_report.node_rows(fleets),
         },
-        "plans": {name: plan_document(of_llm) for name, of_llm in fleets.plans.items()},
+        "plans": {name: plan_document(llm_plan) for name, llm_plan in fleets.plans.items()},
     }
     return document, {
         **several_llms_report.render(fleets, command=command),
-        "slo.yaml": checked_files.to_yaml(written),
+        "slo.yaml": checked_files.to_yaml(several),
     }
 
 
@@ -385,7 +383,7 @@ def plan_document(plan: Plan) -> Document:
     return output.to_json(plan) | {
         "answer": words.answer_sentence(plan),
         "fleet_text": words.describe_fleet(plan.fleet),
-        "screen": _screen(plan),
+        "screen": _first_screen(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
         "proof": [*answer_sentences.scenario_lines(plan), *words.proof_lines(plan)],
@@ -406,7 +404,7 @@ def plan_document(plan: Plan) -> Document:
     }
 
 
-def _screen(plan: Plan) -> Document:
+def _first_screen(plan: Plan) -> Document:
     """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
     texts = [
         screen_page.verdict_heading(screen.verdict_text(plan, screen.BY_PAGE), "h3"),
@@ -418,9 +416,9 @@ def _screen(plan: Plan) -> Document:
 
 def _compare(request: Request, send: Send) -> tuple[Document, Files]:
     """Fleets of saved plans on the same requests, as `plan compare` does."""
-    catalog = _catalog(request)
+    catalog = _read_catalog(request)
     task = parse_task(request["question"], catalog)
-    trace = _requests(request, task.described, request["question"].get("traffic") or {})
+    trace = _read_requests(request, task.described, request["question"].get("traffic") or {})
     fleets = [
         (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog)))
         for name, text in request["fleets"].items()
@@ -443,9 +441,9 @@ def _compare(request: Request, send: Send) -> tuple[Document, Files]:
     return document, dict(fleet_comparison.render_comparison(comparison))
 
 
-def _pareto(request: Request, send: Send) -> tuple[Document, Files]:
+def _find_frontier(request: Request, send: Send) -> tuple[Document, Files]:
     """What each tightening of a limit costs, as `plan pareto` says it."""
-    study = _study(request, send)
+    study = _study_of(request, send)
     task = parse_task(request["question"], study.catalog)
     frontier = pareto_frontier.find_frontier(study, task, request["over"], points=request["points"])
     document = pareto_frontier.frontier_document(frontier)
@@ -458,7 +456,7 @@ def _pareto(request: Request, send: Send) -> tuple[Document, Files]:
 def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` answers it; but nothing is simulated."""
     market, window_s = markets.parse_market(request["market"]), request["window_s"]
-    written: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
+    input_files: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
     paths = request.get("traces") or {}
     traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}
     if traces:
@@ -468,7 +466,7 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
         demand = read_as(
             request["demand_name"], text, lambda path: markets.read_demand(path, window_s=window_s)
         )
-        written["demand.csv"] = text
+        input_files["demand.csv"] = text
     send({"phase": f"scheduling {demand.rate_rps.shape[1]} windows"})
     scheduled = schedule(market, demand, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
     why = not_simulated(scheduled.answer, traces) or "this page does not simulate; `plan schedule` does"
@@ -482,21 +480,21 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
         "charts": _pictures(schedules.schedule_figures(answer)),
     }
-    return document, {**schedules.render(answer), **written}
+    return document, {**schedules.render(answer), **input_files}
 
 
-def _day(request: Request, send: Send) -> tuple[Document, Files]:
+def _run_day(request: Request, send: Send) -> tuple[Document, Files]:
     """A day of traffic under controllers, as `plan day` answers it."""
     question = request["question"]
-    written: Files = {"slo.yaml": checked_files.to_yaml(question)}
+    input_files: Files = {"slo.yaml": checked_files.to_yaml(question)}
     standing = None
     if text := request.get("fleet"):
-        catalog = _catalog(request)
+        catalog = _read_catalog(request)
         standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog))
-        written["plan.yaml"] = text
+        input_files["plan.yaml"] = text
     send({"phase": "reading the traffic"})
-    described = parse_task(question, _catalog(request)).described
-    trace = _requests(request, described, question.get("traffic") or {})
+    described = parse_task(question, _read_catalog(request)).described
+    trace = _read_requests(request, described, question.get("traffic") or {})
     day_result = day(
         question,
         trace,
@@ -523,16 +521,17 @@ def _day(request: Request, send: Send) -> tuple[Document, Files]:
     optimum = answer.optimum
     if optimum is not None and optimum.bound_usd < optimum.usd * (1 - SAME_FRAC):
         document["status"] = "best found"  # More time may give a cheaper day, so the job may run again.
-    return document, {**day_page.render_day(answer), **day_manifests.controller_manifests(answer), **written}
+    manifests = day_manifests.controller_manifests(answer)
+    return document, {**day_page.render_day(answer), **manifests, **input_files}
 
 
-def _prefixes(request: Request, send: Send) -> tuple[Document, Files]:
+def _study_prefixes(request: Request, send: Send) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
     send({"phase": "reading the prefixes"})
-    trace = spread_stamps(_requests(request, None, request.get("traffic") or {}), seed=request["seed"])
+    trace = spread_stamps(_read_requests(request, None, request.get("traffic") or {}), seed=request["seed"])
     fleet = None
     if request.get("fleet"):
-        catalog = _catalog(request)
+        catalog = _read_catalog(request)
         fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, catalog))
     study = prefix_study.study_prefixes(
         trace,
@@ -542,14 +541,14 @@ def _prefixes(request: Request, send: Send) -> tuple[Document, Files]:
         time_limit_s=request["time_limit_s"],
         progress=_send_phase(send),
     )
-    document, written = prefix_study.prefix_document(study), prefix_study.render_prefixes(study)
+    document = prefix_study.prefix_document(study)
     summary = document["trace"]
     hits = {int(size): frac for size, frac in summary["hit_frac"].items()}
     chart = charts.hits_chart(hits, summary["infinite_hit_frac"])
     return document | {
         "charts": [_picture(chart, "What one LRU cache for all requests spares.")],
-        "tenant_rows": _tenants(trace),
-    }, written
+        "tenant_rows": _tenant_rows(trace),
+    }, prefix_study.render_prefixes(study)
 
 
 def _watch(request: Request, send: Send) -> tuple[Document, Files]:
@@ -567,23 +566,23 @@ def _watch(request: Request, send: Send) -> tuple[Document, Files]:
             step=request["step"],
             model=request["model"],
             match=request["match"],
-            catalog=_catalog(request),
+            catalog=_read_catalog(request),
         )
     return result.to_dict() | {"headline": result.headline(), "sentences": result.sentences()}, {}
 
 
 JOBS: dict[str, Callable[[Request, Send], tuple[Document, Files]]] = {
-    "trace": _trace,
-    "plan": _plan,
-    "together": _together,
-    "what_if": _what_if,
-    "sensitivity": _sensitivity,
-    "sliders": _sliders,
+    "trace": _summarise_traffic,
+    "plan": _plan_one_llm,
+    "together": _plan_several_llms,
+    "what_if": _answer_what_if,
+    "sensitivity": _find_sensitivity,
+    "sliders": _simulate_sliders,
     "compare": _compare,
-    "pareto": _pareto,
+    "pareto": _find_frontier,
     "schedule": _schedule,
-    "day": _day,
-    "prefixes": _prefixes,
+    "day": _run_day,
+    "prefixes": _study_prefixes,
     "watch": _watch,
 }
 
@@ -639,8 +638,8 @@ def main() -> None:
         while True:
             job = json.loads(jobs.get())
             try:
-                document, written = run(job["kind"], job["request"], send)
-                (Path(job["folder"]) / "files.zip").write_bytes(zip_files(written))
+                document, files = run(job["kind"], job["request"], send)
+                (Path(job["folder"]) / "files.zip").write_bytes(zip_files(files))
                 (Path(job["folder"]) / "document.json").write_text(
                     json.dumps(document, default=_plain_values)
                 )
@@ -652,7 +651,7 @@ def main() -> None:
 
 
 def _listen(jobs: queue.SimpleQueue[str]) -> None:
-    """Put every line of stdin among the jobs, and end this process when stdin ends."""
+    """Put every line of stdin into `jobs`; end this process when stdin ends."""
     for line in sys.stdin:
         jobs.put(line)
     os._exit(0)  # The app has ended, so no work is left to finish.

@@ -46,14 +46,13 @@ def page() -> None:
             st.session_state.schedule_command = market.command(demand, window, options)
         except PlannerError as error:
             draw.draw_error(error)
-    answer = follow_job(session, PAGE)
-    if answer is not None:
-        _draw_result(session, answer)
+    if (answer := follow_job(session, PAGE)) is not None:
+        _draw_answer(session, answer)
 
 
 def _market_to_edit(session: BrowserSession, saved: Document) -> Document:
-    """The schedule.yaml that the inputs begin with: as this page was left, else that of the chosen plans.
-    Edits change the values of the inputs, and not this schedule.yaml.
+    """The schedule.yaml that the inputs begin with: as the user left this page, else that of the chosen
+    plans. Edits change the values of the inputs, and not this schedule.yaml.
     """
     plans = {plan.id: plan for plan in session.store.plans(session.id)}
 
@@ -81,13 +80,13 @@ def _market_to_edit(session: BrowserSession, saved: Document) -> Document:
     return base
 
 
-def _market_of_plans(session: BrowserSession, plans: Sequence[str]) -> Document:
-    """The schedule.yaml of some plans: their workers and rates, their stock and limits. Without a plan the
-    figures are made up.
+def _market_of_plans(session: BrowserSession, plan_ids: Sequence[str]) -> Document:
+    """The schedule.yaml of some plans: their workers and rates, their stock and limits. Without a plan it is
+    an example with made-up figures.
     """
     planned: list[tuple[Document, PlanQuestion]] = []
-    for plan in plans:
-        saved = session.store.plan(plan)
+    for plan_id in plan_ids:
+        saved = session.store.plan(plan_id)
         document = session.store.document(saved.result) if saved else None
         if saved is None or document is None:
             continue
@@ -104,7 +103,7 @@ def _market_of_plans(session: BrowserSession, plans: Sequence[str]) -> Document:
 def _market_inputs(base: Document) -> Document:
     """schedule.yaml from inputs for every GPU and every kind of worker."""
     st.header("Prices and workers")
-    # Streamlit keeps an input's value by its key: with another base all inputs begin anew.
+    # Streamlit keeps an input's value by the input's key, so with another base all inputs begin anew.
     key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
     gpus = {name: _offer_inputs(name, row, key) for name, row in base["gpus"].items()}
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
@@ -117,7 +116,7 @@ def _market_inputs(base: Document) -> Document:
     )
     spot, power, cost = st.columns(3, vertical_alignment="bottom")
     limits = base.get("limits") or {}
-    share = spot.number_input(
+    spot_percent = spot.number_input(
         "Of an LLM's rate at most on spot [%]",
         0.0,
         100.0,
@@ -138,8 +137,8 @@ def _market_inputs(base: Document) -> Document:
         **empty,
     )
     form: Document = {"gpus": gpus, "capacity": capacity}
-    if share:
-        form["spot"] = round(share / 100, 12)  # Without the rounding error of the percentage.
+    if spot_percent:
+        form["spot"] = round(spot_percent / 100, 12)  # Without the rounding error of the division.
     bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
     bounds |= {"cost": f"{most_usd:.12g} usd/h"} if most_usd else {}
     return form | ({"limits": bounds} if bounds else {})
@@ -178,38 +177,38 @@ def _offer_inputs(name: str, row: Document, key: str) -> Document:
             placeholder="any number",
             key=f"offer_stock_{name}_{key}",
         )
-    return {given: value for given, value in offer.items() if value is not None}
+    return {field: value for field, value in offer.items() if value is not None}
 
 
 def _worker_inputs(row: Document, key: str) -> Document:
     """A kind of worker in the format of schedule.yaml."""
     with st.container(border=True):
-        llm, name = st.columns(2)
+        llm_field, worker_field = st.columns(2)
         worker: Document = {
-            "llm": llm.text_input("LLM", row.get("llm", ""), key=f"worker_llm_{key}"),
-            "worker": name.text_input("Worker", row.get("worker", ""), key=f"worker_name_{key}"),
+            "llm": llm_field.text_input("LLM", row.get("llm", ""), key=f"worker_llm_{key}"),
+            "worker": worker_field.text_input("Worker", row.get("worker", ""), key=f"worker_name_{key}"),
         }
-        on, *fields = st.columns([2, *(1 for _ in market.QUANTITIES)], vertical_alignment="bottom")
-        text = on.text_input(
+        gpus_field, *fields = st.columns([2, *(1 for _ in market.QUANTITIES)], vertical_alignment="bottom")
+        text = gpus_field.text_input(
             "GPUs of one worker",
             market.gpus_text(row),
             key=f"worker_on_{key}",
             help="As 4 × h100-80g, or 8 × h100-80g + 4 × a100-80g.",
         )
         worker |= market.parse_gpus(text)
-        for field, (given, (label, unit, written)) in zip(fields, market.QUANTITIES.items(), strict=True):
-            factor = 60 if given == "start" else 1  # Starts are shown in minutes.
-            value = market.number(row.get(given), unit)
+        for field, (name, (label, unit, shown_unit)) in zip(fields, market.QUANTITIES.items(), strict=True):
+            factor = 60 if name == "start" else 1  # Starts are shown in minutes.
+            value = market.number(row.get(name), unit)
             value = field.number_input(
                 label,
                 min_value=0.0,
                 value=None if value is None else value / factor,
-                placeholder="as usual" if given == "start" else "none",
+                placeholder="as usual" if name == "start" else "none",
                 format="%g",
-                key=f"worker_{given}_{key}",
+                key=f"worker_{name}_{key}",
             )
             if value is not None:
-                worker[given] = f"{value:.12g} {written}"
+                worker[name] = f"{value:.12g} {shown_unit}"
     return worker | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
@@ -244,17 +243,15 @@ def _demand_inputs(session: BrowserSession, form: Document, saved: Document) -> 
     _demand_shape_inputs(form, llms)
     if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
         text = saved.get("demand") or ""
-        fits = text.partition("\n")[0].split(",")[1:] == llms
-        st.session_state.schedule_demand = (
-            llms,
-            text if fits else market.demand_csv(market.example_demand(form)),
-        )
-    written = st.session_state.schedule_demand[1]
+        if text.partition("\n")[0].split(",")[1:] != llms:  # The header has the window and the LLMs.
+            text = market.demand_csv(market.example_demand(form))
+        st.session_state.schedule_demand = (llms, text)
+    text = st.session_state.schedule_demand[1]
     typed = st.text_area(
         "Requests/s in every window: a row each, a column per LLM",
-        written,
+        text,
         height=240,
-        key=f"demand_{hashlib.sha256(written.encode()).hexdigest()}",
+        key=f"demand_{hashlib.sha256(text.encode()).hexdigest()}",
         help="Made up by the shape above, typed, or pasted from a spreadsheet saved as CSV.",
     )
     return {"demand": typed or "", "demand_name": "demand.csv", "is_typed": True}, window
@@ -311,7 +308,7 @@ def _schedule_file_input(form: Document) -> None:
                 st.rerun()
 
 
-def _draw_result(session: BrowserSession, answer: Document) -> None:
+def _draw_answer(session: BrowserSession, answer: Document) -> None:
     """Draw the answer of a job "schedule" (ui/worker.py), with its files to download."""
     st.header("Answer")
     st.subheader(draw.escape_markdown(answer["answer"]))

@@ -6,13 +6,12 @@ A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_
             an incumbent, and shows which scenarios are the hardest. If it costs far more than on paper,
             fleets of other designs grow too (`grow_other_designs`), and the cheapest is the incumbent.
     search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. If
-            the fleet that is found misses too many of all scenarios, some of those that it misses are added
-            to the hardest, and the search runs again. The fleet also grows, which may give the next
-            incumbent.
+            the fleet found misses too many of all scenarios, some of these join the hardest, and the search
+            runs again. The fleet also grows, which may give the next incumbent.
 
-Different fleets may miss different scenarios. production_fleet.py tests the fleet in fresh scenarios; if it
-fails there, these are added to the S scenarios and the fleet grows again. A cheaper fleet that misses
-slightly too many is tested too, because S is small.
+Different fleets may miss different scenarios. production_fleet.py tests the fleet in fresh scenarios. If the
+fleet fails, these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too
+many is tested too, because S is small.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ from planner.search.problem.plan_problem import Problem, refuted_below, with_eff
 from planner.solvers.master import Option
 
 # The workers of a kind (owned_first.py) grow to at most this many times their number on paper. A fleet that
-# then still misses too many scenarios is taken to do so with any number. Set by hand.
+# still misses too many scenarios then is taken to miss them with any number. Set by hand.
 MOST_GROWTH = 16
-# A search may simulate as many requests as SEARCH_FLEETS fleets have in all of its scenarios, within the
-# least and the most below, which take about 4 and 10 CPU seconds.
+# A search may simulate the requests of SEARCH_FLEETS fleets in all of its scenarios, but at least and at most
+# the numbers below, which take about 4 and 10 CPU seconds.
 SEARCH_FLEETS = 20
 LEAST_SEARCH_REQUESTS = 3_000_000
 MOST_SEARCH_REQUESTS = 8_000_000
-# Gains are divided by the price of the added workers, but at least by this (in the objective's unit). So
-# workers on owned GPUs, which are free, are preferred to all others.
+# Gains are divided by the price of the added workers, but at least by this (in the objective's unit), so that
+# workers on owned GPUs, which are free, come before all others.
 LEAST_PRICE_STEP = 1e-9
-# If the grown fleet costs more than this many times its price on paper, fleets of other designs are grown
-# too: the search, which goes up from the price on paper, often ends before it comes so far. Llama-3.1-70B at
+# If the grown fleet costs more than this many times its price on paper, fleets of other designs grow too: the
+# search goes up from the price on paper, and often runs out of time before it comes so far. Llama-3.1-70B at
 # 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
 FAR_ABOVE_PAPER = 1.5
 # Growing other designs may simulate this many requests, about 5 CPU seconds.
@@ -67,8 +66,8 @@ def with_search_limit(problem: Problem, most_requests: float) -> Problem:
     """The same problem with a limit on its simulated requests: those of SEARCH_FLEETS fleets, but at least
     LEAST_SEARCH_REQUESTS, and at most `most_requests`.
     """
-    of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
-    return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most_requests))
+    requests = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
+    return with_effort_limit(problem, min(max(requests, LEAST_SEARCH_REQUESTS), most_requests))
 
 
 def find_cheapest_kept(
@@ -102,7 +101,7 @@ def find_cheaper_kept(
 ) -> Counts | None:
     """The cheapest fleet found that keeps enough scenarios, or `best` if none is cheaper. The hardest
     scenarios come first in `problem`. Fleets of a lower objective than `refuted_value` are known to miss too
-    many. The search simulates at most `most_requests`.
+    many. The search simulates at most `most_requests` requests.
 
     With `any_mix` mixed fleets are searched too, if the cheapest fleet on paper is one or if no other fleet
     is known.
@@ -110,8 +109,7 @@ def find_cheaper_kept(
     is_mixed = any_mix and (has_several_types(paper.best) or best is None)
     oracle = problem.oracle
     start_fleets = [*start, *([] if best is None else [oracle.fleet(best)])]
-    numbers = range(len(oracle.scenarios))
-    hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
+    hard_scenarios = set(range(len(oracle.scenarios))[: oracle.may_miss + HARDEST_SCENARIOS])  # Numbers.
     # All rounds share one limit. It is a point on the search's clock, which counts simulated requests.
     deadline = with_search_limit(problem, most_requests).deadline
     while True:
@@ -145,14 +143,14 @@ def find_cheaper_kept(
 
 
 def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None) -> list[Counts]:
-    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from other
-    designs on paper: the best fleet, the best mixed pool, the best fleet of one GPU type, and of every GPU
-    type and degree of tensor parallelism the mixed pool that looks cheapest. The hardest scenarios come first
-    in `problem`.
+    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones grown from other
+    designs on paper. These are the best fleet, the best mixed pool, the best fleet of one GPU type, and for
+    every GPU type and degree of tensor parallelism the mixed pool that looks cheapest. The hardest scenarios
+    come first in `problem`.
 
     If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
-    than those of `best`. Without this function gpt-oss-120b on any GPU cost 63.84 USD/h, and on H100 alone
-    47.84; Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200), and 95.68 on H100.
+    than those of `best`. Without this function gpt-oss-120b cost 63.84 USD/h on any GPU but 47.84 on H100
+    alone, and Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200) but 95.68 on H100.
     """
     problem = with_effort_limit(problem, OTHER_DESIGNS_EFFORT)
     oracle = problem.oracle
@@ -235,8 +233,8 @@ def grow_until_kept(
     scenarios than it may, and the problem with the hardest scenarios first.
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
-    objective above `most_value`, and if the time is over. Each step adds twice as many workers as the one
-    before, not counting those that may be down with them. They join the pool where they gain the most kept
+    objective above `most_value`, and if the time is over. Each step adds twice as many workers as the step
+    before, plus those that the worst loss then takes too. They join the pool where they gain the most kept
     scenarios for their price, or all pools if no pool gains any. Pools of `unused_owned` GPUs may be added,
     with at most the given counts.
     """
@@ -295,7 +293,7 @@ def grow_until_kept(
 def _more_workers(oracle: Oracle, option: Option, count: int, step: int) -> int:
     """How many workers to add to a pool of `count` so that the worst loss leaves `step` more of them.
 
-    Of one more spot worker one more may be down too, and then the pool gains nothing by a single worker.
+    With one more spot worker one more may be down at once, and then a single worker gains nothing.
     """
     return oracle.workers_needed(option, oracle.workers_left(option, count) + step) - count
 
@@ -328,7 +326,7 @@ def _best_gain(
     oracle: Oracle, fleets: Sequence[Counts], prices: Sequence[float], numbers: Sequence[int]
 ) -> int | None:
     """The place of the fleet that keeps most of these scenarios for its price, the first of equal ones; None
-    if no fleet keeps any. Where even all scenarios would be too few for its price, a fleet is not simulated.
+    if no fleet keeps any. A fleet whose price is too high even if it kept them all is not simulated.
     """
     best, best_gain = None, 0.0
     for k in sorted(range(len(fleets)), key=lambda k: (prices[k], k)):

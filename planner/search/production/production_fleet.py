@@ -64,7 +64,7 @@ SEARCH_AGAIN_FRAC = 0.15
 NEAR_MISSES = 2
 MOST_NEAR_FEASIBLE = 4  # This many near-feasible fleets are tested.
 MOST_NEAR_CHECKED = 64  # This many fleets are checked for being near feasible.
-MOST_MIXES = 2_000  # With more mixes that cost less, none is simulated in scenarios.
+MOST_MIXES = 2_000  # If more mixes cost less than the fleet, none of them is simulated in scenarios.
 
 
 def find_production_fleet(
@@ -78,17 +78,17 @@ def find_production_fleet(
     if (idle := find_idle_misses(problem)) is not None:
         raise idle_misses_error(idle)
     model = build_scale_model(problem, paper.best)
-    trial = None if model is problem else _find_production_fleet(problem, model, paper, start)
+    trial = None if model is problem else _search_on_model(problem, model, paper, start)
     if trial is not None or problem.out_of_time():
         return trial
-    return _find_production_fleet(problem, problem, paper, start)
+    return _search_on_model(problem, problem, paper, start)
 
 
-def _find_production_fleet(
+def _search_on_model(
     problem: Problem, model: Problem, paper: FleetSearch, start: Sequence[Fleet]
 ) -> FleetTrial | None:
-    """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
-    also where the scale model has no fleet.
+    """`find_production_fleet` on the scale model `model`, which may be the problem itself; None also where
+    the scale model has no fleet.
     """
     safety, scenario_problem = problem.task.safety, _in_search_scenarios(model, problem.deadline)
     first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
@@ -100,21 +100,21 @@ def _find_production_fleet(
     if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
         stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
-    scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
-    is_searched = True  # Whether `least` is the result of a search; otherwise it is the last fleet, grown.
+    scenario_problem, kept = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
+    is_searched = True  # Whether `kept` comes from a search. Otherwise it is the last tested fleet, grown.
     # Fleets of other designs that keep enough of the search's scenarios. They may still fail a test.
     grown: list[Counts] = []
     for attempt in range(MOST_TESTS):
-        if least is None and (model is not problem or problem.out_of_time()):
+        if kept is None and (model is not problem or problem.out_of_time()):
             return trial  # The problem at full size may have a fleet where its model has none.
-        if least is None:
+        if kept is None:
             raise unreachable_share_error(scenario_problem, paper)
         problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
-        best = with_most_headroom(scenario_problem, paper.level0.options, least) if is_searched else least
+        best = with_most_headroom(scenario_problem, paper.level0.options, kept) if is_searched else kept
         test = ScenarioTest(problem.oracle, problem.test_scenarios, safety, first, problem.out_of_time)
         full_size = restore_full_size(problem, scenario_problem)
         trial = FleetTrial(best, test.decide(best), full_size, test, scenario_problem)
-        # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
+        # Cheaper fleets are tested in the first round only: later fleets have grown because cheaper ones
         # failed. One step of a scale model is many workers, so if its fleet fails no smaller one is tested.
         if attempt == 0 and (scenario_problem.oracle.downscale == 1 or trial.is_passed):
             trial = first_passing(trial, _near_feasible(trial, paper)) or trial
@@ -130,14 +130,14 @@ def _find_production_fleet(
         scenarios = (*scenarios, *(model.test_scenarios[first + i] for i in range(kept_in.scenario_count)))
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         unused_owned = owned_beside(scenario_problem, paper.level0, best)
-        scenario_problem, least = in_time(
+        scenario_problem, kept = in_time(
             partial(cheapest_kept.grow_until_kept, scenario_problem, best, unused_owned),
             otherwise=(scenario_problem, None),
         )
-        is_searched = least is None or objective_of(least) > (1 + SEARCH_AGAIN_FRAC) * objective_of(best)
+        is_searched = kept is None or objective_of(kept) > (1 + SEARCH_AGAIN_FRAC) * objective_of(best)
         if is_searched:
-            grown = cheapest_kept.grow_other_designs(scenario_problem, paper, least)
-            least = cheapest_kept.find_cheaper_kept(
+            grown = cheapest_kept.grow_other_designs(scenario_problem, paper, kept)
+            kept = cheapest_kept.find_cheaper_kept(
                 scenario_problem, paper, next(iter(grown), None), start, refuted_value=objective_of(best)
             )
         first = next_block(first + kept_in.scenario_count)
@@ -176,7 +176,7 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
     def is_kept() -> bool:
         nonlocal polished
-        # The fleet stays, so what is known of cheaper ones does too.
+        # The fleet is the same, so what is known of cheaper fleets still holds.
         polished = replace(trial.retest(trial.best), cheaper=trial.cheaper)
         return polished.is_passed
 
@@ -185,8 +185,8 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
 def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     """The trial of the first fleet of other_roles.py that keeps enough of the search's scenarios and passes
-    the test, repeated from that fleet; the given trial if there is none. If no pool has several worker types,
-    on paper and here, the trial stays: all cheaper fleets are then simulated instead (cheaper_fleets.py).
+    the test, repeated from that fleet; the given trial if there is none. Fleets without a pool of several
+    worker types are left to cheaper_fleets.py, which simulates all cheaper ones.
     """
     problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
     is_mixed = has_several_types(paper.best) or has_several_types(trial.best)
@@ -211,7 +211,7 @@ def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
         return trial
     below = below_like_price(problem, trial.best)
     fleets = every_mix(paper.level0.options, problem.limits, below, most=MOST_MIXES) or []
-    # Mixes below the price on paper fail on the traffic as written: the search on paper has simulated them.
+    # The search on paper has simulated the mixes below its price: they fail on the traffic as written.
     dearer = (counts for counts in sorted(fleets, key=objective_of) if objective_of(counts) >= paper.value)
     return first_passing(trial, _kept_fleets(problem, dearer)) or trial
 
@@ -220,8 +220,8 @@ def _kept_fleets(problem: Problem, fleets: Iterable[Counts]) -> Iterable[Counts]
     """Those of the fleets that keep enough of the problem's scenarios, simulated one by one until its
     time is over.
     """
-    in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
-    return (counts for counts in in_the_time if in_time(partial(problem.oracle.holds, counts), False))
+    until_time_out = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
+    return (counts for counts in until_time_out if in_time(partial(problem.oracle.holds, counts), False))
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
@@ -316,7 +316,8 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
     fleets has simulated most of the scenarios that they miss, so the check is cheap.
     """
     scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
-    below, most = below_like_price(scenario_problem, best), scenario_problem.oracle.may_miss + NEAR_MISSES
+    below = below_like_price(scenario_problem, best)
+    most_missed = scenario_problem.oracle.may_miss + NEAR_MISSES
     fleets = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
     cheaper = [counts for counts in fleets if counts and paper.value < objective_of(counts) < below]
     as_written = scenario_problem.oracle.as_written()
@@ -325,15 +326,16 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
     for counts in sorted(cheaper, key=lambda counts: -objective_of(counts))[:MOST_NEAR_CHECKED]:
         if scenario_problem.out_of_time():
             break
-        on_hardware = tuple((option.role, hardware_of(option), count) for option, count in counts)
-        if on_hardware in listed:
+        hardware_counts = tuple((option.role, hardware_of(option), count) for option, count in counts)
+        if hardware_counts in listed:
             continue  # The list has a fleet that differs in engine settings alone.
         is_near = (
-            scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
+            scenario_problem.allows(counts)
+            and scenario_problem.oracle.missed_count(counts, most_missed) <= most_missed
         )
         if is_near and as_written.holds(counts):
             near_feasible.append(counts)
-            listed.add(on_hardware)
+            listed.add(hardware_counts)
     return sorted(near_feasible, key=objective_of)[:MOST_NEAR_FEASIBLE]
 
 
@@ -360,13 +362,12 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
         else:
             best = fleet
             # The search allowed `middle` misses, so the fleet has no more, but it may have fewer.
-            exactly = in_time(partial(simulated.missed_count, fleet, count), middle)
-            missed = min(middle, exactly)
+            missed = min(middle, in_time(partial(simulated.missed_count, fleet, count), middle))
     kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
-    # The answer on paper has its own share, of other scenarios than the search's.
-    most = (
+    # Of the fleet on paper no share is named, as its answer shows one, of other scenarios than the search's.
+    most_text = (
         f"none keeps more than the cheapest on paper, {on_paper}"
         if best is paper.best
         else f"the most that one does is {100 * kept_frac:.0f} %, for "
@@ -374,7 +375,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     )
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * needed_frac:g} "
-        f"% of scenarios; {most}",
+        f"% of scenarios; {most_text}",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),

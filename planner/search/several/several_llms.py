@@ -87,8 +87,8 @@ def _plan_together(
     adds_robustness: bool,
     own_nodes: bool,
 ) -> SharedPlan:
-    """As `plan_together`: the stages before `bill` in the module docstring, by the prices of GPUs in use; or,
-    with `own_nodes`, by what each LLM pays on nodes of its own.
+    """The stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
+    whole nodes of their own.
     """
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
@@ -105,8 +105,8 @@ def _plan_together(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
     )
     on_paper = [
-        _paper_of_llm(part, alone_search, paper_search, limits, deadline)
-        for part, alone_search, paper_search in zip(parts, alone, paper.searched, strict=True)
+        _paper_of_llm(part, alone_searches, searches, limits, deadline)
+        for part, alone_searches, searches in zip(parts, alone, paper.searched, strict=True)
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
     searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
@@ -114,34 +114,35 @@ def _plan_together(
     plans = _certify_plans(
         parts, searched, left_to_each, shared, catalog, seed, deadline, adds_robustness=adds_robustness
     )
-    level0 = paper.level0
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
     names = [part.name for part in parts]
     unit = OBJECTIVE_UNITS[task.objective]
-    values = [shared_paper.best_value(each) for each in paper.searched]
+    paper_values = [shared_paper.best_value(each) for each in paper.searched]
     alone_values = [shared_paper.best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values = _paid_values(on_paper, shared.alone)
         if shared.how_chosen is not None:
-            together = _paid_values(on_paper, shared.fleets)
-            gives = shared_paper.gives_way_facts(parts, alone_values, together, unit)
-            in_production = (shared.how_chosen, *gives)
+            together_values = _paid_values(on_paper, shared.fleets)
+            gives_way = shared_paper.gives_way_facts(parts, alone_values, together_values, unit)
+            in_production = (shared.how_chosen, *gives_way)
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
-        paper=dict(zip(names, values, strict=True)),
+        paper=dict(zip(names, paper_values, strict=True)),
         alone=dict(zip(names, alone_values, strict=True)),
         answers=_answer_totals(on_paper, shared),
         objective=task.objective,
         unit=unit,
-        level0=level0.value if math.isfinite(level0.value) else None,
-        level0_bound=level0.bound,
+        level0=paper.level0.value if math.isfinite(paper.level0.value) else None,
+        level0_bound=paper.level0.bound,
         bound=checked_bound(
-            sum(paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone), sum(values)
+            # All policy choices of an LLM have the same bound, so the first one is enough.
+            sum(paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone),
+            sum(paper_values),
         ),
-        is_exhausted=level0.is_exact,
-        is_exact=level0.is_exact and paper.is_walked,
+        is_exhausted=paper.level0.is_exact,
+        is_exact=paper.level0.is_exact and paper.is_walked,
         limits=tuple(LimitUse(limit, amount, limits.used(limit, counts)) for limit, amount in limits.rows()),
         binding=paper.binding,
         in_production=in_production,
@@ -151,7 +152,7 @@ def _plan_together(
             Assumption("bounds-add-up"),
         ),
         warnings=(*map(OfTraffic, question.notes), *_llm_warnings(parts, plans)),
-        rounds=level0.rounds,
+        rounds=paper.level0.rounds,
         # LLMs may share an oracle, whose simulations count once.
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
@@ -240,8 +241,8 @@ def _certify_plans(
 def _answer_totals(
     on_paper: Sequence[LlmOnPaper], shared_production: SharedProduction | None
 ) -> tuple[AnswerTotal, ...]:
-    """The three answers summed over all LLMs; none unless every LLM has a production search. An answer that
-    some LLM lacks has no value, and names these LLMs.
+    """The three answers summed over all LLMs; empty unless production was searched for every LLM. An answer
+    without a fleet for some LLMs has no value, and names these LLMs.
     """
     if shared_production is None:
         return ()
@@ -257,8 +258,8 @@ def _answer_totals(
         if any(name not in [answer.name for answer in production.answers] for _, production in llms):
             continue  # Some LLM was not searched for this answer.
         fleets = [(llm, _fleet_of_answer(llm, production, name)) for llm, production in llms]
-        if lacks := tuple(llm.name for llm, counts in fleets if counts is None):
-            totals.append(AnswerTotal(name, None, None, lacks))
+        if llms_without := tuple(llm.name for llm, counts in fleets if counts is None):
+            totals.append(AnswerTotal(name, None, None, llms_without))
             continue
         value, pools = 0.0, list[Pool]()
         for llm, counts in fleets:
@@ -271,7 +272,7 @@ def _answer_totals(
 
 
 def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) -> Counts | None:
-    """The fleet of one LLM in one of the three answers; None if there is none."""
+    """The fleet of one LLM in one of the three answers, None if it has none."""
     if name == "on-paper":
         return llm.paper.best
     if name == "with-a-loss":
@@ -280,7 +281,7 @@ def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) 
 
 
 def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
-    """The warnings of all plans; one that several LLMs share names them all, and is there once."""
+    """The warnings of all plans. A warning of several LLMs is listed once and names them all."""
     warnings_by_llm = {part.name: plan.warnings for part, plan in zip(parts, plans, strict=True)}
     different: list[Warned] = []
     for warnings in warnings_by_llm.values():
@@ -292,8 +293,8 @@ def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[O
 
 
 def _place_all(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> NodePlacement | None:
-    """All workers on the fewest nodes, which LLMs may share. Pools are placed as mixed ones, so KV traffic
-    between nodes is not minimised.
+    """All workers on the fewest nodes, which LLMs may share. All pools count as mixed here, so hand-offs
+    between nodes are not minimised.
     """
     pools = tuple(
         Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
