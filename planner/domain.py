@@ -15,13 +15,13 @@ Metric = str  # A key of slo_metrics.METRICS.
 KV_BLOCK_TOKENS = 16  # vLLM's default.
 SPOT = "@spot"  # The suffix in the name of a GPU that is rented on the spot market.
 OWNED = "@owned"  # The suffix in the name of an owned GPU, which costs no new money.
-# Sums of floats round: two prices, amounts or rates that differ by no more than this share count as equal,
-# and a number above a whole one by no more than this is whole.
+# Sums of floats have rounding errors: prices, amounts and rates that differ by at most this share count as
+# equal, and a number that is above a whole one by at most this counts as whole.
 ROUNDING = 1e-9
-# The backlog test: this share of the last requests must wait no longer than the limit on TTFT, or than
-# BACKLOG_LIMIT_S if the SLO has no such limit.
+# The backlog test (solvers/required_work.py): this share of the last requests must wait no longer than the
+# limit on TTFT, or than BACKLOG_LIMIT_S if the SLO has no such limit.
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
-# Tenants' service is compared over windows of this length, as in the figures of VTC's paper, 2401.00588.
+# Tenants' service is compared over windows of this length, as in the figures of VTC (arXiv:2401.00588).
 SERVICE_WINDOW_S = 60.0
 
 
@@ -54,12 +54,13 @@ class AllReduce:
 class Gpu:
     """An accelerator we can rent: one row of catalogs/gpus.yaml.
 
-    `dense_flops_per_s` is for 16-bit dense matrices, `fp8_flops_per_s` for 8 bits, `fp4_flops_per_s` for 4
-    (None: no such units, or unknown); `link_bytes_per_s` is what one GPU sends to the others of its node, in
-    one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
-    `board_w` the board's limit without the cap. `prefill_slowdown` and `decode_slowdown` (>= 1) multiply the
-    compute-bound and the memory-bound part of a step. `unchecked` says why the accuracy of the GPU's step
-    times is unknown; a plan considers such a GPU only if the question names it.
+    `dense_flops_per_s` is for dense matrices of 16 bits, `fp8_flops_per_s` of 8 and `fp4_flops_per_s` of 4
+    (None: the GPU has no such units, or their speed is unknown); `link_bytes_per_s` is what one GPU sends to
+    the others of its node, in one direction. A power-capped variant is a row of its own ("h100-80g@350W"):
+    `power_w` is the cap, `board_w` the board's limit without the cap. `prefill_slowdown` and
+    `decode_slowdown` (>= 1) multiply the compute-bound and the memory-bound part of a step. `unchecked` says
+    why the accuracy of the GPU's step times is unknown; a plan considers such a GPU only if the question
+    names it.
     """
 
     name: str
@@ -94,20 +95,17 @@ class Gpu:
             "link_bytes_per_s",
             "power_w",
             "gpus_per_node",
+            "fp8_flops_per_s",
+            "fp4_flops_per_s",
+            "mixed_kv_bytes_per_s",
         ):
-            if not getattr(self, quantity) > 0:
-                raise CatalogError(f"GPU {self.name}: {quantity} is {getattr(self, quantity)}, must be > 0")
-        if not self.price_usd_per_h >= 0:
-            raise CatalogError(f"GPU {self.name}: price_usd_per_h is {self.price_usd_per_h}, must be >= 0")
-        if not self.energy_usd_per_kwh >= 0:
-            raise CatalogError(
-                f"GPU {self.name}: energy_usd_per_kwh is {self.energy_usd_per_kwh}, must be >= 0"
-            )
+            if (value := getattr(self, quantity)) is not None and not value > 0:
+                raise CatalogError(f"GPU {self.name}: {quantity} is {value}, must be > 0")
+        for quantity in ("price_usd_per_h", "energy_usd_per_kwh"):
+            if not (value := getattr(self, quantity)) >= 0:
+                raise CatalogError(f"GPU {self.name}: {quantity} is {value}, must be >= 0")
         if min(self.prefill_slowdown, self.decode_slowdown) < 1:
             raise CatalogError(f"GPU {self.name}: a slowdown is below 1")
-        for quantity in ("fp8_flops_per_s", "fp4_flops_per_s", "mixed_kv_bytes_per_s"):
-            if (rate := getattr(self, quantity)) is not None and not rate > 0:
-                raise CatalogError(f"GPU {self.name}: {quantity} is {rate}, must be > 0")
 
     @property
     def electricity_usd_per_h(self) -> float:
@@ -189,9 +187,8 @@ class Slo:
     get their `guarantees`.
 
     With `every_s`, limits and attainment must hold in every window of that length
-    (traffic.trace.slo_windows_s) and over the whole trace. So the whole trace may miss what its windows may
-    miss together: fewer requests than its own percentile allows, as `allowed_above` rounds down in each
-    window.
+    (traffic.trace.slo_windows_s) and over the whole trace. That allows fewer misses than a percentile of the
+    whole trace does, as `allowed_above` rounds down in each window.
     """
 
     limits: tuple[Limit, ...]
@@ -200,6 +197,7 @@ class Slo:
     guarantees: tuple[ServiceGuarantee, ...] = ()
 
     def guarantee_of(self, tenant: str) -> ServiceGuarantee | None:
+        """The guarantee that names the tenant, else that of all other tenants, None without one."""
         guarantees = {each.tenant: each for each in self.guarantees}
         return guarantees.get(tenant, guarantees.get(None))
 
@@ -220,7 +218,8 @@ class Slo:
         up to the largest limit on TTFT.
 
         A class with limits on E2E alone is work with a deadline. It may wait until then, but no longer than a
-        tenth of the judged span: in traffic that goes on, a longer wait means that the backlog grows.
+        tenth of the span, or BACKLOG_LIMIT_S if that is longer: in traffic that goes on, a longer wait means
+        that the backlog grows.
         """
         own_limits = [limit for limit in self.limits if limit.selector == selector]
         ttft_s = [limit.limit_s for limit in own_limits if limit.metric == "ttft"]
@@ -230,8 +229,8 @@ class Slo:
         return min(max(deadlines_s), max(span_s / 10, BACKLOG_LIMIT_S))
 
     def due_s(self, selector: Selector) -> float:
-        """The deadline of a request of this class, after its arrival, by which the queue `edf` orders
-        requests: the tightest limit on TTFT, or else on E2E, or else BACKLOG_LIMIT_S.
+        """When a request of this class is due, after its arrival; the queue `edf` orders requests by it. It
+        is the tightest limit on TTFT, else that on E2E, else BACKLOG_LIMIT_S.
         """
         own_limits = [limit for limit in self.limits if limit.selector == selector]
         for metric in ("ttft", "e2e"):

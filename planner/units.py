@@ -1,7 +1,7 @@
 """Quantities as people write them ("200 ms", "50 GB/s", "80 kW") to the library's units, and back.
 
 Inside the library a quantity has one unit, carried by its name: seconds, bytes, tokens, Watts, dollars
-per hour. Only the edges (files, command line, report) call its functions.
+per hour. Only the edges (files, command line, report) convert.
 """
 
 import math
@@ -47,6 +47,7 @@ _SUGGESTED_UNITS = {
     "usd_per_kwh": ("usd/kWh",),
 }
 LARGEST = 1e18  # Quantities in the library's units are smaller, so that their products stay finite.
+LEAST_MINUTES_S = 120.0  # `show_s` shows durations from here on in minutes, with one decimal.
 # How people write thousands of tokens: 1.5k, 1,500.
 TOKENS_PATTERN = r"^\s*(\d{1,15}(\.\d{1,3})?\s*[kK]|\d{1,3}(,\d{3}){1,5})\s*$"
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
@@ -57,8 +58,8 @@ def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) 
 
     A bare number is accepted for requests/s and USD/h. Seconds, bytes and Watts need their unit, because 2000
     may mean milliseconds or seconds, and a wrong guess costs a long search. The price of a kWh needs its unit
-    too, because 12 probably means cents. The number 0 never needs a unit, and with `bare` no number does, as
-    the field's name says it. `where` names the field in the error message.
+    too, because 12 probably means cents. The number 0 never needs a unit. With `bare` no number needs it: the
+    field's name has it. `where` names the field in the error message.
     """
     factors = _FACTORS[unit]
     example = next(name for name in factors if factors[name] == 1.0)
@@ -106,8 +107,8 @@ def needs_unit(unit: str) -> bool:
     return unit in _SUGGESTED_UNITS
 
 
-# Units that `show_exactly` writes: each in the library's unit, and the name of the library's unit.
-_WRITTEN = {
+# The units that `show_exactly` writes: the size of each in the library's unit, and that unit's name.
+_EXACT_UNITS = {
     "GB/s": (1e9, "B/s"),
     "GB": (1e9, "B"),
     "ms": (1e-3, "s"),
@@ -118,8 +119,10 @@ _WRITTEN = {
 
 
 def show_exactly(value: float, unit: str) -> str:
-    """'50 GB/s' where `parse_quantity` reads the same number from it, else in the library's own unit."""
-    factor, own_unit = _WRITTEN[unit]
+    """The value in `unit` ('50 GB/s') if `parse_quantity` reads the same number from it, else in the
+    library's unit.
+    """
+    factor, own_unit = _EXACT_UNITS[unit]
     text = shortest_digits(value / factor)
     return f"{text} {unit}" if float(text) * factor == value else f"{value!r} {own_unit}"
 
@@ -138,9 +141,9 @@ def show_s(seconds: float) -> str:
         return "-"
     if seconds < 1.0:
         return f"{seconds * 1e3:.4g} ms"
-    if seconds < 120:
+    if seconds < LEAST_MINUTES_S:
         return f"{seconds:.2f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 3 * HOUR_S else f"{seconds / HOUR_S:.1f} h"
 
 
 def show_percent(share: float, digits: str = ".1f") -> str:
@@ -158,7 +161,7 @@ def show_span(seconds: float) -> str:
     """A duration in the largest unit that needs at most one decimal: 600 -> '10 min', 5400 -> '1.5 h',
     90 -> '1.5 min', 100 -> '100 s'.
     """
-    for unit, unit_s in (("h", 3600.0), ("min", 60.0)):
+    for unit, unit_s in (("h", HOUR_S), ("min", 60.0)):
         if seconds >= unit_s and (seconds / unit_s * 10).is_integer():
             return f"{seconds / unit_s:g} {unit}"
     return f"{seconds:g} s"

@@ -73,10 +73,10 @@ def draw_chart(picture: Mapping[str, Any]) -> None:
     st.caption(escape_markdown(picture["caption"]))
 
 
-def draw_charts(figures: Sequence[Mapping[str, Any]]) -> None:
+def draw_charts(pictures: Sequence[Mapping[str, Any]]) -> None:
     """Draw charts in pairs side by side; on a narrow screen one below the other."""
-    for first in range(0, len(figures), 2):
-        pair = figures[first : first + 2]
+    for first in range(0, len(pictures), 2):
+        pair = pictures[first : first + 2]
         for column, picture in zip(st.columns(len(pair)), pair, strict=True):
             with column:
                 draw_chart(picture)
@@ -92,8 +92,8 @@ def draw_tenants(tenant_rows: Iterable[Document]) -> None:
 
 
 def kept_word(slo: dict[str, Any]) -> str:
-    """Whether an SLO is kept, as a word with a sign. Files of earlier versions do not say whether it was
-    judged; they count as judged.
+    """Whether an SLO is kept, as a word with a sign. An SLO counts as judged in files of earlier versions,
+    which do not say so.
     """
     return signed_verdict(slo["holds"], slo.get("is_judged", True))
 
@@ -111,7 +111,7 @@ def draw_list(lines: Iterable[str]) -> None:
 
 
 def escape_markdown(text: str) -> str:
-    """The text, written so that Markdown shows it unchanged, but commands between backticks as code. A figure
+    """The text, escaped so that Markdown shows it as it is, and commands between backticks as code. A figure
     and its % stay on one line.
     """
     parts = _CODE.split(text)  # Plain text and code in turn, plain text first.
@@ -132,8 +132,8 @@ def draw_error(problem: Exception | str) -> None:
 
 
 def draw_first_screen(document: Document, key: str = "first_screen") -> None:
-    """Draw what the report shows first: what to buy, what it costs, how sure that is; and the plan's
-    warnings. Its charts are drawn by `draw_screen_charts`.
+    """Draw the report's first screen: what to buy, what it costs, how sure that is; and the plan's warnings.
+    `draw_screen_charts` draws its charts.
     """
     if "screen" not in document:
         st.info("Kept by an earlier version, which had no such page. Plan it again to see all of it.")
@@ -159,17 +159,18 @@ def draw_figures(cells: Iterable[tuple[str, str, str]]) -> None:
 
 
 def draw_plan_tabs(
-    document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of: str = ""
+    document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of_text: str = ""
 ) -> None:
     """Draw all that is known of a plan, by topic. `key` names its result in the store. `folder` is set for
-    the plan of one LLM of several, whose files are in that folder of the result. `of` is a sentence on the
-    question that the downloads answer.
+    the plan of one LLM of several, whose files are in that folder of the result. `of_text` is a sentence on
+    the question that the downloads answer.
     """
     tables = document["tables"]
     names = ("Fleet", "SLO", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
-    place = f"tab_{folder.strip('/')}" if folder else "tab"
+    tabs_key = f"tab_{folder.strip('/')}" if folder else "tab"
+    # The address of a page with one plan says which tab is open.
     fleet, slo, runs, binds, others, proof, files = st.tabs(
-        names, key=place, on_change="rerun", bind=None if folder else "query-params"
+        names, key=tabs_key, on_change="rerun", bind=None if folder else "query-params"
     )
     with fleet:
         draw_table(*tables["fleet"])
@@ -200,8 +201,8 @@ def draw_plan_tabs(
         draw_list(document["certificate"]["assumptions"])
         st.caption(escape_markdown(f"Prices: {document['prices']}"))
     with files:
-        if of:
-            st.caption(escape_markdown(of))
+        if of_text:
+            st.caption(escape_markdown(of_text))
         draw_plan_downloads(store, key, command_text, folder)
 
 
@@ -216,9 +217,9 @@ def _draw_power(document: Document) -> None:
     )
 
 
-def draw_plan_downloads(store: Store, key: str, text: str, folder: str = "") -> None:
-    """Draw buttons for the files of a plan, which are packed only when asked for; and `text`, the command
-    that makes them again. In a `folder` there is no command, and no button for everything.
+def draw_plan_downloads(store: Store, key: str, command_text: str, folder: str = "") -> None:
+    """Draw buttons for the files of a plan, which are packed only when asked for; and the command that makes
+    them again. In a `folder` there is no command, and no button for everything.
     """
     names = ("plan.yaml", "report.html", "certificate.json", "requests.csv")
     draw_downloads(store, key, [f"{folder}{name}" for name in (*names, *([] if folder else ["slo.yaml"]))])
@@ -226,41 +227,42 @@ def draw_plan_downloads(store: Store, key: str, text: str, folder: str = "") -> 
         manifests = f"{folder}manifests"
         _draw_download(f"{manifests}.zip", lambda: zip_files(store.files(key, f"{manifests}/")), key)
         if not folder:
-            _draw_everything(store, key, text)
+            _draw_everything(store, key, command_text)
     if not folder:
-        draw_command(text, "slo.yaml and the trace")
+        draw_command(command_text, "slo.yaml and the trace")
 
 
-def draw_shared_downloads(store: Store, key: str, text: str) -> None:
+def draw_shared_downloads(store: Store, key: str, command_text: str) -> None:
     """Draw buttons for the files of a plan for several LLMs, without those of each LLM, and the command."""
     draw_downloads(store, key, ("plan.yaml", "report.html", "certificate.json", "slo.yaml"))
     with st.container(horizontal=True):
-        _draw_everything(store, key, text)
-    draw_command(text, "slo.yaml and the traces")
+        _draw_everything(store, key, command_text)
+    draw_command(command_text, "slo.yaml and the traces")
 
 
-def draw_day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> None:
-    """Draw buttons for the files of a day and for the manifests of the controller to take, and `text`, the
+def draw_day_downloads(store: Store, key: str, names: Iterable[str], command_text: str) -> None:
+    """Draw buttons for the files of a day and for the manifests of the recommended controller, and the
     command that makes them again.
     """
     draw_downloads(store, key, names)
     with st.container(horizontal=True):
         _draw_download("manifests.zip", lambda: zip_files(store.files(key, "manifests/")), key)
-        _draw_everything(store, key, text)
-    draw_command(text, "slo.yaml, the trace and plan.yaml" if "--fleet" in text else "slo.yaml and the trace")
+        _draw_everything(store, key, command_text)
+    fleet_text = ", the trace and plan.yaml" if "--fleet" in command_text else " and the trace"
+    draw_command(command_text, f"slo.yaml{fleet_text}")
 
 
-def _draw_everything(store: Store, key: str, text: str) -> None:
-    """Draw buttons for the command line `text` as a script, and for all files with that script."""
-    script = f"{text}\n".encode()
+def _draw_everything(store: Store, key: str, command_text: str) -> None:
+    """Draw buttons for the command line as a script, and for all files with that script."""
+    script = f"{command_text}\n".encode()
     _draw_download("plan.sh", lambda: script, key)
     _draw_download("everything.zip", lambda: zip_files(store.files(key) | {"plan.sh": script}), key)
 
 
-def draw_command(text: str, beside: str) -> None:
-    """Draw a command line that does the same as the page, to be copied; `beside` names the files it needs."""
-    st.write(f"The same on a command line, beside {beside}:")
-    st.code(text, language=None, wrap_lines=True)
+def draw_command(command_text: str, files_text: str) -> None:
+    """Draw a command line that does the same as the page; `files_text` names the files that it needs."""
+    st.write(f"The same on a command line, beside {files_text}:")
+    st.code(command_text, language=None, wrap_lines=True)
 
 
 def draw_downloads(store: Store, key: str, names: Iterable[str]) -> None:
@@ -277,5 +279,5 @@ def _file(store: Store, key: str, name: str) -> bytes:
 
 def _draw_download(name: str, content: Callable[[], bytes], key: str) -> None:
     """Draw a button that downloads a file. Its label names the folder too, for users who hear the page."""
-    file = name.replace("/", "-")
-    st.download_button(f"Download {name}", content, file, key=f"{name}_{key}", on_click="ignore")
+    file_name = name.replace("/", "-")
+    st.download_button(f"Download {name}", content, file_name, key=f"{name}_{key}", on_click="ignore")

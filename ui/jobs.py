@@ -2,7 +2,7 @@
 the app ends.
 
 A spare process stands by with the planner loaded, so that a job starts at once. A process that has answered
-becomes the next spare one. A result is kept under the hash of all it was computed from, and the same job is
+becomes the next spare one. A result is kept under a hash of all that it depends on, so that the same job is
 not done twice.
 """
 
@@ -40,9 +40,8 @@ State = Literal["running", "done", "failed", "cancelled"]
 @dataclass(slots=True)
 class Job:
     """A job and how far it is. `key` names its result in the store. `search_progress` has numbers of the
-    search (`SearchProgress`), costs in `unit`; `first` is an answer that is there before the whole one;
-    `limit_s` is how long the job may take, where that is known. `began_s` and `ended_s` are of the monotonic
-    clock.
+    search (`SearchProgress`), costs in `unit`; `first` is the fleet on paper, before that of production is
+    found; `limit_s` is how long the job may take, if known. `began_s` and `ended_s` are monotonic times.
     """
 
     kind: str
@@ -76,8 +75,8 @@ class Job:
 
 
 class Jobs:
-    """The jobs of all sessions. A session has one job for each place, a page or a part of one; a new job ends
-    the old one there.
+    """The jobs of all sessions. A place is a page or a part of one. It has one job per session, which a new
+    job there ends.
     """
 
     def __init__(self, store: Store) -> None:
@@ -88,7 +87,7 @@ class Jobs:
         self._is_closed = False
         atexit.register(self.close)
         if WITH_SPARE:
-            self._spare = _worker()
+            self._spare = _start_worker()
 
     def start(
         self,
@@ -105,8 +104,8 @@ class Jobs:
         self.cancel(session, place)
         self._jobs[session, place] = job
         document = self.store.document(job.key)
-        # A result "best found" is computed again: its search was ended by the time limit, and may find more
-        # on a less busy machine.
+        # A result "best found" is computed again: the time limit ended its search, which may find more on a
+        # less busy machine.
         if document is not None and document.get("status") != "best found":
             then(job)
             job.end("done")
@@ -114,7 +113,7 @@ class Jobs:
         with self._lock:
             spare, self._spare = self._spare, None
             is_ready = spare is not None and spare.poll() is None
-            job.process = spare if is_ready else _worker()
+            job.process = spare if is_ready else _start_worker()
         threading.Thread(target=self._run, args=(job, request, then), daemon=True).start()
         return job
 
@@ -199,21 +198,22 @@ class Jobs:
             _kill(process)
             _close(process)
             if wants_spare:
-                self._spare = _worker()
+                self._spare = _start_worker()
 
 
 def result_key(kind: str, request: dict[str, Any]) -> str:
     """Hash of a request, of the content of the files it names, and of our own code and catalog."""
     named = {name: request.get(name) for name in PATHS} | {"llm": request.get("question", {}).get("llm")}
-    content = {name: _digest_of(Path(path)) for name, path in named.items() if path}
-    text = json.dumps([kind, request, content, _own_digest()], sort_keys=True)
+    content = {name: _content_digest(Path(path)) for name, path in named.items() if path}
+    text = json.dumps([kind, request, content, _program_digest()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _digest_of(path: Path) -> str:
-    """The hash of the contents of a file, or of all catalogs in a folder."""
+def _content_digest(path: Path) -> str:
+    """The hash of the content of a file, or of the catalogs in a folder."""
     files = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
-    return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in files if p.is_file()]).encode()).hexdigest()
+    digests = [_file_digest(file, *_stamp(file)) for file in files if file.is_file()]
+    return hashlib.sha256(repr(digests).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -222,23 +222,23 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)  # A file of another time or size is read again.
-def _digest(path: Path, _changed_ns: int, _size: int) -> str:
+def _file_digest(path: Path, _changed_ns: int, _size: int) -> str:
     """A file's SHA-256; its time of change and size are only part of the cache's key."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @functools.cache
-def _own_digest() -> str:
+def _program_digest() -> str:
     """The hash of the paths, times and sizes of our code and catalog as they were when the app started."""
     package = Path(__file__).resolve().parent.parent
-    ours = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
-    facts = list(repository_dir("catalogs").rglob("*.yaml"))
-    stamps = [(str(path), *_stamp(path)) for path in sorted(ours + facts)]
+    code = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
+    catalogs = list(repository_dir("catalogs").rglob("*.yaml"))
+    stamps = [(str(path), *_stamp(path)) for path in sorted(code + catalogs)]
     return hashlib.sha256(repr(stamps).encode()).hexdigest()
 
 
-def _worker() -> subprocess.Popen[str]:
+def _start_worker() -> subprocess.Popen[str]:
     """Start a process for jobs. It leads a process group, so that its own processes can be killed too."""
     return subprocess.Popen(
         [sys.executable, "-m", "ui.worker"],

@@ -1,5 +1,5 @@
-"""`plan day`: a day of traffic on pools that change, under controllers, beside the best that is possible.
-Imports within functions keep other commands fast.
+"""`plan day`: a day of traffic on pools that controllers change, beside the best that is possible. Imports
+within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def day(
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
 ) -> None:
-    """Run a day of traffic through pools that change: under what stands all day, controllers, the optimum.
+    """Run a day of traffic on a fleet that stands all day, under controllers, and at the optimum.
 
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
@@ -174,7 +174,7 @@ def run_controller(
     from planner.files.checked_files import write_file
     from planner.reports.output import requests_csv
 
-    if controller is None:  # `plan simulate` comes here for --start too, which says nothing by itself.
+    if controller is None:  # `plan simulate` comes here for --start too, which is of no use by itself.
         raise InputError("--start: is for --autoscale; name a controller too, or drop it")
     if slo is None:
         raise InputError(
@@ -228,10 +228,7 @@ def print_joint_answer(answer: JointAnswer) -> None:
     print_lines(several_llms_day_page.standing_line(answer), *several_llms_day_page.proof_lines(answer))
     head, rows = several_llms_day_page.joint_table(answer)
     print_table(head, rows, "controllers")
-    for name, one in answer.by_llm.items():
-        for line in (
-            *(one.question.start_notes if one.question.sleep_level else ()),
-            *day_page.settings_lines(one),
-        ):
-            print_lines(f"{name}: {line}")
+    for name, day_answer in answer.by_llm.items():
+        notes = day_answer.question.start_notes if day_answer.question.sleep_level else ()
+        print_lines(*(f"{name}: {line}" for line in (*notes, *day_page.settings_lines(day_answer))))
     print_lines(*several_llms_day_page.shared_lines(answer), *answer.warnings)

@@ -1,16 +1,16 @@
 """Chooses the family of step times that predicts a table best, judged on steps that were not fitted.
 
-    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
-                                                 and a StepLatency
+    choose_step_family(table) -> FamilyChoice    the family, its error by regime, where its predictions fall
+                                                 as work grows, and a StepLatency
 
 Distinct steps are dealt into folds (repeats of a step stay together, as in scikit-learn's GroupKFold); every
 family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
 the table has (prefill, decode of small and of large batches, mixed), all with equal weight. Of the families
 whose score is within `TIE_FRAC` of the best one the first in the given order, the simplest, is chosen.
 
-The optimizer needs a StepLatency, the form with five numbers of planner/models/latency.py. Families that have
-this form exactly return it; for the others it is refitted to their predictions, with a held-out error of its
-own. The simulator can also use the corrected family's form as it is.
+The search needs a StepLatency, the form with five numbers of planner/models/latency.py. Some families have
+this form. For the others it is refitted to their predictions, with a held-out error of its own. The simulator
+can also use the form of the family "corrected" as it is.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class FamilyChoice:
     """The family chosen for a table. `model` is fitted to the whole table and refuses to predict beyond it.
 
     `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are the errors of
-    `latency` if it is a refit of five numbers, None if `latency` is the family itself. `form` is the
-    corrected family's form if it is better than such a refit (`is_better`), otherwise None.
+    `latency` if it is a refit of five numbers, None if `latency` is the family itself. `form` is that of the
+    family "corrected" if it predicts better than such a refit (`is_better`), otherwise None.
     """
 
     family: str
@@ -128,13 +128,13 @@ def choose_step_family(
         raise InputError(f"step table: no family can be fitted: {'; '.join(skipped.values())}")
     scores = {name: score_errors(errors) for name, errors in errors_by_family.items()}
     # The simplest of the best.
-    best = next(name for name, s in scores.items() if s <= min(scores.values()) + TIE_FRAC)
+    best = next(name for name, score in scores.items() if score <= min(scores.values()) + TIE_FRAC)
 
     model = fit_candidate(candidates[best], X, y, operators)
     latency, is_exact = to_step_latency(model, X)
     errors, converted, form = errors_by_family[best], None, None
     if not is_exact:
-        # The refit of each fold must not see it either.
+        # The refit that predicts a fold must not have seen the fold either.
         refits = np.empty_like(y)
         for k in range(folds):
             is_fitted = fold != k
@@ -165,9 +165,8 @@ def score_errors(errors: Mapping[str, Errors]) -> float:
 
 
 def is_better(errors: Mapping[str, Errors], others: Mapping[str, Errors]) -> bool:
-    """Whether errors have a lower score than others, and are no larger for decodes of large batches.
-
-    Such decodes make up most of an engine's steps.
+    """Whether errors have a lower score than others, and are no larger for decodes of large batches, which
+    are most of an engine's steps.
     """
     if not errors or score_errors(errors) >= score_errors(others):
         return False
@@ -246,7 +245,7 @@ def grow_work(X: Array, growing: str, growth: float) -> Array:
         kv_tokens = kv_tokens * more_decodes / np.maximum(decodes, 1.0)
         tokens, decodes = prefill_tokens + more_decodes, more_decodes
     elif growing == "prompt":
-        # A chunk of n new tokens after c cached ones has n (c + (n + 1) / 2) pairs, which gives c.
+        # A chunk of n new tokens after c cached ones has n (c + (n + 1) / 2) pairs. Solved for c:
         mean_chunk = prefill_tokens / chunks
         cached = np.where(
             prefill_tokens > 0, pairs / np.maximum(prefill_tokens, 1.0) - (mean_chunk + 1) / 2, 0.0

@@ -15,16 +15,16 @@ measured. Of m measured requests,
 Without an attainment a limit on TBT obliges nothing, not even beside one on TTFT. Its percentile is over all
 gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
 after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige only
-through the backlog test (`find_backlog_deadlines`). For it at least half of the requests that arrive in the
-last tenth of the window wait for no token, the first or a later one, longer than the loosest limit on TTFT.
+through the backlog test (`find_backlog_deadlines`): at least half of the requests that arrive in the last
+tenth of the window must wait for no token, the first or a later one, longer than the loosest limit on TTFT.
 
 `guess_slo_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT.
 Searches begin with this guess. No bound and no refutation may rest on it.
 
 In a session (planner/traffic/sessions.py) a request arrives after the answer it waits for, so one late answer
 may delay all later requests of its session. So where a percentile lets a request be late, nothing is required
-of its whole session. In all other sessions a request arrives at the latest when each request before it has
-used up the time that the SLO gives it.
+of its whole session. In all other sessions the latest arrival of a request is that after earlier requests
+that each took all the time that the SLO gives.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class SloWork:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Until when the requests that arrive in `window_s` (from, to) must be done. Their prefill is due
-    `prefill_s` after the arrival, the whole request after `due_s()`.
+    """By when the requests that arrive in `window_s` (from, to) must be done. The prefill of a request is due
+    `prefill_s` after its arrival, the whole request `due_s()` after it.
 
     `gap_s` is the time for each token and `e2e_s` that for the whole request, both 0 without such a limit.
     `prefill_frac` and `whole_frac` are the shares of these requests that must be done in time. With
@@ -99,12 +99,12 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRequests:
-    """The requests of a trace whose deadline stands if every request that they wait for is in time: their
-    numbers `index` (m,).
+    """The requests of a trace, by their numbers `index` (m,), that have a deadline if every request that they
+    wait for is in time.
 
     `latest_s` (m,) is when each then arrives at the latest. At most `most_late` of them may miss their
-    deadline, so at least `least_in_time` are done in time (a fraction without sessions: the share that is
-    required).
+    deadline, so at least `least_in_time` are done in time. Without sessions that is the required share of
+    them, which need not be a whole number.
     """
 
     index: npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     if not slo.selectors:
         return deadlines
     is_measured = deadlines.arrives(trace)
-    each_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
+    all_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
     prefilled_requests = whole_requests = 0
     for selector in slo.selectors:
         class_limits = tuple(
@@ -167,16 +167,16 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         requests = int((is_measured & select_requests(selector, trace)).sum())
         prefilled_requests += requests - allowed_above(of_class.prefill_frac, requests)
         whole_requests += requests - allowed_above(of_class.whole_frac, requests)
-        each_deadlines.append(of_class)
+        all_deadlines.append(of_class)
     if trace.after.size:  # A late request delays its whole session, whatever the class of the others.
         prefilled_requests = whole_requests = 0
     return Deadlines(
         window_s=deadlines.window_s,
         prefill_frac=max(deadlines.prefill_frac, prefilled_requests / measured),
-        prefill_s=max(each.prefill_s for each in each_deadlines),
+        prefill_s=max(each.prefill_s for each in all_deadlines),
         whole_frac=max(deadlines.whole_frac, whole_requests / measured),
-        gap_s=max(each.gap_s for each in each_deadlines),
-        e2e_s=max(each.e2e_s for each in each_deadlines),
+        gap_s=max(each.gap_s for each in all_deadlines),
+        e2e_s=max(each.e2e_s for each in all_deadlines),
         is_paced=False,  # Classes differ in their pace, so only the last token has a deadline.
     )
 
@@ -214,7 +214,7 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
         whole_frac=max(whole_frac, 0.0),
         gap_s=loosest_s("mean pace", "every gap"),
         e2e_s=loosest_s("all"),
-        # Used where an attainment or the guess makes TBT oblige: `whole_frac` is 0 otherwise.
+        # Only an attainment or the guess makes TBT oblige anything. Otherwise `whole_frac` is 0.
         is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 

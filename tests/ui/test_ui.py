@@ -479,7 +479,7 @@ def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_worker_ends_when_the_app_is_gone() -> None:
     """Its stdin closes, whether it waits for a job or works on one."""
-    process = jobs._worker()
+    process = jobs._start_worker()
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(PATIENCE_S) == 0

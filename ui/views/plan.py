@@ -17,7 +17,7 @@ from ui.session import BrowserSession, follow_job, keep_widgets, mark_settled, o
 from ui.store import SAMPLES, Document, SavedPlan
 
 MOST_CHANGES = 4  # At most this many changed inputs are listed, and further ones counted; chosen by hand.
-SAME_RATE_FRAC = 0.01  # A planned rate that differs less from the trace's own is not mentioned.
+SAME_RATE_FRAC = 0.01  # A planned rate that differs by less from the trace's own is not mentioned.
 NEXT = {
     "what_if": ("What if", "another rate, price, limit or stock, planned anew"),
     "day": ("Day", "the plan's fleet under a day of traffic and controllers"),
@@ -85,7 +85,7 @@ def _changes_since_answer(
 
 
 def _state_text(session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
-    """The line under the button Plan: whether the answer on the screen is of the inputs beside it."""
+    """The line under the button Plan: whether the answer on the screen belongs to the inputs beside it."""
     job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
         return "Planning."
@@ -97,7 +97,7 @@ def _state_text(session: BrowserSession, shown: tuple[SavedPlan, Document] | Non
 def _draw_answer(
     session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]
 ) -> None:
-    """Draw the answer that is there: the first one of a running plan, else the last plan of the session."""
+    """Draw the newest answer: that on paper of a running plan, else the last plan of the session."""
     st.header("Answer", anchor="answer")
     job = session.jobs.find(session.id, "plan")
     if refused := st.session_state.get("refused"):
@@ -134,7 +134,7 @@ def _draw_answer(
             session.store,
             saved.result,
             command_text=question.command(saved.form, session.catalog_folder),
-            of=_question_text(saved, document, is_stale=is_stale),
+            of_text=_question_text(saved, document, is_stale=is_stale),
         )
         st.subheader("Next, with this plan")
         with st.container(horizontal=True):
@@ -143,7 +143,7 @@ def _draw_answer(
 
 
 def _draw_paper_answer(job: Job, answer: Document) -> None:
-    """Show the answer on paper while the scenarios for production are simulated."""
+    """Draw the answer on paper, which is shown while scenarios for production are simulated."""
     with st.container(key="answer_first"):
         st.info(
             "On paper, for now: what the traffic as it is written needs. What production needs is being "
@@ -179,7 +179,7 @@ def _question_text(saved: SavedPlan, document: Document, *, is_stale: bool) -> s
 
 
 def _draw_share_link(saved: SavedPlan) -> None:
-    """An address that brings this question and its answer back, in any browser that reaches this app."""
+    """Draw an address at which any browser that reaches this app shows this question and its answer."""
     parts = urlsplit(str(st.context.url or "http://127.0.0.1:8501"))
     with st.popover("Share"):
         st.write("Whoever can open this app finds question and answer here, as a copy of their own:")
@@ -187,7 +187,7 @@ def _draw_share_link(saved: SavedPlan) -> None:
 
 
 def _draw_sliders(session: BrowserSession, saved: SavedPlan, document: Document) -> None:
-    """Sliders over simulations around the plan, which are made once it is there."""
+    """Draw sliders over simulations around the plan. They are simulated after the plan is made."""
     st.subheader("What if, at once", anchor="live")
     if document["limits"] and (request := _sliders_request(session, saved, document)):
         job = session.jobs.find(session.id, "sliders")
@@ -222,7 +222,7 @@ def _sliders_request(session: BrowserSession, saved: SavedPlan, document: Docume
 
 @st.fragment(run_every=0.5)
 def _draw_waiting(session: BrowserSession, job: Job) -> None:
-    """How long the sliders' simulations run; the page is drawn anew when they have ended."""
+    """Draw how long the sliders' simulations have run; when they have ended the whole page is drawn again."""
     if job.state != "running":
         st.rerun()
     st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")

@@ -1,7 +1,7 @@
 """The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
-A recording rule makes a series, its record, out of others. The first two records below are of all pools, the
-others of one pool. Each has the name of its constant in this module:
+A recording rule computes a series, called its record, from others. The first two records below are of all
+pools, the others of one pool. Each has the name of its constant in this module:
 
 prompt, output   mean tokens of a request over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
@@ -193,8 +193,8 @@ def load_exprs(
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers_for_load as PromQL, where `load` is PromQL of a vector without labels."""
-    # One worker for any load, and one more for each edge below the load. Equal edges share a term. Edges from
-    # the highest load on have no effect: there the last term decides.
+    # One worker for any load, and one more for each edge below the load. Equal edges share a term. Edges at
+    # the highest load or above have no effect, because the last term decides there.
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
@@ -240,10 +240,10 @@ def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str,
     return (
         f"It goes by load, in spans of {spans}. Work was counted as requests came; vLLM counts a prompt with "
         "its first token and an output token when it is made. What comes beyond what the workers serve shows "
-        "as prompts that wait. Tokens of prompts that were cached count, as they did there.",
-        "Seconds of work per prompt token and per output token are written into the rules; the context of an "
-        "output token is the mean of the last window, there it was that of each span. Another GPU, model or "
-        "engine setting needs other rules: plan again.",
+        "as prompts that wait. Tokens of prompts that were cached count, as in the simulation.",
+        "Seconds of work per prompt token and per output token are written into the rules. The context of an "
+        "output token is the mean of the last window; the simulation took that of each span. Another GPU, "
+        "model or engine setting needs other rules: plan again.",
         f"Metrics come every {monitoring.SCRAPE_S} s, so a span as short lies between two scrapes: if one of "
         "them is lost, the worker is missing from that span.",
     )

@@ -1,11 +1,11 @@
 """Finds the least limits of an SLO [s] that some fleet within the limits on stock, money and power keeps.
 
 A limit that some fleet keeps comes from the largest fleet of a few fast worker types (`_attained_s`), or from
-a search with ever looser limits (`_relaxed_s`). It may be far looser than needed, because other worker types
+a search with much looser limits (`_relaxed_s`). It may be far looser than needed, because other worker types
 and smaller fleets were not simulated. So it is narrowed by bisection between the largest limit that no fleet
 keeps and the smallest that some fleet keeps: level 0 is searched at each value in between, until the two are
-within PRECISION or WORK_S is spent. A floor is the least value [s] that the percentile of an SLO's limit can
-have, with every request on an idle worker.
+within PRECISION or WORK_S is spent. The floor of a limit is the least value [s] that its percentile can have,
+with every request on an idle worker.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.solvers.required_work import compute_slo_work
-from planner.units import show_s
+from planner.units import LEAST_MINUTES_S, show_s
 
 # Numbers for which no measurement is named are set by hand.
-MOST_RELAXED = 5.0  # Limits looser than this multiple are named only if the largest fleets need them.
+MOST_RELAXED = 5.0  # Limits are searched up to this multiple. Only the largest fleets may attain looser ones.
 PRECISION = 1.02  # A limit is narrowed until no fleet was found at the limit divided by this.
 WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
 MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
-MOST_WORKERS = 256  # A fleet to probe has no more: on traffic so short that it is probed, they would be idle.
-LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
-MINUTES_S = 120.0  # `show_s` rounds longer times to minutes, which may be less than a fleet needs.
+MOST_WORKERS = 256  # Of a fleet to probe. More would be idle on traffic that is short enough to probe.
+LIFTED_S = 1e7  # Every request keeps this limit. It is finite because verdicts compute with it.
 
 # A limit, its floor, and the name of the worker type that reaches the floor.
 Floor = tuple[Limit, float, str]
@@ -42,7 +41,7 @@ Floor = tuple[Limit, float, str]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Limits [s] by name that some fleet keeps, the choice of policies aside."""
+    """Limits [s] by name that some fleet keeps under some choice of policies."""
 
     limits_s: dict[str, float]
     # For each name the largest limit at which no fleet was found, or the floor.
@@ -52,12 +51,12 @@ class _Kept:
 def find_least_limits(
     problem: Problem, floors: Sequence[Floor], *, together: bool = True
 ) -> list[list[Change]]:
-    """Changes of the limits of `floors` with which level 0 has a fleet; each entry is enough if all of its
-    changes are made. Empty if none was found in time.
+    """Changes of the limits of `floors` with which level 0 has a fleet. Each entry is one way out, which
+    takes all of its changes. Empty if none was found in time.
 
-    Limits that idle workers keep are relaxed one at a time, each entry one of them. If no single one is
-    enough, or if idle workers miss some, then with `together` the limits of `floors` are relaxed together,
-    and then all limits.
+    If idle workers keep all limits, they are relaxed one at a time, each in an entry of its own. If no single
+    one is enough, or if idle workers miss some, then with `together` the limits of `floors` are relaxed
+    together, and if that is not enough all limits.
     """
     problem = replace(problem, deadline=min(problem.deadline, now_s() + WORK_S))
     are_idle_enough = all(best_s <= limit.limit_s for limit, best_s, _ in floors)
@@ -65,9 +64,9 @@ def find_least_limits(
     ways = [way for floor in alone if (way := _least_way(problem, floor))]
     if ways or not together:
         return ways
-    several = dict.fromkeys((tuple(floors), tuple(all_floors(problem))))
-    joint = (_least_way(problem, each) for each in several if [*each] not in alone)
-    return next(([way] for way in joint if way), [])
+    joint_floors = dict.fromkeys((tuple(floors), tuple(all_floors(problem))))
+    joint_ways = (_least_way(problem, each) for each in joint_floors if [*each] not in alone)
+    return next(([way] for way in joint_ways if way), [])
 
 
 def find_attained_limits(problem: Problem) -> list[list[Change]]:
@@ -95,7 +94,7 @@ def _missed_s(floors: Sequence[Floor]) -> dict[str, float]:
 
 
 def _changes(problem: Problem, kept: _Kept) -> list[Change]:
-    """The limits of the question that are tighter than those that are kept."""
+    """A change of each limit of the question that is tighter than the one that is kept."""
     return [
         Change(limit.name, limit.limit_s, enough_s, "s", kept.missed_s[limit.name])
         for limit in problem.slo.limits
@@ -113,10 +112,10 @@ def _narrowed(problem: Problem, kept: _Kept, name: str) -> _Kept:
         between_s = rounded_up(math.sqrt(enough_s * missed_s))
         if not missed_s < between_s < enough_s:
             break
-        wider = with_limits(problem, {**kept.limits_s, name: between_s})
-        if _is_kept_at_level0(wider):
+        looser = with_limits(problem, {**kept.limits_s, name: between_s})
+        if _is_kept_at_level0(looser):
             enough_s = between_s
-        elif problem.out_of_time():  # The search was cut short, so it says nothing of this limit.
+        elif problem.out_of_time():  # The search was cut short, so this limit may be kept after all.
             break
         else:
             missed_s = between_s
@@ -144,13 +143,14 @@ def _limit_text(change: Change) -> str:
 
 
 def _seconds_text(seconds: float) -> str:
-    return show_s(seconds) if seconds < MINUTES_S else f"{seconds:.6g} s"
+    """The time in seconds: minutes as `show_s` rounds them may be fewer than a fleet needs."""
+    return show_s(seconds) if seconds < LEAST_MINUTES_S else f"{seconds:.6g} s"
 
 
 def least_floors(problem: Problem) -> list[Floor]:
     """The limits below their floors, or all limits if there are none."""
     floors = all_floors(problem)
-    return [floor for floor in floors if floor[1] > floor[0].limit_s] or floors
+    return [(limit, best_s, name) for limit, best_s, name in floors if best_s > limit.limit_s] or floors
 
 
 def all_floors(problem: Problem) -> list[Floor]:
@@ -189,8 +189,8 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
     any. The fleet was simulated with these limits, and held.
 
     This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
-    limits, and one with these, since a fleet may be judged on other draws too. A search takes far longer: for
-    10,000 turns of 24 agents one had no answer after 70 CPU seconds.
+    limits, and one with these limits, on all draws of the traffic on which fleets are judged. A search takes
+    far longer: for 10,000 turns of 24 agents one had no answer after 70 CPU seconds.
     """
     relaxations: list[dict[str, float]] = []
     problem.progress("out of reach; looking for what is not")
@@ -217,8 +217,8 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
                 for limit, best_s, _ in floors
                 if math.isfinite(attained_s[limit.name])
             }
-            wider = with_policies(with_limits(problem, relaxed_s), policies)
-            if len(relaxed_s) == len(floors) and wider.oracle.holds(fleet):
+            looser = with_policies(with_limits(problem, relaxed_s), policies)
+            if len(relaxed_s) == len(floors) and looser.oracle.holds(fleet):
                 relaxations.append(relaxed_s)
     return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
 

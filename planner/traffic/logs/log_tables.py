@@ -50,18 +50,17 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
         raise TraceError(f"{path}, line {at}: is no CSV header ({error})") from None
     with errors_as(TraceError):
         refuse_other_delimiter(names, f"{path}, line {at}")
-    twice = next((name for name in names if names.count(name) > 1 and name), None)
-    if twice is not None:
-        raise TraceError(f"{path}, line {at}: column {show_value(twice)} is given twice; keep one")
+    repeated = next((name for name in names if names.count(name) > 1 and name), None)
+    if repeated is not None:
+        raise TraceError(f"{path}, line {at}: column {show_value(repeated)} is given twice; keep one")
     return names
 
 
 def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
-    """The first complete rows of a CSV, by which its columns are guessed. Columns without a name are left
-    out: a spreadsheet may leave several at the end.
+    """The first complete rows of a CSV, from which the meaning of its columns is guessed. Columns without a
+    name are left out: a spreadsheet may leave several at the end.
 
-    A text that is not CSV results in columns without rows. Reading the file later raises an error with its
-    line.
+    A text that is not CSV gives columns without rows; the error with its line comes when the file is read.
     """
     lines = text.split(b"\n")[: SAMPLE_ROWS + 1]  # The last line may be cut.
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
@@ -95,7 +94,7 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, None without one. With dots, a.b is row["a.b"] or the key b of the object a."""
+    """The value of a column, None without one. The column a.b is row["a.b"], or the key b of the object a."""
     if name in row:
         return row[name]
     head, dot, rest = name.partition(".")
@@ -135,7 +134,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         # A comma stands before every object but the first.
         if number and text[position : position + 1] == ",":
             comma, position = position, _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
-            # The next object is not read yet. After reading on, parse the comma again.
+            # The next object is not in the text yet. Read more of the file and parse the comma again.
             if position == len(text):
                 position = comma
                 if read_more():
@@ -162,7 +161,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
 
 
 def json_sample(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A table of some objects, which also has columns for the values of nested objects."""
+    """A table of some objects. The values of nested objects have columns of their own."""
     return pd.DataFrame([flatten_row(row) for row in rows], dtype=object)
 
 
