@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {  # By `WatchResult.status`.
     "inside": 0,  # No drift, or a drift to less work.
-    "drifted": 6,  # To more work, which the plan carries or may carry.
-    "outgrown": 5,  # To surely more than the plan carries.
+    "drifted": 6,  # A drift to more work, which the plan carries or may carry.
+    "outgrown": 5,  # A drift to surely more than the plan carries.
     "missed": 5,  # A limit of the SLO is missed now.
 }
 LEAST_EVERY_S = 1.0  # A shorter time between two looks would load the server for no new samples.
@@ -113,9 +113,9 @@ def _look_repeatedly(
     slo: Path | None,
     every_s: float,
     export: str | None,
-    **how: Any,
+    **options: Any,
 ) -> None:
-    """Look every `every_s` seconds until the process is ended; `how`: `catalog`, `out`, `json_output`."""
+    """Look every `every_s` seconds until the process is ended. `options` are those of `_look_once`."""
     from planner.runtime.prometheus_server import PrometheusError
     from planner.runtime.watch_exporter import Exporter
 
@@ -123,15 +123,15 @@ def _look_repeatedly(
     next_s, result = time.monotonic(), None
     while True:
         try:
-            result = _look_once(expected, source, slo, is_line=True, before=result, **how)
+            result = _look_once(expected, source, slo, is_line=True, before=result, **options)
             if exporter is not None:
                 exporter.show(result.watched)
         # The server may answer the next time. Any other error ends the watch, such as answers with no whole
         # window of samples.
         except PrometheusError as error:
             typer.echo(f"plan: {error}", err=True)
-        # After a look that took longer than --every, the next one begins at once; looks that were missed are
-        # not made up for.
+        # After a look that took longer than --every the next one begins at once, and looks that would have
+        # come in between are left out.
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))
 
@@ -149,8 +149,8 @@ def _look_once(
 ) -> WatchResult:
     """Compare metrics with the plan once, print the result, write files.
 
-    `is_line`: JSON on one line. `before` is the result of the last look; while little has changed since then,
-    its replan is taken over and no new search is made (`watch_api.look_once`).
+    `is_line`: JSON on one line. `before` is the result of the last look. If little has changed since then,
+    its replan is used again in place of a new search (`watch_api.look_once`).
     """
     from planner.api import watch_api
     from planner.documents.fleet_file import fleet_document

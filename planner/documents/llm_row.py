@@ -4,8 +4,8 @@
       - {layers: 3, attention: {kind: latent, heads: 128, ...}, feed_forward: {width: 18432}}
       - {layers: 58, attention: {...}, feed_forward: {width: 2048, experts: 256, experts_per_token: 8}}
 
-The keys are the fields of planner/models/llm.py; fields with their default are left out, and so is the key of
-an attention or feed-forward block that the layers lack.
+The keys are the fields of planner/models/llm.py. Fields with their default value have no key, nor has an
+attention or feed-forward block that the layers lack.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: dict[str, type[Attention]] = {
     "state": StateAttention,
 }
 GROUP_KEYS = ("layers", "attention", "feed_forward")
-# Fields of attention and feed-forward blocks of which 0 means that the block has no such part.
+# Fields of attention and feed-forward blocks that may be 0: then the block has no such part.
 _MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")
 
 
@@ -64,9 +64,9 @@ def read_groups(row: Section) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
-def _parse_part(to_class: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
-    """A `to_class`, a dataclass, from the keys of `part`, which are its fields. `extra_keys` are skipped."""
-    by_name = {field.name: field for field in fields(to_class)}
+def _parse_part(block_class: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
+    """An object of the dataclass `block_class`; the keys of `part` are its fields, but for `extra_keys`."""
+    by_name = {field.name: field for field in fields(block_class)}
     part = Section.from_document(part.values, part.where, (*by_name, *extra_keys), wording=part.wording)
     values = {
         name: _parse_field(part, field)
@@ -74,7 +74,7 @@ def _parse_part(to_class: type[Any], part: Section, extra_keys: tuple[str, ...] 
         if name in part or field.default is MISSING  # A missing key of such a field raises InputError.
     }
     try:
-        return to_class(**values)
+        return block_class(**values)
     except CatalogError as error:
         raise InputError(f"{part.where}: {error}") from None
 
@@ -96,17 +96,8 @@ def llm_row(llm: Llm) -> dict[str, Any]:
     """The keys and values of a row of llms.yaml, without aliases, source and date."""
     row: dict[str, Any] = {"hidden": llm.hidden, "vocab": llm.vocab, "context": llm.context_tokens}
     if not llm.groups:  # All layers are alike.
-        plain = (
-            "layers",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "ffn",
-            "experts",
-            "experts_per_token",
-            "gated_ffn",
-        )
-        row = {key: getattr(llm, key) for key in plain} | row
+        sizes = ("layers", "heads", "kv_heads", "head_dim", "ffn")
+        row = {key: getattr(llm, key) for key in (*sizes, "experts", "experts_per_token", "gated_ffn")} | row
         if llm.experts == 1:
             del row["experts"], row["experts_per_token"]
         if llm.gated_ffn:
@@ -144,7 +135,7 @@ def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
 
 
 def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
-    """The fields of an LLM as a whole: its largest block and heads, the format of most of its weights."""
+    """The fields of a whole LLM: the sizes of its largest block and heads, the format of most weights."""
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
@@ -178,7 +169,7 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
 
 
 def _largest_heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
-    """The head counts and head size: largest of grouped attentions, else of the first with one KV head."""
+    """Head counts and head size: the largest of grouped attentions, else those of the first other one."""
     grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
     if grouped:
         return {

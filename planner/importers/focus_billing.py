@@ -4,8 +4,8 @@
     Usage,Standard,24,Hours,1320.96,USD,AWS,...,"$55.04 per On Demand Linux p5.48xlarge Instance Hour"
 
 A GPU's price is what its instances cost by the hour after discounts (EffectiveCost over ConsumedQuantity),
-divided by the GPUs of an instance. The instance type may stand anywhere in a row, because each provider
-writes it into another column. Google bills cores, memory and GPUs apart, so no row has the price of an
+divided by the GPUs of an instance. The instance type is looked for in all columns, because each provider
+writes it into another one. Google bills cores, memory and GPUs apart, so no row has the price of an
 instance: such rows are left out, and a line of the answer says so.
 
 Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com/ec2/instance-types and
@@ -28,16 +28,15 @@ from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
 from planner.units import count_text
 
-# A file with the columns MARKS is taken for a FOCUS export. If others of NEEDED are missing, an error names
-# them.
+# A file with the columns MARKS counts as a FOCUS export. An error names which others of NEEDED it lacks.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
 MOST_HEADER_BYTES = 2**16  # Of the first line, in which MARKS are looked for; set by hand.
 # How bills spell the hour in ConsumedUnit.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
-# By PricingCategory. The category "committed" has no row: its term depends on the years of the commitment.
+# By PricingCategory. The category "committed" is not among them: its term depends on the commitment's years.
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
-_SHOWN = 80  # An error shows at most so many characters of a wrong cell.
+_SHOWN = 80  # An error shows at most this many characters of a wrong cell.
 _COMMITMENT = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
 _TERM_BY_YEARS: Mapping[str, Term] = {
     **dict.fromkeys(("1", "one"), "reserved-1y"),
@@ -126,7 +125,7 @@ def read_billed_prices(
             continue  # Taxes, credits, and purchases of commitments, whose hours have rows of their own.
         cells_text = _join_cells(row)
         if (instance := find_instance(cells_text)) is None:
-            if "gpu" in cells_text.lower():  # Rows that name no GPU are of other services: nothing is said.
+            if "gpu" in cells_text.lower():  # Other rows are of other services and are skipped in silence.
                 skipped["names a GPU but no known type of instance"] += 1
             continue
         gpu, gpus = instance
@@ -150,10 +149,9 @@ def read_billed_prices(
             "with --provider"
         )
     left_out = tuple(f"{count_text(count, 'row')}: {why}" for why, count in skipped.items())
-    # The bill's column of providers may be empty.
-    offered_by = provider or next(iter(providers), "") or "bill"
+    provider = provider or next(iter(providers), "") or "bill"  # The column of providers may be empty.
     return make_offers(
-        paid_hours, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date
+        paid_hours, left_out, path=path, format_name="FOCUS export", provider=provider, date=date
     )
 
 

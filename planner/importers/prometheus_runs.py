@@ -1,9 +1,9 @@
-"""Measured runs from a range of a deployment's metrics: hours, from the quietest to the busiest. A range that
-is shorter than an hour is one run.
+"""Measured runs from hours of a deployment's metrics, from the quietest to the busiest. A range shorter than
+an hour is one run.
 
 Metrics count all engines together and a run is of one engine, so requests are divided by the number of
-engines. Metrics do not list requests. So the lengths of a run's requests are drawn from the histograms, in
-proportion to the buckets' counts and evenly within a bucket, and scaled to the mean that the sums give.
+engines. Metrics do not list requests, so the lengths of a run's requests are drawn from the histograms: in
+proportion to the buckets' counts and evenly within a bucket, then scaled to the mean that the sums give.
 Prompts and outputs are drawn independently.
 """
 
@@ -67,7 +67,7 @@ def runs_of_range(
 
 
 def _lacking_text(live: LiveTraffic) -> str:
-    """Which metrics a range lacks without which no hour makes a run; empty if it has them all."""
+    """Which of the metrics that a run needs the range lacks; empty if it has them all."""
     metrics = {"prompt": PROMPT, "output": OUTPUT}
     lacking = [f"{metrics[side]}_bucket" for side in metrics if side not in live.lengths]
     has_sums = any(_known_totals(each, slice(None))[0] > 0 for each in live.latency.values())
@@ -124,13 +124,13 @@ def _known_totals(histogram: SampledHistogram, part: slice) -> tuple[float, floa
 def _draw_lengths(
     histogram: SampledHistogram, part: slice, requests: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Lengths [tokens] of so many requests, by a histogram's counts in `part`, in random order."""
+    """Lengths [tokens] of this many requests, by a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
     sum_tokens, observations = _known_totals(histogram, part)
     lengths = bucket_quantiles(histogram.edges, counts, (np.arange(requests) + 0.5) / requests)
     # Where the range has buckets and no sums, the mean is that of values spread evenly within buckets.
     mean = sum_tokens / observations if sum_tokens > 0 else max(float(lengths.mean()), 1.0)
-    # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that in three rounds.
+    # Lengths below 1 are raised to 1, which raises the mean; three rounds of scaling correct that.
     for _ in range(3):
         lengths = np.maximum(lengths * mean / lengths.mean(), 1.0)
     return tuple(rng.permutation(np.rint(lengths)).tolist())

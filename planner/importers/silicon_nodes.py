@@ -1,5 +1,5 @@
-"""Experts on several nodes by AIConfigurator's tables: their own time, and that of sending tokens there and
-back.
+"""Experts on several nodes by AIConfigurator's tables: the time of their kernels, and of sending tokens to
+them and back.
 
 DeepEP, which carries the tokens (planner/models/all2all.py), was measured on 2, 4 and 8 nodes of 8 H100 (a
 400 Gb/s adapter each) for DeepSeek-V3's shape, and the experts' kernels too, in SGLang 0.5.6 and 0.5.10. vLLM
@@ -34,7 +34,7 @@ NODES = (2, 4, 8)
 # Versions of SGLang in which the tables of DeepEP and of the experts were measured.
 DEEPEP_VERSION, EXPERTS_VERSION = "0.5.6.post2", "0.5.10"
 NUM_SMS = 20  # See "high throughput" above.
-# The tables are of DeepSeek-V3's shape: hidden size, experts of a token, experts, width of one, and format.
+# The tables are of DeepSeek-V3's shape: hidden size, experts per token, experts, an expert's width, format.
 HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT = 7168, 8, 256, 2048, "fp8-block"
 TP = 1  # In the tables each GPU has whole experts.
 # The tables' names for how tokens choose experts: some more often than others, or all equally often.
@@ -124,7 +124,7 @@ def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
 
 
 def table_times(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
-    """The times of a table's last key, tokens."""
+    """The latencies of a table whose one key left is the number of tokens, by that number."""
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 

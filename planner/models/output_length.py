@@ -28,13 +28,13 @@ FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 
 
 class OutputTable(NamedTuple):
-    """The outputs of n requests that ended, in G buckets of prompt lengths. All values are tokens.
-    (Elsewhere in this module a bucket is a range of output lengths.)
+    """The outputs of n requests that ended, in G groups by the lengths of their prompts. All values are
+    tokens.
 
-    It gives E[output | input, output > generated] (Aladdin, arXiv:2405.06856, 2.3 and 4.3). Bucket g has the
+    It gives E[output | input, output > generated] (Aladdin, arXiv:2405.06856, 2.3 and 4.3). Group g has the
     prompts up to `edges[g]`; their outputs are outputs[start[g] : start[g + 1]], shortest first. One more
-    bucket, the last, has the outputs of all prompts. `sums[k]` is the sum of `outputs[k]` and of the outputs
-    after it in its bucket.
+    group, the last, has the outputs of all prompts. `sums[k]` is the sum of `outputs[k]` and of the outputs
+    after it in its group.
     """
 
     edges: Floats  # (G - 1,)
@@ -45,47 +45,46 @@ class OutputTable(NamedTuple):
     def expected_tokens(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
         """The mean output of requests that have made this many tokens and go on.
 
-        It is the mean of the longer outputs in the same bucket; if there are none, of the longer outputs of
+        It is the mean of the longer outputs in the same group; if there are none, of the longer outputs of
         all prompts; if there are none either, one token more than were made.
         """
         generated = np.asarray(generated_tokens, float)
-        prompt_bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
+        group = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
         expected = generated + 1
-        last = len(self.start) - 2  # The bucket of all prompts; `start` has one entry more than buckets.
-        # The bucket of all prompts comes first, and the request's own bucket replaces its value.
+        last = len(self.start) - 2  # The group of all prompts; `start` has one entry more than groups.
+        # The group of all prompts comes first, and the request's own group replaces its value.
         for g in (last, *range(last)):
             outputs = self.outputs[self.start[g] : self.start[g + 1]]
-            in_bucket = (prompt_bucket == g) | (g == last)
+            in_group = (group == g) | (g == last)
             longest = outputs[-1] if len(outputs) else 0.0
-            rows = np.flatnonzero(in_bucket & (generated < longest))
+            rows = np.flatnonzero(in_group & (generated < longest))
             not_longer = np.searchsorted(outputs, generated[rows], side="right")
             expected[rows] = self.sums[self.start[g] + not_longer] / (len(outputs) - not_longer)
         return expected
 
 
-# The whole kernel gets this for fleets without a table (simulator/kernel_variants.py) and looks nothing up in
-# it. It has no bucket, so `expected_tokens` would raise.
+# The kernel for all fleets (simulator/kernel_variants.py) gets this for a fleet without a table, and looks
+# nothing up in it. It has no group, so `expected_tokens` would raise.
 NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
-def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buckets: int = 8) -> OutputTable:
-    """The table of requests (n,) that ended, in `buckets` equally full ranges of prompt lengths."""
+def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, groups: int = 8) -> OutputTable:
+    """The table of requests (n,) that ended, in `groups` equally large groups by prompt length."""
     inputs, outputs = np.asarray(input_tokens, float), np.asarray(output_tokens, float)
-    if buckets < 1:
-        raise InputError(f"buckets of prompts: {buckets}, must be >= 1")
+    if groups < 1:
+        raise InputError(f"buckets of prompts: {groups}, must be >= 1")
     if not len(outputs) or not (outputs >= 1).all():
         least = f"has {outputs.min():g} tokens" if len(outputs) else "is missing"
         raise InputError(f"output length: an output {least}, must be >= 1")
-    quantiles = np.linspace(0, 1, buckets + 1)[1:-1]
+    quantiles = np.linspace(0, 1, groups + 1)[1:-1]
     edges = np.unique(np.quantile(inputs, quantiles)) if len(quantiles) else np.zeros(0)
-    bucket = np.searchsorted(edges, inputs, side="left")
-    groups = [np.sort(outputs[bucket == g]) for g in range(len(edges) + 1)] + [np.sort(outputs)]
-    start = np.cumsum([0, *map(len, groups)])
+    group = np.searchsorted(edges, inputs, side="left")
+    sorted_groups = [np.sort(outputs[group == g]) for g in range(len(edges) + 1)] + [np.sort(outputs)]
     return OutputTable(
         edges=edges,
-        start=start,
-        outputs=np.concatenate(groups),
-        sums=np.concatenate([np.cumsum(group[::-1])[::-1] for group in groups]),
+        start=np.cumsum([0, *map(len, sorted_groups)]),
+        outputs=np.concatenate(sorted_groups),
+        sums=np.concatenate([np.cumsum(each[::-1])[::-1] for each in sorted_groups]),
     )
 
 
@@ -103,7 +102,7 @@ def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> t
 
 
 def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: np.random.Generator) -> Ints:
-    """Predicted buckets, of which round(`accuracy_frac` n) are right.
+    """Predicted buckets (n,), of which round(`accuracy_frac` n) are right.
 
     Every request is equally likely to be predicted wrong. A wrong bucket is drawn as often as it occurs among
     these outputs, so that mistakes look like the traffic. If all outputs share one bucket, a wrong prediction

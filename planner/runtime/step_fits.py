@@ -1,4 +1,4 @@
-"""Compares the step times that engines logged with the plan's fits, and corrects the fits by them."""
+"""Compares the step times that engines logged with the plan's fits, and corrects the fits by these times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.models.step_tables import COLUMNS, StepTable, without_next_launch
 from planner.runtime.measured_against_simulated import Measurement
 
 Floats = npt.NDArray[np.float64]
-LEAST_STEPS = 20  # Fewer steps are too few for a median of each kind, so no fit is corrected by them.
+LEAST_STEPS = 20  # By fewer steps no fit is corrected: they are too few for medians of similar steps.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = Fal
     If the log has the engine's own clock, which stands still while other processes have its core, steps are
     timed by that clock, unless `on_wall`.
     """
-    parts = measurement.journal.parts  # The uninterrupted parts of the replay.
+    parts = measurement.journal.parts  # The parts of the replay between interruptions.
     if not parts:
         return []
     pool_steps = []
@@ -69,15 +69,14 @@ def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = Fal
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
     """The steps of an engine that schedules asynchronously, with the time of a prefill's launch moved to the
-    step of that prefill (`without_next_launch` says how). The engine launches a step during the one before if
-    it follows that one at once.
+    step of that prefill (`without_next_launch` says how).
     """
     has_prefill = (steps.n_prefill > 0).to_numpy()
-    # Times are logged in microseconds: a step follows at once if it starts within one of the last step's end.
-    follows = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
+    # Two steps are adjacent if one starts within a microsecond, the unit of the log, of the other's end.
+    adjacent = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
     predicted_s = _predicted_s(worker, StepTable(steps))
-    # Whether each step has a prefill that was launched during the step before; False for the first step.
-    launched_early = np.r_[False, has_prefill[1:] & follows]
+    # Whether each step has a prefill that was launched during the adjacent step before; the first has none.
+    launched_early = np.r_[False, has_prefill[1:] & adjacent]
     return steps.assign(
         t_s=without_next_launch(steps.t_s.to_numpy(), predicted_s, was_launched_meanwhile=launched_early)
     )
@@ -87,8 +86,8 @@ def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFram
 class FitCorrection:
     """A pool's fit, corrected by its measured steps (`_with_median_times`).
 
-    The `held_out` errors show whether a correction carries over: mean relative errors on the second half of
-    the run, without a correction and with one by the first half alone.
+    The `held_out` errors show whether a correction also holds for other steps: mean relative errors on the
+    second half of the run, without a correction and with one by the first half alone.
     """
 
     pool: str
@@ -142,8 +141,8 @@ def fits_by_gpu_and_tp(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tu
 
 def _with_median_times(frame: pd.DataFrame) -> StepTable:
     """The steps, each with the median time of similar steps: of as many prefills and decodes, with tokens and
-    context within a factor of 1.4 (half a power of 2). The median hides interruptions by the machine, which
-    say nothing about the engine.
+    context within a factor of 1.4 (half a power of 2). The median hides interruptions by other programs of
+    the machine.
     """
     similar = [frame[name] for name in ("n_prefill", "n_decode")]
     for name in ("prefill_tokens", "prefill_pairs", "kv_tokens"):
@@ -157,9 +156,9 @@ def with_corrections(fleet: Fleet, fit_corrections: Iterable[FitCorrection]) -> 
 
 
 def fleet_as_run(measurement: Measurement, fleet: Fleet) -> Fleet | None:
-    """The fleet with fits corrected by the wall-clock time of every step, so that they contain what other
-    processes on the machine took. None if the engines have no clock of their own, because `correct_fits` then
-    uses the wall clock already.
+    """The fleet with fits corrected by the wall-clock time of every step, which includes what other processes
+    on the machine took. None if the engines have no clock of their own, because `correct_fits` then uses the
+    wall clock already.
     """
     if not any(log.has_own_clock for log in measurement.logs.values()):
         return None
@@ -195,9 +194,7 @@ def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
     gpu_s = np.asarray(worker.latency.steps_s(table.X))
     if isinstance(worker.form, CorrectedFormula):
         gpu_s = worker.form.step_s(table.X)
-    host, rest = (
-        worker.host
-    )  # All of the host's time, and the rest that asynchronous scheduling does not hide.
+    host, rest = worker.host  # The rest is what asynchronous scheduling does not hide.
     host_step_s, host_sequence_s = host.per_step_s(worker.tp)
     rest_step_s, rest_sequence_s = rest.per_step_s(worker.tp)
     sequences = table.X[:, DECODES] + table.X[:, PREFILLS]

@@ -55,10 +55,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPaid:
-    """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO less
-    than `of_slo_usd`. `edges_s` (V + 1,) are the edges of the windows, with 0 before them where there is a
-    warm-up. `in_stretch_usd` (V,) are the floor_v of the stretches between these edges. `from_stretch_usd`
-    (V,) are the F_v, the least that is paid from stretch v on.
+    """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO costs
+    less than `of_slo_usd`. `edges_s` (V + 1,) are the edges of the windows, with 0 before them where there is
+    a warm-up. `in_stretch_usd` (V,) are the floor_v of the stretches between these edges, `from_stretch_usd`
+    (V,) the F_v, the least that is paid from stretch v on.
     """
 
     usd: float
@@ -120,7 +120,7 @@ def least_paid(
     )
     total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
-        # From the first stretch on all requests count: only by rounding one may seem to arrive before it.
+        # No request arrives before the first stretch, whatever rounding makes of its edge.
         work_usd = whole_usd[np.searchsorted(arrival_s, stretch_edges_s[v]) :] if v else whole_usd
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
         from_usd[v] = total_usd
@@ -139,7 +139,7 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
     arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
     measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     times_s = arrival_s[measured]
-    if len(times_s) < 2:  # No gap between two arrivals, in which a worker may have to be paid.
+    if len(times_s) < 2:  # There is no gap between arrivals in which a worker may have to be paid.
         return most_s
     window_of = window_numbers(times_s, edges_s)
     ends = np.searchsorted(window_of, np.arange(len(most_s)), "right")  # (V,) As in `_too_many_late`.
@@ -169,8 +169,8 @@ def _too_many_late(
 
     If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that arrive
     from a_(i+1) to before a_i + g - l (`start_s` less `limit_s`). They may be too many for the window of the
-    first of them, or for that of the last. Windows between these two are not looked at: this can only make
-    o_v shorter, and the bound lower.
+    first of them, or for that of the last. Windows between these two are left out, which can only make o_v
+    shorter and the bound lower.
     """
     starts = np.concatenate(([0], ends[:-1]))
     first = np.arange(1, len(times_s))

@@ -35,10 +35,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """What an operator takes of a pool's steps in the measured window.
-
-    `seconds` are its own, `share_frac` their share of all steps. `mean_input` is the mean size, in `unit`, of
-    a step that runs it; NaN for what has no input.
+    """What an operator takes of a pool's steps in the measured window: `seconds`, and their share of all.
+    `mean_input` is the operator's mean input, in `unit`, over the steps that run it; NaN for an operator
+    without inputs.
     """
 
     pool: str
@@ -128,14 +127,14 @@ def _pool_rows(
     steps = runs["steps"] * inside_s / run_seconds(runs)
     decodes = runs["decodes"].astype(float)
     tokens = decodes + runs["prefill_tokens"]
-    # A run's blocks are those at its first step; each decode reads one token more in every later step.
+    # A run of equal steps records the blocks of its first. In each later one a decode reads one token more.
     first_kv_tokens = (
         runs["blocks"] * float(KV_BLOCK_TOKENS) - decodes * KV_BLOCK_TOKENS / 2 - chunks.kv_tokens
     )
-    later_kv_tokens = decodes * (runs["steps"] - 1) / 2  # The mean over the run's steps of what comes later.
-    kv_tokens = np.where(decodes > 0, np.maximum(first_kv_tokens, 0.0) + later_kv_tokens, 0.0)
-    # f(N) of the docstring. It has the experts' time for the worker's own tokens; where ranks share experts,
-    # they compute the tokens of all ranks.
+    more_kv_tokens = decodes * (runs["steps"] - 1) / 2  # The mean of these more tokens over the run's steps.
+    kv_tokens = np.where(decodes > 0, np.maximum(first_kv_tokens, 0.0) + more_kv_tokens, 0.0)
+    # f(N) of the docstring. It has the experts' time for the worker's own tokens; experts that ranks share
+    # compute the tokens of all ranks.
     layers_s = np.asarray(latency.step_s(tokens)) - latency.h_s
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:

@@ -1,4 +1,4 @@
-"""The page Validation: how far a plan's prediction was from engines that ran it.
+"""The page Validation: how far a plan's prediction was from what engines measured that ran it.
 
 Streamlit runs this file from top to bottom whenever an input changes.
 """
@@ -54,8 +54,7 @@ def _draw_validation(document: Document) -> None:
     """Draw what a validation.json says: verdict, errors of the prediction, the SLO, steps of the engines."""
     st.header("Verdict")
     is_kept = document.get("slo_kept_by_client")
-    # Files of earlier versions say only whether the SLO is kept by the times that the engines logged.
-    if is_kept is None:
+    if is_kept is None:  # Files of earlier versions judge only the times that the engines logged.
         is_kept = document.get("slo_kept")
     st.subheader(_headline(document.get("agrees"), is_kept))
     st.write(draw.escape_markdown(document["verdict"]))
@@ -128,9 +127,7 @@ def _draw_validation(document: Document) -> None:
 
 
 def _headline(agrees: bool | None, is_kept: bool | None) -> str:
-    """A sentence that says whether the SLO was kept, then whether the prediction was near enough. None stands
-    for what was not judged.
-    """
+    """A sentence on whether the SLO was kept and the prediction was near enough. None: it was not judged."""
     if is_kept is None:
         verdict = "No SLO was judged"
     else:
@@ -138,7 +135,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
     if agrees is None:
         return f"{verdict}."
     agreement = "as near the measurement as is wanted" if agrees else "further off than is allowed"
-    return f"{verdict}; the prediction of the engines is {agreement}."
+    return f"{verdict}; the prediction is {agreement}."
 
 
 def _percent_text(frac: Any) -> str:

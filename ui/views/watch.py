@@ -34,7 +34,7 @@ def page() -> None:
         "drifted and since when, and how far the plan still holds."
     )
     if (shown := session.plan_shown()) is None:
-        st.info("Nothing to hold it against yet: plan first.")
+        st.info("No plan to hold them against yet: plan first.")
         st.page_link("views/plan.py", label="Plan", query_params=dict(st.query_params))
         return
     saved, document = shown
@@ -125,8 +125,9 @@ def _start_job(session: BrowserSession, saved: SavedPlan, form: Document) -> Non
 
 def _draw_answer(answer: Document, last: Document) -> None:
     """Draw the last look: how the plan stands, and what drifted. `last` is what `_start_job` keeps of it."""
-    is_open = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
-    name, colour = PERHAPS_TOO_MUCH if is_open else STATUS_BADGES[answer["status"]]
+    # None: whether traffic exceeds what the plan carries is not known.
+    is_unsure = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
+    name, colour = PERHAPS_TOO_MUCH if is_unsure else STATUS_BADGES[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
     st.subheader(draw.escape_markdown(answer["headline"][:1].upper() + answer["headline"][1:]))

@@ -1,4 +1,4 @@
-"""Tables that known programs write. They are recognised by their columns, whose meaning is defined here.
+"""Tables that known programs write, recognised by their columns; and what each column means.
 
 LiteLLM: table LiteLLM_SpendLogs of schema.prisma (BerriAI/litellm, commit 029f645). Langfuse: observations as
 its pages, its API and its blob storage export them (langfuse.com, "Blob storage export field reference"; keys
@@ -24,9 +24,9 @@ _USAGE = ("usageDetails", "usage_details", "usage")  # The first of these column
 class ProgramTable:
     """A table of a program.
 
-    It is recognised by one of `marks`, each a set of columns that a file must have. `likely` has for each
-    role the names that its column may have, the preferred one first. `prepare` adds columns that the file
-    does not have to a row: it makes the columns `made` of the columns `reads`.
+    A file is recognised by one of `marks`, each a set of columns that it must have. `likely` has for each
+    role the names that its column may have, the preferred one first. `prepare` adds to a row the columns
+    `made`, which the file lacks, from its columns `reads`.
     """
 
     name: str
@@ -60,8 +60,8 @@ class ProgramTable:
 
 
 def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with two more columns, its input and output tokens, each summed over the kinds of tokens in its
-    usage object. Rows of older versions have columns such as promptTokens instead of that object.
+    """The row with columns for its input and output tokens: sums over the kinds of tokens in its usage
+    object. Rows of older versions have columns such as promptTokens in place of this object.
     """
     usage: Any = next((row[name] for name in _USAGE if row.get(name)), None)
     if isinstance(usage, str):
