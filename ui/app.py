@@ -44,7 +44,7 @@ st.html(f"<style>{package_text('reports/parts.css')}{(HERE / 'style.css').read_t
 if st.context.theme.type == "dark":
     st.html(HERE / "dark.css")
 live.keep_session(session.id)
-# Links in a row, on a phone too: Streamlit's own menu, which folds, would stay open there.
+# Our menu is a row of links. Streamlit's own menu would stay unfolded on a phone.
 with st.container(horizontal=True, gap="small", key="menu"):
     for name, page in pages.items():
         st.page_link(page, label=PAGES[name], query_params={"session": session.id})

@@ -22,7 +22,7 @@ from ui.store import Document
 USUAL_LIMIT_S = 120  # The default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """Key of the section -> entry of the form, for those that are spans."""
-# Entries of forms that an earlier version stored, and their names now.
+# Entries of forms that an earlier version stored -> their names in this version.
 OLD_ENTRIES = {"train": "train_percent", "missed": "missed_percent"}
 NO_IMAGE = "none"  # The nodes have the image already.
 STATIC = "static"
@@ -31,7 +31,7 @@ WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 
 def form_of_section(given: object) -> Form:
-    """The form's entries for a section `day`, for None the defaults; raises what `parse_day` raises."""
+    """The form's entries for a section `day`, the defaults for None. Raises what `parse_day` raises."""
     section: DaySection = parse_day(given, "slo.yaml: day")
     controllers = given.get("controllers") if isinstance(given, Mapping) else None
     parameters: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def form_of_section(given: object) -> Form:
 
 
 def restore_form(stored: Mapping[str, Any]) -> Form:
-    """A stored form, perhaps of an earlier version, with the entries of today."""
+    """A stored form, perhaps of an earlier version, with the entries of this version."""
     return form_of_section(None) | {OLD_ENTRIES.get(name, name): value for name, value in stored.items()}
 
 
@@ -83,14 +83,14 @@ def section(form: Mapping[str, Any]) -> Document:
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
     settings |= {} if form["types"] is None else {"types": form["types"]}
-    if "start" not in settings:  # A start-up time that is given does not follow from storage and image.
+    if "start" not in settings:  # Storage and image only serve to compute the start-up time.
         defaults = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
         settings |= {key: form[key] for key, default in defaults.items() if form[key] != default}
     return settings
 
 
 def document(question: Mapping[str, Any], form: Mapping[str, Any]) -> Document:
-    """A whole slo.yaml: a question at the rate and with the section of the inputs."""
+    """A whole slo.yaml: a question with the rate and the section `day` of the inputs."""
     whole = {key: value for key, value in question.items() if key != "day"}
     traffic = {key: value for key, value in (whole.get("traffic") or {}).items() if key != "rate"}
     traffic |= {"rate": form["rate"]} if form["rate"] is not None else {}

@@ -30,7 +30,7 @@ export default function ({ data }) {
 
 @cache
 def _component(name: str) -> Any:
-    """The component "sliders", "focus" or "keep", registered once, as its name is taken from then on."""
+    """The component "sliders", "focus" or "keep". Cached, because Streamlit registers a name only once."""
     if name == "sliders":
         return st.components.v2.component(
             "fleetplan_sliders",
@@ -42,18 +42,18 @@ def _component(name: str) -> Any:
 
 
 def sliders(document: Document, key: str) -> None:
-    """Sliders for traffic, step times and limits over what the job `sliders` simulated."""
+    """Draw sliders for traffic, step times and limits over what the job `sliders` simulated."""
     data = document | {"is_dark": st.context.theme.type == "dark"}
     _component("sliders")(data=data, key=f"sliders_{key}")
 
 
 def focus_heading(anchor: str, key: str) -> None:
-    """Bring reader and keyboard to a heading, once for every key."""
+    """Scroll to a heading and give it the keyboard's focus, once for every key."""
     if st.session_state.get("focused") != key:
         st.session_state.focused = key
         _component("focus")(data={"id": anchor}, key=f"focus_{key}")
 
 
 def keep_session(session: str) -> None:
-    """Let this browser know which session it had last, for when it opens the bare address."""
+    """Store the session in a cookie of this browser, which finds it again at an address without a session."""
     _component("keep")(data={"name": COOKIE, "value": session}, key="keep_session")

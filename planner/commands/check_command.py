@@ -39,9 +39,9 @@ def check(
     else:
         for name, sentences in doubts.items():
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]))
-    first, *others = errors.values() or [""]
-    if others:
-        first += f" ({count_text(len(errors), 'file')} of {len(files)} cannot be read)"
-    if first:
-        typer.echo("\n".join(f"plan: {each}" for each in (*others, first)), err=True)
+    if errors:
+        *others, last = errors.values()
+        if others:
+            last += f" ({count_text(len(errors), 'file')} of {len(files)} cannot be read)"
+        typer.echo("\n".join(f"plan: {each}" for each in (*others, last)), err=True)
         raise typer.Exit(InputError.exit_code)

@@ -18,7 +18,7 @@ from planner.units import show_percent
 if TYPE_CHECKING:
     from planner.models.output_length_fit import LengthAccuracy, MeanAccuracy
 
-LEAST_REQUESTS = 100  # With fewer the held-out shares scatter by ten points and more.
+LEAST_REQUESTS = 100  # With fewer the shares on held-out requests scatter by ten percentage points and more.
 
 
 def judge_length_predictors(
@@ -32,8 +32,8 @@ def judge_length_predictors(
 ) -> None:
     """Fit predictors of output lengths to a log's first 70 %, and say how right they are on the rest.
 
-    They see lengths of prompts, times, tenants and prefixes, no words. What to write into slo.yaml, so that a
-    plan counts on predictions this good (policies: prediction), is printed too.
+    They see lengths of prompts, times, tenants and prefixes, no words. Also prints what to write into
+    slo.yaml (policies: prediction) for a plan that counts on predictions this good.
     """
     from planner.documents.policy_choices import MEAN_BUCKETS
     from planner.models.output_length_fit import later_accuracy, later_mean_error
@@ -95,7 +95,7 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
 
 
 def _accuracy_cells(row: dict[str, Any]) -> dict[str, str]:
-    """The columns of a predictor's row; a predictor has buckets or means, and leaves the others empty."""
+    """The columns of a predictor's row. A predictor of buckets has empty columns of means, and vice versa."""
     from planner.models.output_length import BUCKET_TOKENS
 
     def cell_text(key: str, text: str) -> str:

@@ -65,8 +65,8 @@ def build_server() -> Any:
 
 
 def _server_class(base: Any, error: type[Exception], tools: Mapping[str, Callable[..., Any]]) -> Any:
-    """The SDK's server, refusing arguments in this planner's words. The SDK drops an argument that a tool
-    lacks and answers without it; of a missing one, or one of another kind, it speaks in pydantic's words.
+    """The SDK's server, which refuses arguments in our words. The SDK by itself ignores an argument that a
+    tool lacks, and reports one that is missing or of another type in pydantic's words.
     """
 
     class CheckingServer(base):  # type: ignore[misc]
@@ -82,7 +82,7 @@ def _server_class(base: Any, error: type[Exception], tools: Mapping[str, Callabl
 
 
 def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument that the tool lacks, one that is missing, or one of another kind."""
+    """Raise InputError for an argument that the tool lacks, one that is missing, or one of another type."""
     parameters = inspect.signature(tool).parameters
     refuse_unknown(arguments, parameters, "arguments")
     for name, parameter in parameters.items():

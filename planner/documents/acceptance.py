@@ -1,5 +1,5 @@
-"""Rows of catalogs/acceptance.yaml: how many tokens a step with drafts yields, as measured, by the number of
-drafted tokens.
+"""Rows of catalogs/acceptance.yaml: the measured number of tokens that a step with drafts yields, by the
+number of drafted tokens.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def spelled_keys(document: Mapping[str, Any], path: str) -> list[str]:
 
 
 def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str) -> dict[str, Any]:
-    """A copy with this value at `path`, or without that key if the value is None.
+    """A copy of the document with this value at `path`, or without the key if the value is None.
 
     Missing sections are added. Raises InputError, whose message begins with `where`, if the path leads
     through a value that has no keys.
@@ -49,7 +49,8 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
         if inner is not None and not isinstance(inner, dict):
             here = ".".join(keys[: depth + 1])
             raise InputError(f"{where}: {here} is {inner!r} and has no {keys[depth + 1]!r} in it")
-        section[key] = section = dict(inner or {})
+        section[key] = dict(inner or {})
+        section = section[key]
     if value is None:
         section.pop(keys[-1], None)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_save_functions: list[Callable[[], str]] = []
+_save_functions: list[Callable[[], str]] = []  # At most one.
 _tidy_functions: list[Callable[[], None]] = []
 
 

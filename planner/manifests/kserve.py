@@ -83,13 +83,13 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
-    """Whether the gateway alone routes as the plan does. For pairs it cannot: it knows no prefill workers."""
+    """Whether the gateway alone routes as the plan does. It cannot for pairs: it knows no prefill workers."""
     return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
-    """The `router` of an LLMInferenceService: its scheduler is the endpoint picker with the plan's rule.
-    Where the plan's workers take turns there is none, because the picker cannot do that and the gateway does.
+    """The `router` of an LLMInferenceService: its scheduler is the endpoint picker with the plan's rule. If
+    the plan's workers take turns it has none: the gateway gives them turns, and the picker could not.
     """
     router: Document = {"route": {}, "gateway": {}}
     if _is_left_to_gateway(fleet, is_pair=is_pair):

@@ -1,9 +1,9 @@
 """How far step times on a cluster may lie from the predicted ones.
 
-The error of a fit on the steps that it was made of says little about other engines, hosts and GPUs. So step
+The error of a fit on the steps that it was made from says little about other engines, hosts and GPUs. So step
 times have a spread: lognormal factors on the time of prefills and of decodes, from comparing predictions with
-measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt has the spread of
-prefills around a median of its own, because it makes up most of the TTFT of cached prompts.
+measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt makes up most of
+the TTFT of cached prompts, so it has the spread of prefills too, around a median of its own.
 """
 
 from __future__ import annotations

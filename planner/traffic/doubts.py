@@ -11,22 +11,22 @@ import numpy as np
 from planner.traffic.trace import FloatArray
 from planner.units import DAY_S, HOUR_S, show_s
 
-# A trace of fewer requests is not warned of: the first number is for a long gap, the second for a very long
-# gap and for a time that steps back.
+# The fewest requests of a trace for a warning about a long gap; and about a very long gap, or a time that
+# steps back.
 FEWEST_JUDGED, FEWEST_REQUESTS = 20, 5
 LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # A gap of at most this length is not called long, or very long.
 # A very long gap is more than this many times as long as all others together. By chance one in 300 traces of
 # 5 requests has one.
 VERY_LONG_FACTOR = 10.0
-# With fewer requests/s a warning asks whether the clock counts a finer unit than it was read with: with fewer
-# than the first if the clock has only whole numbers of seconds, with fewer than the second for other clocks.
+# With fewer requests/s a warning asks whether the clock counts a finer unit than it was read with. The first
+# limit is for clocks with whole seconds only, the second for all others.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
 FAST_RPS = 1000.0  # With more requests/s a warning asks whether a clock of milliseconds counts seconds.
 # With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do: 5,000
 # requests per day are 0.06 requests/s.
 FAST_OF_DAYS_RPS = 5000.0
 FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
-ROUNDED_TICKS = 1e-6  # A stamp this near to a whole number of ticks is one that was rounded.
+ROUNDED_TICKS = 1e-6  # A stamp this near to a whole number of ticks counts as whole.
 SHOWN_IN_HOURS_S = 2 * HOUR_S  # Spans from this length on are written in hours.
 # Names of units in messages, and ticks per second.
 UNITS = {
@@ -38,8 +38,8 @@ UNITS = {
 
 
 def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning about a gap between two arrivals that is longer than all others together, or with few
-    requests ten times as long as all others together: a time may be wrong, or two logs may have been joined.
+    """A warning about a gap between two arrivals that is longer than all others together, in a trace of few
+    requests ten times as long: a time may be wrong, or two logs may have been joined.
     """
     if len(arrival_s) < FEWEST_REQUESTS:
         return ()
@@ -63,9 +63,9 @@ def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
 def clock_unit_warnings(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
-    """A warning about the column `clock`, whose name states no unit, if the rate would be likelier with
-    another unit than the one it was read with, of `per_s` ticks to the second. `lengths` are the names of the
-    columns of input and output tokens, for the option that the warning proposes.
+    """A warning about the column `clock`, whose name states no unit, if another unit would give a likelier
+    rate than the one it was read with, of `per_s` ticks to the second. `lengths` are the names of the columns
+    of input and output tokens, for the option that the warning proposes.
     """
     span_s = float(arrival_s[-1] - arrival_s[0])
     if len(arrival_s) < FEWEST_OF_CLOCK or not span_s:
@@ -73,7 +73,7 @@ def clock_unit_warnings(
     rate_rps = len(arrival_s) / span_s
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
-    # The rounding of `arrival_s * per_s` may leave whole milliseconds a little off.
+    # The product `arrival_s * per_s` has rounding errors, so whole milliseconds may be a little off.
     is_nearly_whole = bool((np.abs(stamps - np.rint(stamps)) < ROUNDED_TICKS).all())
     reads_s, reads_ms = per_s == UNITS["s"][1], per_s == UNITS["ms"][1]
     if reads_s and rate_rps > FAST_OF_DAYS_RPS:

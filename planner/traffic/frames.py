@@ -16,7 +16,7 @@ from planner.traffic.logs.log_reading import ANY, LogOptions, read_frame
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import ids_of
 
-NAME = "DataFrame"  # Errors call a table without a name so.
+NAME = "DataFrame"  # The name of a table without one, in errors.
 
 
 def trace_of(

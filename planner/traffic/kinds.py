@@ -58,10 +58,8 @@ def distance_frac(a: Ints, b: Ints) -> float:
 
 
 def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
-    """The D that samples of one distribution exceed by chance, in any of `comparisons`, once in 1 /
-    BY_CHANCE.
-
-    It is by Bonferroni's inequality and the asymptotic formula for large samples.
+    """The D that some of `comparisons` between samples of one distribution exceed with the probability
+    BY_CHANCE, by Bonferroni's inequality and the asymptotic formula for large samples.
     """
     return math.sqrt(-math.log(BY_CHANCE / comparisons / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
 

@@ -6,14 +6,14 @@ bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves burst
 the course of the rate over much longer times; the number of arrivals varies with the blocks drawn.
 
 A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
-is drawn twice becomes the sessions of two users: of their prompts, the two share only the prefixes that other
-sessions share too (`scaling.combine_parts`).
+is drawn twice becomes the sessions of two users, whose prompts share only the prefixes that other sessions
+share too (`scaling.combine_parts`).
 
 A recording begins while sessions are under way, so more sessions seem to begin in its first moments than
-later. If the first blocks were replaced by blocks from far behind them, there would be too few sessions:
-redraws of the sample of chats had 13 % fewer requests per second than the trace. So blocks with sessions are
-drawn from at most a block away. The sessions of the first block are drawn from among themselves, with
-replacement, and stay at their times. So are all sessions if they begin together.
+later. If much later blocks replaced the first ones, there would be too few sessions: redraws of the sample of
+chats had 13 % fewer requests per second than the trace. So blocks with sessions are drawn from at most a
+block away. The sessions of the first block are drawn from among themselves, with replacement, and stay at
+their times. The same is done with all sessions if they begin together.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     """One draw of all blocks; None if no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
-        return trace  # All requests arrive at once, so there is nothing to draw.
+        return trace  # All requests arrive at once, so there are no blocks.
     has_sessions = trace.after.size > 0
     session = session_numbers(trace) if has_sessions else np.arange(len(trace))
     begin_s = trace.arrival_s[first_rows(session)] - start_s  # When each session begins.
@@ -62,11 +62,11 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     begin_s = begin_s[order]
     rows: list[IntArray] = []
     arrival_s: list[FloatArray] = []
-    first_s, reach_s = 0.0, REACH_FRAC * duration_s
+    first_s, reach_s = 0.0, REACH_FRAC * duration_s  # Blocks from `first_s` on are replaced.
+    is_together = has_sessions and begin_together(trace)
     if has_sessions:
-        together = begin_together(trace)
-        first_s, reach_s = duration_s if together else length_s, length_s
-        staying = order if together else order[: np.searchsorted(begin_s, first_s)]
+        first_s, reach_s = duration_s if is_together else length_s, length_s
+        staying = order if is_together else order[: np.searchsorted(begin_s, first_s)]
         rows = _with_replacement(session, staying, rng)
         arrival_s = [trace.arrival_s[part_rows] for part_rows in rows]
     for place_s in np.arange(first_s, duration_s, length_s):  # Where each block begins.
@@ -83,7 +83,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         return None
     new_trace = combine_parts(trace, rows, arrival_s)
     note = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
-    if first_s == duration_s:
+    if is_together:
         note = f"{len(order)} sessions drawn from those of the trace, with replacement"
     return replace(
         new_trace, arrival_s=new_trace.arrival_s - new_trace.arrival_s[0], notes=(*trace.notes, note)

@@ -1,11 +1,11 @@
 """Requests that wait for others: turns of a session, steps of an agent.
 
 Such a request arrives `think_s` after the last of those it waits for has finished, so its arrival depends on
-the fleet. Its nominal arrival, as if every answer took no time, does not, and no fleet sees it earlier.
-Traces are read with nominal arrivals: rates, windows and copies of a trace use them.
+the fleet. Its nominal arrival is that if every answer took no time. No fleet sees the request earlier. Traces
+are read with nominal arrivals: rates, windows and copies of a trace use them.
 
-A session is a set of requests that are joined by waits; a request that neither waits nor is waited for is
-one. SciPy is imported within functions: it takes a tenth of a second.
+A session is a set of requests that are joined by waits; a request that neither waits nor is waited for is a
+session by itself. SciPy is imported within functions: it takes a tenth of a second.
 
 Recorded agents often have a clock each, so all of their sessions begin with the trace. Such a trace shows a
 number of agents at work, and not how users come and go (`begin_together`).
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from planner.traffic.trace import FloatArray, IntArray, Trace, kept_with_trace
 
-# Sessions begin together if at least the first share of them begin in this first share of the trace. Of users
-# who come and go, the second share of the sessions begin there.
+# Sessions begin together if at least TOGETHER_FRAC of them begin in the first BEGIN_FRAC of the trace, where
+# only BEGIN_FRAC of them would begin if users came and went.
 TOGETHER_FRAC, BEGIN_FRAC = 0.5, 0.125
 
 
@@ -68,8 +68,8 @@ def first_rows(session: IntArray) -> IntArray:
 
 
 def begin_together(trace: Trace) -> bool:
-    """Whether most sessions of several begin at the trace's begin: agents at work at the same time. False
-    where all requests arrive at one moment.
+    """Whether the trace has several sessions and most begin at its start: agents at work at the same time.
+    False if all requests arrive at one moment.
     """
     if not trace.after.size or not trace.duration_s > 0:
         return False

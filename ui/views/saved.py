@@ -1,4 +1,4 @@
-"""Saved plans: open, rename, delete, and hold several side by side."""
+"""Saved plans: open, rename, delete, and compare several side by side."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _draw_plan_editor(session: BrowserSession, plan: SavedPlan) -> None:
 
 
 def _draw_figures(session: BrowserSession, plans: list[SavedPlan]) -> None:
-    """Draw a table with a column per plan, leaving out plans whose result is not there any more."""
+    """Draw a table with a column per plan, except for plans whose result is not there any more."""
     answers = [(plan, session.store.document(plan.result)) for plan in plans]
     columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
@@ -81,7 +81,7 @@ def _limits_text(document: Document) -> str:
 
 
 def _draw_comparison(session: BrowserSession, plans: list[SavedPlan]) -> None:
-    """Draw what `plan compare` says of the plans on the traffic of the first, once a reader wants it."""
+    """Draw a button that starts `plan compare` of the plans on the traffic of the first, and its answer."""
     st.write(
         "Each plan was made for its own traffic. To compare them on equal terms, simulate all of them on the "
         "traffic of the first."

@@ -31,8 +31,8 @@ MOST_SEASON_RATIO = 3.0
 
 
 class OpenBucket(NamedTuple):
-    """The bucket of the season that contains the present, with the `requests` of the `seconds` of it that
-    were measured so far.
+    """The bucket of the season that contains the present: `requests` arrived in the `seconds` of it that were
+    measured so far.
     """
 
     bucket: int
@@ -111,8 +111,11 @@ class RateForecast:
         # The season's rate and today's in each of the last buckets, the open one included. Buckets of which
         # the season knows nothing have a rate of NaN, which the comparison with 0 leaves out.
         last_buckets = [*self._past, *([(self._open.bucket, self._open.rate_rps)] if self._open else [])]
-        pairs = [(self._season_rps(bucket), today_rps) for bucket, today_rps in last_buckets]
-        pairs = [(season_rps, today_rps) for season_rps, today_rps in pairs if season_rps > 0]
+        pairs = [
+            (season_rps, today_rps)
+            for bucket, today_rps in last_buckets
+            if (season_rps := self._season_rps(bucket)) > 0
+        ]
         if pairs and not math.isnan(season_then_rps):
             ratio = sum(today_rps for _, today_rps in pairs) / sum(season_rps for season_rps, _ in pairs)
             return season_then_rps * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)

@@ -22,9 +22,9 @@ from planner.solvers.master import Option
 def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     """Fleets that hold and use owned GPUs.
 
-    For each owned GPU type, one is the smallest fleet of only this type, with GPUs beyond the owned ones
-    rented. The last one is level 0's best fleet together with all owned GPUs, without the workers that it
-    then does not need.
+    For each owned GPU type there is the smallest fleet of only this type, with GPUs beyond the owned ones
+    rented. The last fleet is level 0's best one together with workers on all owned GPUs, less the workers
+    that it then does not need.
     """
     # Counted by power or GPUs, owned GPUs are no better than rented ones.
     if problem.task.objective != "cost":
@@ -48,7 +48,8 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
     """The largest pools of idle owned GPUs that may be added to a fleet: one for each owned GPU type and each
     role that the fleet has.
 
-    A pool's option is the one, of its type and role, that would serve the whole traffic on the fewest GPUs.
+    Of the options with a GPU type and a role, the one is taken that serves the whole traffic on the fewest
+    GPUs.
     """
     if problem.task.objective != "cost":
         return ()
@@ -104,7 +105,7 @@ def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
     """
     fleet_counts = dict(counts)
     for option, holding in sorted(counts, key=lambda pool: -pool[0].objective):
-        failed = -1  # Even a count of 0 may hold.
+        failed = -1  # The fleet may hold even without this option.
         while holding - failed > 1 and not problem.out_of_time():
             fleet_counts[option] = (failed + holding) // 2
             fleet = tuple((other, count) for other, count in fleet_counts.items() if count)

@@ -30,7 +30,7 @@ DECODE_ALONE: PruningRule = "follows"
 
 SEATS: PruningRule = "seats"
 """A decode pool has a growing backlog if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that
-keep up with the trace's output tokens if every step has the batch size of the most tokens/s
+keep up with the trace's output tokens at the batch size of the most tokens/s
 (`master.fewest_decode_workers`).
 """
 
@@ -74,15 +74,15 @@ def _count_contradictions(verdicts: Verdicts) -> dict[PruningRule, tuple[int, in
     # A fleet is ((option, workers), ...), its last pool being the mixed or the decode pool. Fleets that
     # differ in the workers of the last pool alone share a key: (option,), or (prefill option and workers,
     # decode option).
-    rows: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
-    for fleet, holds in verdicts.items():
-        if len(fleet) <= 2:  # Fleets of level 0.
-            rows[(*fleet[:-1], fleet[-1][0])].append((fleet[-1][1], holds))
+    verdicts_by_key: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
+    for (*other_pools, (last_option, workers)), holds in verdicts.items():
+        if len(other_pools) <= 1:  # Fleets of level 0.
+            verdicts_by_key[(*other_pools, last_option)].append((workers, holds))
     counts_of_rule: dict[PruningRule, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
-    for row, answers in rows.items():
-        name = MORE_MIXED if len(row) == 1 else MORE_DECODE
+    for key, verdicts_by_workers in verdicts_by_key.items():
+        name = MORE_MIXED if len(key) == 1 else MORE_DECODE
         failed, tested = counts_of_rule[name]
-        for (_, holds), (_, more_hold) in itertools.combinations(sorted(answers), 2):
+        for (_, holds), (_, more_hold) in itertools.combinations(sorted(verdicts_by_workers), 2):
             tested += holds
             failed += holds and not more_hold
         counts_of_rule[name] = (failed, tested)

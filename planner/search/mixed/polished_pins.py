@@ -93,8 +93,7 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
     """Use the polished placement of a fleet if the fleet holds with it, comes less near to missing the SLO on
-    the trace, and `is_kept()` is true, which simulates the fleet on all other traffic on which it must hold.
-    Returns whether the polished placement is used.
+    the trace, and `is_kept()`, which simulates the fleet in scenarios. Returns whether it is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -120,7 +119,7 @@ def _polish_finds_better(problem: Problem, pools: Sequence[Pool]) -> bool:
 
 def _nearness_to_missing(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     """How near a fleet comes to missing the SLO, for comparison: the misses per allowed miss of its worst
-    line, and, to decide between equal misses, the mean TTFT [s] (infinite if no request got a token).
+    line, and among fleets with equal misses the mean TTFT [s] (infinite if no request got a token).
     """
     simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=False)
     # `deciding_frac` is the share of requests within the limit.

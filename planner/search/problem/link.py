@@ -1,8 +1,7 @@
-"""Tests whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools
-are.
+"""Tests whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools.
 
-Both tests use what the backlog test (planner/simulator/slo_verdict.py) requires: of the last tenth of the
-requests, half must have their second token soon after their arrival.
+Both tests use what the backlog test (planner/simulator/slo_verdict.py) requires: half of the requests in the
+last tenth of the window must have their second token soon after their arrival.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 
 
 def link_too_slow(problem: Problem) -> LinkTooSlow | None:
-    """The finding that the link cannot transfer in time the KV blocks of the requests that the SLO requires
-    to be decoded; None if it can.
+    """The finding that the link cannot transfer the KV blocks of all requests that the SLO requires to be
+    decoded in time; None if it can.
 
     Two sets of requests are tested: those of the whole trace that must be served, and half of the last tenth
     up to the deadline of their second token.
@@ -30,10 +29,10 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
     whole_count = int(np.ceil(work.whole_frac * len(trace) - ROUNDING))
     # Of each set of requests, how many must have handed over, and within how many seconds.
     needs = [(np.ones(len(trace), bool), whole_count, work.whole_s)]
-    if tested := find_backlog_deadlines(problem.slo, trace):
-        last = tested.arrives(trace)
-        until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
-        needs.append((last, int(np.ceil(last.sum() * STEADY_FRAC)), until_s))
+    if backlog := find_backlog_deadlines(problem.slo, trace):
+        last = backlog.arrives(trace)
+        within_s = backlog.window_s[1] - backlog.window_s[0] + backlog.prefill_s + backlog.gap_s
+        needs.append((last, int(np.ceil(last.sum() * STEADY_FRAC)), within_s))
     for requests, least, within_s in needs:
         bytes_per_s = _least_bytes(problem, requests, least) / within_s
         if bytes_per_s > bandwidth * (1 + ROUNDING):
@@ -45,25 +44,25 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     """The finding that the link is still busy with earlier hand-offs when the last tenth of the requests
     hands over; None if it is not.
 
-    Requests whose TTFT is due before the last tenth arrives, and that keep that limit, are prefilled before
-    any of the last tenth. It is an assumption that the link transfers in the order of the prefills
+    Requests whose TTFT is due before the last tenth arrives, and that keep this limit, are prefilled before
+    any of the last tenth. That the link transfers in the order of the prefills is taken for granted
     (pruning_rules.LINK).
     """
     trace, network = problem.trace, problem.task.network
-    tested = find_backlog_deadlines(problem.slo, trace)
+    backlog = find_backlog_deadlines(problem.slo, trace)
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
-    if not network.is_shared or network.topology is not None or tested is None or not limits:
+    if not network.is_shared or network.topology is not None or backlog is None or not limits:
         return None
-    if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= STEADY_FRAC:
+    if (trace.output_tokens[backlog.arrives(trace)] > 1).mean() <= STEADY_FRAC:
         return None  # Half of the last tenth have no second token, so the backlog test needs no hand-off.
-    start_s, end_s = tested.window_s
+    start_s, end_s = backlog.window_s
     measured = find_deadlines(problem.slo, trace).arrives(trace)
-    until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
+    within_s = end_s + backlog.prefill_s + backlog.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
         # This many of the requests `before` must keep the limit, even if all later ones keep it.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
-        bytes_per_s = _least_bytes(problem, before, must_keep) / until_s
+        bytes_per_s = _least_bytes(problem, before, must_keep) / within_s
         if bytes_per_s > network.bandwidth_bytes_per_s:
             return LinkTooSlow(bytes_per_s, network.bandwidth_bytes_per_s, earlier=True)
     return None

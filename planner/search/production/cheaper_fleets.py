@@ -32,21 +32,20 @@ def walk_cheaper_fleets(
     """The cheapest fleet that keeps the SLO in enough scenarios and costs less than `best` by more than
     LIKE_PRICE_FRAC, None if there is none; and how many cheaper fleets there are and were simulated.
     """
-    level0, value = paper.level0, below_like_price(scenario_problem, best)
-    problem = scenario_problem
+    level0, problem = paper.level0, scenario_problem
     # An exact search on paper proved that all fleets below its answer's price fail, so they fail here too and
     # need no simulation.
     if level0.search.is_exact:
         problem = refuted_below(problem, level0.search.value)
-    # After a search that was not exact some of them were not simulated. Of these most fail on the trace as
-    # written, so the oracle simulates that before the scenarios.
-    problem = replace(problem, oracle=replace(problem.oracle, doubted_below=level0.search.value))
-    # The copied oracle began without verdicts; those of the search in the same scenarios stand.
-    problem.oracle.verdicts.update(scenario_problem.oracle.verdicts)
-    search = walk_below(problem, level0, value, most_effort=MOST_EFFORT)
-    oracle = problem.oracle
-    # A fleet that was found becomes the one for production, and the counts are of all fleets cheaper than it,
-    # by however little.
+    # After another search some of them were not simulated. Most of these fail on the trace as written, so the
+    # oracle simulates the trace before the scenarios.
+    oracle = replace(problem.oracle, doubted_below=level0.search.value)
+    # The copied oracle begins without verdicts. Those of the search in the same scenarios hold for it too.
+    oracle.verdicts.update(scenario_problem.oracle.verdicts)
+    below = below_like_price(scenario_problem, best)
+    search = walk_below(replace(problem, oracle=oracle), level0, below, most_effort=MOST_EFFORT)
+    # A fleet that was found becomes that of production. Then the counts are of all fleets cheaper than it, by
+    # however little.
     return search.best, CheaperMiss(
         less_frac=LIKE_PRICE_FRAC if search.best is None else 0.0,
         scenarios=len(oracle.scenarios),

@@ -1,5 +1,5 @@
-"""Fleets whose prices are nearly the same: which fleets are cheaper than that, and which of those at one
-price has the most headroom (oracle/headroom.py: how much more traffic, or how much longer steps, it bears).
+"""Fleets of like price, that is of nearly the same: which one has the most headroom (oracle/headroom.py: how
+much more traffic, or how much longer steps, it bears), and below which price a fleet is really cheaper.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIKE_PRICE_FRAC = 0.01
 # At most this many fleets of like price are compared by headroom, with at most this effort [requests].
 MOST_LIKE_PRICE = 16
 LIKE_PRICE_EFFORT = 1_000_000
-# Another fleet of like price is preferred if its headroom is larger by this factor. Less is not worth the
-# simulations in all scenarios. All of these are set by hand.
+# Another fleet of like price is preferred if its headroom is larger by this factor. A smaller gain is not
+# worth the simulations in all scenarios. All of these are set by hand.
 MORE_HEADROOM = 1.1
 
 
@@ -78,11 +78,11 @@ def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Cou
         [each for each in options if each.role == option.role and hardware_of(each) == hardware_of(option)]
         for option, _ in best
     ]
-    counted = [count for _, count in best]
+    workers = [count for _, count in best]
     names_listed = {names_of(best)}
-    other_settings = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
-    # Nodes are paid whole, so fleets may differ in their GPUs' prices and cost the same, or the other way
-    # round: all prices must be alike.
+    other_settings = (tuple(zip(each, workers, strict=True)) for each in itertools.product(*alike))
+    # Nodes are paid whole, so fleets with other prices by GPU may cost the same, and the other way round. All
+    # prices must be alike.
     prices = (
         objective_of,
         objective_by_gpu,
