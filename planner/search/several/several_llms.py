@@ -120,6 +120,8 @@ def _plan_together(
     unit = OBJECTIVE_UNITS[task.objective]
     paper_values = [shared_paper.best_value(each) for each in paper.searched]
     alone_values = [shared_paper.best_value(each) for each in alone]
+    # The bound of an LLM is the same under all choices of policies.
+    bounds = [paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values = _paid_values(on_paper, shared.alone)
@@ -136,11 +138,7 @@ def _plan_together(
         unit=unit,
         level0=paper.level0.value if math.isfinite(paper.level0.value) else None,
         level0_bound=paper.level0.bound,
-        bound=checked_bound(
-            # All policy choices of an LLM have the same bound, so the first one is enough.
-            sum(paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone),
-            sum(paper_values),
-        ),
+        bound=checked_bound(sum(bounds), sum(paper_values)),
         is_exhausted=paper.level0.is_exact,
         is_exact=paper.level0.is_exact and paper.is_walked,
         limits=tuple(LimitUse(limit, amount, limits.used(limit, counts)) for limit, amount in limits.rows()),
