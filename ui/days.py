@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.day.controllers.table import CONTROLLERS
 from planner.day.day_settings import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
-from ui.question import Form, in_unit
+from ui.question import Form, converted
 from ui.store import Document
 
 USUAL_LIMIT_S = 120  # The default of `plan day --time-limit`.
@@ -42,7 +42,7 @@ def form_of_section(given: object) -> Form:
         "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
         "parameters": parameters,
         "every_s": section.every_s,
-        "train_percent": in_unit(section.train_frac, 100) or None,  # No training is an empty input.
+        "train_percent": converted(section.train_frac, 100) or None,  # No training is an empty input.
         "start_s": section.start_s,
         "storage": section.storage,
         "image": NO_IMAGE if section.image is None else section.image,
@@ -53,7 +53,7 @@ def form_of_section(given: object) -> Form:
         "least": section.least if section.is_least_given else None,
         "most": section.most,
         "missed_usd": section.missed_usd,
-        "missed_percent": in_unit(section.missed_frac, 100),
+        "missed_percent": converted(section.missed_frac, 100),
         "optimum": section.optimum,
         "fleets": section.fleets,
         "types": section.types,

@@ -447,12 +447,12 @@ def _limit_input(
 
     def take_value() -> None:
         value = st.session_state[f"{place}_{metric}_{unit}"]
-        st.session_state[key] = question.in_unit(value, ms_per_unit)
+        st.session_state[key] = question.converted(value, ms_per_unit)
         after_change()
 
     kept_ms = st.session_state[key]
     if unit != "ms":
-        st.session_state[f"{place}_{metric}_{unit}"] = question.in_unit(kept_ms, 1 / ms_per_unit)
+        st.session_state[f"{place}_{metric}_{unit}"] = question.converted(kept_ms, 1 / ms_per_unit)
         st.session_state[key] = kept_ms  # Streamlit forgets the value of an input that is not drawn.
     limit: float | None = st.number_input(
         f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",

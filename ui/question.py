@@ -271,20 +271,20 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
                 row | {"owned": owned.get(row["GPU"])} for row in gpu_rows(prices, catalog, use=task.stock)
             ],
             "objective": task.objective,
-            "power_kw": in_unit(task.power_limit_w, 1e-3),
+            "power_kw": converted(task.power_limit_w, 1e-3),
             "cost": task.cost_limit_usd_per_h,
             "gpu_limit": task.gpu_limit,
-            "kept_in": None if task.safety is None else in_unit(task.safety.kept_in_frac, 100),
-            "growth": 0.0 if task.safety is None else in_unit(task.safety.growth_frac, 100),
+            "kept_in": None if task.safety is None else converted(task.safety.kept_in_frac, 100),
+            "growth": 0.0 if task.safety is None else converted(task.safety.growth_frac, 100),
             "spare": task.spare_workers or task.spare_nodes,
             "spare_of": NODES if task.spare_nodes else WORKERS,
-            "robust_steps": in_unit(task.robust.step_times_frac, 100),
-            "robust_traffic": in_unit(task.robust.traffic_frac, 100),
+            "robust_steps": converted(task.robust.step_times_frac, 100),
+            "robust_traffic": converted(task.robust.traffic_frac, 100),
             "queues": queues,
             "stages": list(task.stages),
             "longest_wait": None if not queues or math.isinf(longest_wait_s) else longest_wait_s,
-            "bandwidth": in_unit(task.network.bandwidth_bytes_per_s, 1e-9),
-            "host_overhead": in_unit(task.host_overhead_s, 1e3),
+            "bandwidth": converted(task.network.bandwidth_bytes_per_s, 1e-9),
+            "host_overhead": converted(task.host_overhead_s, 1e3),
             "more": more,
         }
     )
@@ -329,6 +329,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     }
     fleet: dict[str, Any] = {}
     prices = _prices_section(used, catalog)
+    # With `unchecked` a question that names no GPU takes all of them.
     has_unchecked = bool((form["more"].get("fleet") or {}).get("unchecked"))
     default_stock = (
         dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
@@ -352,6 +353,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         question["slo"] = _slo_section(form)
     question |= {"traffic": _without_empty(traffic), "fleet": fleet}
     has_classes = "classes" in (form["more"].get("slo") or {})
+    # The inputs of a question without this key: with classes the plan chooses a queue, else it is the usual.
     usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
     policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
     if policies["queue"]:  # In the default queue no prompt overtakes another, so no wait need be limited.
@@ -397,7 +399,7 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
         form["rate"] = parse_quantity(rate, "rps", where="slo.yaml: traffic: rate")
     duration = traffic.get("duration")
     form["duration_min"] = (
-        None if duration is None else in_unit(parse_quantity(duration, "s", where="duration"), 1 / 60)
+        None if duration is None else converted(parse_quantity(duration, "s", where="duration"), 1 / 60)
     )
     for key in LENGTHS:
         length = read_tokens(traffic.get(key))
@@ -480,12 +482,12 @@ def _form_of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
     for limit in slo.limits:
         if limit.selector is not None:
             continue
-        name, ms = percentile_name(limit.percentile_frac), in_unit(limit.limit_s, 1e3)
+        name, ms = percentile_name(limit.percentile_frac), converted(limit.limit_s, 1e3)
         if limit.metric in INPUT_METRICS and form[f"{limit.metric}_ms"] is None:
             form |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}
         else:
             more.setdefault(limit.metric, {})[name] = _with_unit(ms, "ms")
-    return form | {"attainment": in_unit(slo.attainment_frac, 100)}, more
+    return form | {"attainment": converted(slo.attainment_frac, 100)}, more
 
 
 def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
@@ -501,7 +503,7 @@ def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
         if form[f"{metric}_ms"] is not None
     }
     if form["attainment"] is not None:
-        lines["attainment"] = in_unit(form["attainment"], 1 / 100)
+        lines["attainment"] = converted(form["attainment"], 1 / 100)
     return lines
 
 
@@ -558,7 +560,7 @@ def _whole_count(count: float | None) -> int | None:
     return None if count is None or math.isnan(count) else int(count)
 
 
-def in_unit(value: float | None, factor: float) -> float | None:
+def converted(value: float | None, factor: float) -> float | None:
     """The value in another unit, without digits that only the conversion made."""
     return None if value is None else float(f"{value * factor:.12g}")
 

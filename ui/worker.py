@@ -296,7 +296,9 @@ def _study_of(request: Request, send: Send) -> Study:
 
 
 def _simulate_sliders(request: Request, send: Send) -> tuple[Document, Files]:
-    """A plan's fleet and its neighbours under more and less of everything, for the sliders beside it."""
+    """A plan's fleet and its neighbours under more and less of everything, for the sliders beside it, with
+    the fields of `sliders.Sliders` and the factors of that module.
+    """
     study = _study_of(request, send)
     task = parse_task(request["question"], study.catalog)
     fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, study.catalog))
@@ -341,39 +343,39 @@ def _plan_several_llms(request: Request, send: Send) -> tuple[Document, Files]:
     question = read_as(
         "slo.yaml", text, lambda path: read_question(path, None, catalog, seed=request["seed"])
     )
-    shared = plan(
+    result = plan(
         question,
         catalog=catalog,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=_send_phase(send),
     )
-    assert isinstance(shared, SharedPlanResult)
-    fleets = shared.shared
+    assert isinstance(result, SharedPlanResult)
+    shared = result.shared
     send({"phase": "writing the reports"})
     folder = Path(request["catalog"]) if request.get("catalog") else None
     command = words.command_line(
         Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
     )
-    document = several_llms_report.plan_document(fleets) | {
-        "answer": several_llms_report.answer_sentence(fleets),
+    document = several_llms_report.plan_document(shared) | {
+        "answer": several_llms_report.answer_sentence(shared),
         "screen": {
-            "html": shared_screen.screen_parts_html(fleets, "h3"),
-            "charts": _pictures(shared_screen.screen_figures(fleets)),
+            "html": shared_screen.screen_parts_html(shared, "h3"),
+            "charts": _pictures(shared_screen.screen_figures(shared)),
         },
-        "proof": several_llms_report.proof_lines(fleets),
-        "binding_lines": several_llms_report.binding_lines(fleets),
-        "assumptions": fact_sentences_of(fleets.assumptions),
+        "proof": several_llms_report.proof_lines(shared),
+        "binding_lines": several_llms_report.binding_lines(shared),
+        "assumptions": fact_sentences_of(shared.assumptions),
         "tables": {
-            "fleets": several_llms_report.fleet_rows(fleets),
-            "answers": several_llms_report.answer_rows(fleets),
-            "limits": several_llms_report.limit_rows(fleets),
-            "nodes": several_llms_report.node_rows(fleets),
+            "fleets": several_llms_report.fleet_rows(shared),
+            "answers": several_llms_report.answer_rows(shared),
+            "limits": several_llms_report.limit_rows(shared),
+            "nodes": several_llms_report.node_rows(shared),
         },
-        "plans": {name: plan_document(llm_plan) for name, llm_plan in fleets.plans.items()},
+        "plans": {name: plan_document(llm_plan) for name, llm_plan in shared.plans.items()},
     }
     return document, {
-        **several_llms_report.render(fleets, command=command),
+        **several_llms_report.render(shared, command=command),
         "slo.yaml": checked_files.to_yaml(several),
     }
 
@@ -487,7 +489,7 @@ def _run_day(request: Request, send: Send) -> tuple[Document, Files]:
     """A day of traffic under controllers, as `plan day` answers it."""
     question = request["question"]
     input_files: Files = {"slo.yaml": checked_files.to_yaml(question)}
-    standing = None
+    standing = None  # The fleet that stands all day.
     if text := request.get("fleet"):
         catalog = _read_catalog(request)
         standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog))

@@ -59,7 +59,7 @@ class TenantGuarantee(TypedDict):
     needed_frac: float
     tenant: str
     share_frac: float | None
-    window_s: list[float] | None
+    window_s: list[float] | None  # From and to.
     windows: int
     holds: bool
 
@@ -96,7 +96,7 @@ class WorkerLoad(TypedDict):
 
 
 class PowerUse(TypedDict):
-    """Watts of the fleet's GPUs, and Joules of what they did in the measured window."""
+    """Watts of the fleet's GPUs; Joules of a request and of 1,000 output tokens, in the measured window."""
 
     provisioned_w: float
     expected_w: float
@@ -184,7 +184,10 @@ class OperatorRow(TypedDict):
 
 
 class SimulationAnswer(TypedDict):
-    """`plan simulate --json`: a fleet on its traffic. Percentiles are over the measured window."""
+    """`plan simulate --json`: a fleet on its traffic. Percentiles are over the measured window.
+
+    Traffic of agents has times of turns and tasks too; `task_served_s` is without tools and pauses.
+    """
 
     warnings: NotRequired[list[str]]
     requests: int
@@ -261,7 +264,10 @@ class NamedAnswer(TypedDict):
 
 
 class QuestionAnswer(TypedDict):
-    """The best fleet for one question."""
+    """The best fleet for one question.
+
+    `level0_exhausted`: level 0 came to its end; `level0_exact`: so did the walk over all cheaper fleets.
+    """
 
     fleet: str
     workers: list[PoolSize]
@@ -283,7 +289,8 @@ class QuestionAnswer(TypedDict):
 class WhatIfAnswer(TypedDict):
     """`plan what-if --json`: the best fleet before and after a change.
 
-    `kept` says whether the fleet from before still keeps the SLO after the change.
+    `kept` says whether the fleet from before still keeps the SLO after the change, with the policies that
+    `kept_under` names if they are not its own.
     """
 
     warnings: NotRequired[list[str]]
@@ -297,7 +304,10 @@ class WhatIfAnswer(TypedDict):
 
 
 class ComparedFleet(TypedDict):
-    """One fleet of a comparison; further keys are the percentiles of its latencies."""
+    """One fleet of a comparison; further keys are the percentiles of its latencies.
+
+    `cost_usd_per_h` is what is paid, for whole nodes; `by_gpu_usd_per_h` the price of the GPUs in use.
+    """
 
     variant: str
     llm: str

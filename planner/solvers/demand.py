@@ -4,7 +4,7 @@ soon after it, so their work must be done in little time.
 Sets   i  measured request        j  option (worker type in a role)        v  interval (start_v, end_v]
 Data   a_i     arrival of i;  s_i, w_i  seconds after a_i by which i's prefill and i's whole work must be done
                (required_work.Deadlines)
-       l_i     latest arrival: a_i, unless i waits for others (BoundRequests)
+       l_i     latest arrival: a_i, unless i waits for others (DueRequests)
        c_j     objective of one worker
        pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  its prefill
        p_iv    if a_i lies in v: pi_i if l_i + w_i <= end_v, else pi'_i if l_i + s_i <= end_v, else 0;
@@ -54,7 +54,7 @@ from planner.solvers.master import (
     most_step_tokens,
     step_time_lines,
 )
-from planner.solvers.required_work import BoundRequests, Deadlines, find_bound_requests
+from planner.solvers.required_work import Deadlines, DueRequests, find_due_requests
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
@@ -181,7 +181,7 @@ def demand_bound(
                 continue
             if time.monotonic() > until_s:
                 break
-            requests = find_bound_requests(due, trace, whole=whole)
+            requests = find_due_requests(due, trace, whole=whole)
             if requests.least_in_time <= 0:
                 continue
             if pair is None:
@@ -201,7 +201,7 @@ def demand_bound(
 def _bound_by_rows(
     trace: Trace,
     due: Deadlines,
-    requests: BoundRequests,
+    requests: DueRequests,
     pi: Floats,
     pi_prefill: Floats,
     whole: bool,

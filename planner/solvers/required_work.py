@@ -98,7 +98,7 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundRequests:
+class DueRequests:
     """The requests of a trace, by their numbers `index` (m,), that have a deadline if every request that they
     wait for is in time.
 
@@ -113,13 +113,13 @@ class BoundRequests:
     least_in_time: float
 
 
-def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> BoundRequests:
+def find_due_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> DueRequests:
     """The requests that have a deadline: for their whole work, or for their prefill alone (not `whole`)."""
     is_measured = deadlines.arrives(trace)
     share = deadlines.whole_frac if whole else deadlines.prefill_frac
     if not trace.after.size:
         index = np.flatnonzero(is_measured)
-        return BoundRequests(
+        return DueRequests(
             index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index)
         )
     # With sessions the simulation decides which requests that wait for others are measured. At worst all are,
@@ -128,14 +128,14 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
     late = allowed_above(share, int((is_measured | waits).sum()))
     if not whole:  # A request that waits for others arrives at a time not known here, so it has no deadline.
         index = np.flatnonzero(is_measured & ~waits)
-        return BoundRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
+        return DueRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
     # Requests of the warm-up have no deadline, so those that wait for them may arrive at any time.
     latest_s = arrivals_s(trace, np.where(is_measured, deadlines.due_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
     # Each late request may delay its whole session. At worst the late ones are in the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
     most_late = int(sizes[::-1][:late].sum())
-    return BoundRequests(index, latest_s[index], most_late, len(index) - most_late)
+    return DueRequests(index, latest_s[index], most_late, len(index) - most_late)
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
@@ -250,7 +250,7 @@ def guess_slo_work(slo: Slo, trace: Trace) -> SloWork:
 
 def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
-    prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
+    prefill, whole = (find_due_requests(deadlines, trace, whole=whole) for whole in (False, True))
     # `deadlines.prefill_s` may be a limit on E2E, which already covers the decoding.
     ttft_s = max(
         (limit.limit_s for limit in slo.limits if limit.metric_row.obliges == "prefill"), default=0.0
@@ -259,8 +259,8 @@ def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
         ttft_s = max(ttft_s, deadlines.prefill_s)
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 
-    def span_s(bound_requests: BoundRequests) -> float:
-        return float(bound_requests.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
+    def span_s(due_requests: DueRequests) -> float:
+        return float(due_requests.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
 
     return SloWork(
         prefill_frac=prefill.least_in_time / len(trace),

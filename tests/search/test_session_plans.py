@@ -30,7 +30,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import simulate
-from planner.solvers.required_work import compute_slo_work, find_bound_requests, find_deadlines
+from planner.solvers.required_work import compute_slo_work, find_deadlines, find_due_requests
 from planner.studies.what_if import Study, study_document
 from planner.traffic.scaling import rescale_trace, select_window
 from planner.traffic.sessions import session_numbers, with_nominal_arrivals
@@ -203,7 +203,7 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
     after = [(i, i - 1) for i, (_, turn) in enumerate(turns, start=1) if turn]
     trace = with_nominal_arrivals(waiting(trace, after, [0.0] + [7.0 * (turn > 0) for _, turn in turns]))
     slo = Slo((Limit("e2e", 0.8, 30.0),))
-    those = find_bound_requests(find_deadlines(slo, trace), trace, whole=True)
+    those = find_due_requests(find_deadlines(slo, trace), trace, whole=True)
     assert len(those.index) == 10 and those.most_late == 7 and those.least_in_time == 3
     assert those.latest_s.max() == 103 + 3 * 37
     found = compute_slo_work(slo, trace)
@@ -214,7 +214,7 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
 def test_who_waits_for_a_request_of_the_warm_up_is_held_to_nothing() -> None:
     """Whether that is late is not counted, so nobody knows when the next turn comes."""
     trace = chats([0.0, 50.0, 100.0], 2, 60.0)
-    those = find_bound_requests(find_deadlines(Slo((Limit("e2e", 0.5, 30.0),)), trace), trace, whole=True)
+    those = find_due_requests(find_deadlines(Slo((Limit("e2e", 0.5, 30.0),)), trace), trace, whole=True)
     assert trace.arrival_s[those.index].tolist() == [50, 100, 110, 160]
 
 

@@ -7,7 +7,7 @@ from planner.domain import Limit, Slo
 from planner.solvers.required_work import (
     compute_slo_work,
     find_backlog_deadlines,
-    find_bound_requests,
+    find_due_requests,
     guess_slo_work,
 )
 from planner.traffic.trace import Trace
@@ -44,7 +44,7 @@ def test_the_backlog_test_obliges_half_of_the_last_tenth() -> None:
     """
     found = find_backlog_deadlines(Slo((Limit("ttft", 0.5, 1.0), Limit("ttft", 0.9, 2.0))), TRACE)
     assert found is not None and found.window_s == (90.5, 100.0)
-    those = find_bound_requests(found, TRACE, whole=True)
+    those = find_due_requests(found, TRACE, whole=True)
     assert those.index.tolist() == list(range(91, 101)) and those.most_late == 5
     assert found.due_s(np.array([50])) == pytest.approx([102.0])
     patient = find_backlog_deadlines(Slo((Limit("tbt", 0.99, 0.2),)), TRACE)

@@ -328,15 +328,12 @@ def _best_gain(
     """The place of the fleet that keeps most of these scenarios for its price, the first of equal ones; None
     if no fleet keeps any. A fleet whose price is too high even if it kept them all is not simulated.
     """
-    best, best_gain = None, 0.0
+    best = 0.0, 1  # (gain, -place): of equal gains that at the first place is the largest.
     for k in sorted(range(len(fleets)), key=lambda k: (prices[k], k)):
-        most_gain = len(numbers) / prices[k]
-        if most_gain < best_gain or (most_gain == best_gain and best is not None and k > best):
-            continue
-        gain = len(_kept_scenarios(oracle, fleets[k], numbers)) / prices[k]
-        if gain > best_gain or (gain == best_gain and best is not None and k < best):
-            best, best_gain = k, gain
-    return best
+        if (len(numbers) / prices[k], -k) > best:
+            best = max(best, (len(_kept_scenarios(oracle, fleets[k], numbers)) / prices[k], -k))
+    gain, negative_place = best
+    return -negative_place if gain else None
 
 
 def _add_pool(counts: Counts, option: Option, count: int) -> Counts:

@@ -263,10 +263,10 @@ def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
     step = oracle.downscale
     while trial.is_passed:
         best = trial.best
-        for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
+        for k, (_, count) in sorted(enumerate(best), key=lambda pool: -pool[1][0].objective):
             fewer = add_workers(best, -step, [k])
-            is_last = best[k][1] <= step  # Each pool keeps a worker.
-            if is_last or not in_time(partial(oracle.holds, fewer), False):
+            # Each pool keeps a worker.
+            if count <= step or not in_time(partial(oracle.holds, fewer), False):
                 continue
             smaller = trial.retest(fewer)
             if smaller.is_passed:
