@@ -53,7 +53,17 @@ from planner.files.document_values import (
     refused_value,
     with_place,
 )
-from planner.traffic.described import Clients, Description, Prefixes, Sessions, check_description
+from planner.traffic.described import (
+    USUAL_LEAST_S,
+    USUAL_MOST_S,
+    USUAL_REQUESTS,
+    Clients,
+    Description,
+    Prefixes,
+    Sessions,
+    check_description,
+    usual_duration_s,
+)
 from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, Percentiles
 from planner.traffic.trace import MAX_TOKENS
 from planner.units import HOUR_S, read_tokens
@@ -69,12 +79,10 @@ TOKEN_KEYS = ("input", "output", "agents", "sessions", "prefixes")
 TASK_KEYS = ("of", *SHAPE_KEYS)  # The keys of a row of catalogs/tasks.yaml, beside its source.
 # Coefficient of variation of lengths of which only the mean is known; in public traces it is 0.7 to 1.3.
 USUAL_CV = 1.0
-# Without `duration`, the time of about USUAL_REQUESTS at the busiest rate, within these two bounds.
-USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 # Without `duration`, agents work long enough for this many tasks each.
 USUAL_TASKS = 3.0
 WEEK_H = 168  # Hours.
-DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is drawn and then scaled.
+DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is described and then brought to others.
 # Values above the next seven are most likely typing errors: no trace has such values.
 MOST_INTERVALS = 100_000  # Intervals of a curve of rates; ten weeks have about this many minutes.
 MOST_COUNT = 100_000  # Clients, prefixes or tenants.
@@ -191,12 +199,14 @@ def parse_description(
         every_s = HOUR_S
     else:
         rate_rps, every_s = _parse_rate(section)
+    is_curve = len(rate_rps) > 1
     joint, table = _parse_joint(section)
     gap_cv, fano = _parse_burstiness(section)
     tenants = section.whole_number("tenants", 1, most=MOST_COUNT)
     description = Description(
         rate_rps=rate_rps,
         duration_s=_duration_s(section, rate_rps, every_s, agent_task_s),
+        has_usual_duration=is_rate_sought and agents is None and not is_curve and "duration" not in section,
         input=input_lengths,
         output=output_lengths,
         every_s=every_s,
@@ -357,9 +367,8 @@ def _duration_s(
     is_curve = len(rate_rps) > 1
     if is_curve and "weekly" not in traffic.get("rate", {}):
         return len(rate_rps) * every_s
-    at_most_s = every_s if is_curve else USUAL_MOST_S  # An interval of a week is an hour.
-    usual_s = max(USUAL_REQUESTS / max(rate_rps), USUAL_LEAST_S)
-    return math.ceil(min(usual_s, at_most_s))
+    usual_s = usual_duration_s(max(rate_rps))
+    return min(usual_s, math.ceil(every_s)) if is_curve else usual_s  # An interval of a week is an hour.
 
 
 def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:

@@ -62,6 +62,8 @@ LEAST_VARIANCE = 1e-6  # A factor whose variance is not above this is left out.
 # Sessions are drawn from a time before 0 on, WARM_SESSIONS mean session lengths but at most LONGEST_WARM_S,
 # so that as many are under way at time 0 as later: few sessions last longer than five of the mean.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
+# Without a duration traffic lasts about USUAL_REQUESTS at its busiest rate, within these two bounds.
+USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Each kind of draw seeds its generator with a number of its own and the user's seed, so that two kinds never
 # draw the same random numbers.
@@ -127,6 +129,9 @@ class Description:
 
     `name` is the trace's name, `basis` the assumptions that its notes list.
 
+    `has_usual_duration`: at another rate the duration is the usual one of that rate (usual_duration_s). It is
+    set where the rate is sought and no duration was asked for.
+
     `by_tenant` has tenants whose requests differ in kind: names, each with a description of its own. Each
     tenant is drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates,
     `duration_s` holds for all, and the other fields are not used. `tenants` is the number of tenants whose
@@ -150,6 +155,7 @@ class Description:
     agents: Agents | None = None  # In place of arrivals at a rate; `input` is then what a turn adds.
     tenants: int = 1
     by_tenant: tuple[tuple[str, Description], ...] = ()
+    has_usual_duration: bool = False
     most_tokens: int = 0  # A prompt and its answer are cut to this many tokens together; 0: no limit.
     name: str = "described traffic"
     basis: tuple[str, ...] = ()
@@ -162,7 +168,10 @@ class Description:
     def at_rate(self, rate_rps: float) -> Description:
         """The same traffic at another mean rate; Fano factors change as F(T) in the module's docstring."""
         factor = rate_rps / self.mean_rps
-        return self if factor == 1 else self._scaled_by(factor)
+        if factor == 1:
+            return self
+        scaled = self._scaled_by(factor)
+        return replace(scaled, duration_s=usual_duration_s(rate_rps)) if self.has_usual_duration else scaled
 
     def _scaled_by(self, factor: float) -> Description:
         """The same traffic at `factor` times the rate; F(T) - cv^2 is proportional to the rate."""
@@ -257,6 +266,11 @@ def check_description(description: Description) -> None:
 
 
 @lru_cache(maxsize=2)
+def usual_duration_s(rate_rps: float) -> float:
+    """How long traffic of this rate [requests/s] lasts if no duration is asked for [s]."""
+    return math.ceil(min(max(USUAL_REQUESTS / rate_rps, USUAL_LEAST_S), USUAL_MOST_S))
+
+
 def draw_requests(description: Description, *, seed: int) -> Trace:
     """The requests of a description, drawn with this seed.
 

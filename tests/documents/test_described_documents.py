@@ -238,3 +238,17 @@ def test_the_rate_may_be_left_out_where_it_is_sought() -> None:
     assert found is not None and found.rate_rps == (5.0,)
     with pytest.raises(InputError, match="rate: is missing"):
         parse_task(question, CATALOG)
+
+
+@pytest.mark.parametrize(("duration", "expected_s"), [({}, 300.0), ({"duration": "900 s"}, 900.0)])
+def test_a_rate_that_was_sought_lasts_as_long_as_one_that_is_given(
+    duration: dict[str, str], expected_s: float
+) -> None:
+    """Traffic of 95 requests/s was 33 minutes long where its rate was sought, and 5 where it was given."""
+    traffic = {"task": "chat"} | duration
+    question = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "2 s"}}, "traffic": traffic}
+    limits = {"objective": "throughput", "fleet": {"gpus": {"l40s-48g": 4}}}
+    sought = parse_task(question | limits, CATALOG).described
+    given = parse_task(question | {"traffic": traffic | {"rate": 95}}, CATALOG).described
+    assert sought is not None and given is not None
+    assert sought.at_rate(95.0).duration_s == given.duration_s == expected_s

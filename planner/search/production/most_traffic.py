@@ -54,11 +54,6 @@ KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # If no fleet is found with these, the rate is lowered to this share at a time until a fleet is found.
 FALL_FRAC = 0.5
-# Once a rate is known to be sustained, strides are small: 1 + `step_frac` times NEXT_STRIDE_STEPS for other
-# worker types, which sustain little more than the first ones; 1 + `step_frac` times NEAR_STRIDE_STEPS if a
-# rate is known to fail, which is near then.
-NEXT_STRIDE_STEPS = 8
-NEAR_STRIDE_STEPS = 4
 # After a failed test the traffic is lowered by this share.
 LESS_RATE_FRAC = 0.03
 
@@ -109,9 +104,9 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are tried a step above. Others sustain little more than these did, so the
-                # next stride is small; and they may hold at a rate at which these failed.
-                stride, known_failed_rps = 1 + NEXT_STRIDE_STEPS * self.step_frac, math.inf
+                # All worker types are tried a step above. Others mostly sustain little more than these did, so
+                # the next stride is a step; and they may hold at a rate at which these failed.
+                stride, known_failed_rps = 1 + self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
@@ -146,17 +141,16 @@ class RateClimb:
 
     def _take_further(self, fleet: Fleet, stride: float, failed_rps: float) -> None:
         """Raise the rate with the worker types of `fleet` alone, until they fail at a rate that is at most
-        `step_frac` above one that holds. The first rate is `stride` times the one that is known to hold, or a
-        smaller stride if `failed_rps` is finite: there they are known to fail.
+        `step_frac` above one that holds. The first rate is `stride` times the one that is known to hold, and
+        strides grow as long as rates hold. Rates from `failed_rps` on are known to fail.
         """
-        factor = stride if math.isinf(failed_rps) else 1 + NEAR_STRIDE_STEPS * self.step_frac
         while failed_rps > self.holds_rps * (1 + self.step_frac):
             # The next rate is a stride further, but not beyond the geometric mean with the rate that fails.
-            rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
+            rate_rps = _round_rate(min(self.holds_rps * stride, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
                 break  # There is no rate of four significant digits between the two.
             if self._try_rate(rate_rps, fleet):
-                factor = min(factor * factor, FIRST_STRIDE)  # Strides grow as long as rates hold.
+                stride = min(stride * stride, FIRST_STRIDE)
             else:
                 failed_rps = rate_rps
 
