@@ -231,7 +231,8 @@ def limits_and_rate(
 ) -> tuple[Slo | None, RateRequest]:
     """The limits, and the rate and window of the traffic: of `traffic`, else of a whole question.
 
-    Raises InputError, in which `command` is named, if the limits are relative: only a plan can have those.
+    Raises InputError, in which `command` is named, if the limits are relative, because only a plan can have
+    those, or if the question looks for the rate and `traffic` gives none.
     """
     rate_request = None if traffic is None else traffic_of(traffic)
     if slo is None or isinstance(slo, Slo):
@@ -244,6 +245,12 @@ def limits_and_rate(
         raise InputError(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
+        )
+    is_rate_sought = task.described is not None and task.described.has_usual_duration
+    if is_rate_sought and rate_request is None and command != "goodput":
+        raise InputError(
+            f"{question.path}: traffic: has no rate, which objective throughput looks for; give the rate to "
+            f"`{command}`: that of the plan, as requested_rps in its plan.yaml, or another"
         )
     rate_request = rate_request or RateRequest(task.rate_rps, task.scale, task.window or "whole")
     log_options = rate_request.log_options or log_options_of(question.document, question.path)

@@ -240,3 +240,15 @@ def test_tasks_are_listed(plan: Plan) -> None:
     assert {"chat", "code-completion", "rag", "summarising", "reasoning", "agents"} <= {
         row["task"] for row in json.loads(out)["tasks"]
     }
+
+
+def test_a_fleet_is_not_simulated_at_a_rate_that_the_question_looks_for(plan: Plan, tmp_path: Path) -> None:
+    """It was simulated at the 5 requests/s from which the search begins, whatever its plan carries."""
+    sought = "llm: llama-3.1-8b\nslo: {ttft: {p90: 1 s}}\ntraffic: {input: 800, output: 150}\n"
+    Path("sought.yaml").write_text(sought + "objective: throughput\nlimits: {gpus: 2}\n")
+    Path("fleet.yaml").write_text(FLEET)
+    simulate = ["simulate", "--fleet", "fleet.yaml", "--slo", "sought.yaml"]
+    code, _, err = plan(*simulate)
+    assert code == 1 and "has no rate, which objective throughput looks for" in err
+    code, out, _ = plan(*simulate, "--rate", 2, "--json")
+    assert code == 0 and json.loads(out)["requests"] > 7_000

@@ -104,8 +104,8 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are tried a step above. Others mostly sustain little more than these did, so
-                # the next stride is a step; and they may hold at a rate at which these failed.
+                # All worker types are tried a step above. Others mostly sustain little more than these did,
+                # so the next stride is a step; and they may hold at a rate at which these failed.
                 stride, known_failed_rps = 1 + self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
