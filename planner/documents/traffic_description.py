@@ -171,11 +171,7 @@ def parse_description(
     section = Section({**task_values, **traffic.values}, traffic.where)
     has_agents = is_of_agents(traffic.values, task_values)
     if "rate" not in traffic and not has_agents:
-        if not is_rate_sought:
-            raise InputError(
-                f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30"
-            )
-        section = Section({**section.values, "rate": DRAWN_RPS}, traffic.where)
+        section = _with_drawn_rate(section, is_rate_sought=is_rate_sought)
     lengths = []
     # Sentences on what was assumed; `_parse_lengths` adds some.
     basis = [] if task is None else [f"task {task.name}: {task.measured_on}"]
@@ -199,14 +195,13 @@ def parse_description(
         every_s = HOUR_S
     else:
         rate_rps, every_s = _parse_rate(section)
-    is_curve = len(rate_rps) > 1
     joint, table = _parse_joint(section)
     gap_cv, fano = _parse_burstiness(section)
     tenants = section.whole_number("tenants", 1, most=MOST_COUNT)
     description = Description(
         rate_rps=rate_rps,
         duration_s=_duration_s(section, rate_rps, every_s, agent_task_s),
-        has_usual_duration=is_rate_sought and agents is None and not is_curve and "duration" not in section,
+        has_usual_duration=is_rate_sought and not (has_agents or rate_rps[1:] or "duration" in section),
         input=input_lengths,
         output=output_lengths,
         every_s=every_s,
@@ -228,6 +223,13 @@ def parse_description(
     except InputError as error:
         raise InputError(with_place(error, traffic.where)) from None
     return description
+
+
+def _with_drawn_rate(section: Section, *, is_rate_sought: bool) -> Section:
+    """The section with the rate at which traffic is described whose rate is sought."""
+    if not is_rate_sought:
+        raise InputError(f"{section.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
+    return Section({**section.values, "rate": DRAWN_RPS}, section.where)
 
 
 def _with_plain_tokens(traffic: Section) -> Section:

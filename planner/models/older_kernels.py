@@ -100,13 +100,7 @@ from dataclasses import replace
 from planner.domain import Gpu
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
-from planner.models.llm import (
-    LONG_WINDOW_TOKENS,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Llm,
-)
+from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedAttention, LatentAttention, Llm
 from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
