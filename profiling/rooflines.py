@@ -3,6 +3,7 @@
     python -m profiling.rooflines            prints the file, and the errors as a Markdown table
     python -m profiling.rooflines --rows nvfp4   only of these formats
     python -m profiling.rooflines --llms     also with every LLM left out in turn (minutes)
+    python -m profiling.rooflines --kv       only kv_bandwidth_frac, by GPU, for decodes of dense LLMs
 
 One set per format of weights: least squares of log errors over the tables of AIConfigurator
 (planner/importers/silicon.py), each table and each kind of step (prefill, decode, mixed) alike.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
@@ -26,7 +27,7 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.importers.silicon import silicon_table
 from planner.importers.silicon_fits import LEAST_KV_TOKENS
-from planner.models.latency import Array
+from planner.models.latency import PREFILLS, Array
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
 from planner.models.roofline import roofline
@@ -156,6 +157,27 @@ def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
     return replace(current, **{name: float(f"{x:.3g}") for name, x in zip(names, best.tolist(), strict=True)})
 
 
+def kv_fracs(tables: Sequence[KernelTable]) -> dict[str, float]:
+    """For each chip the `kv_bandwidth_frac` with the least squares of log errors on steps of decodes alone,
+    each table alike; all other efficiencies are the file's.
+    """
+    fracs = {}
+    for chip in dict.fromkeys(table.chip for table in tables):
+        of_chip = [table for table in tables if table.chip == chip]
+
+        def squares(frac: float, of_chip: Sequence[KernelTable] = of_chip) -> float:
+            errors = []
+            for table in of_chip:
+                efficiency = replace(calibration_of(table.llm, table.gpu).efficiency, kv_bandwidth_frac=frac)
+                logs = np.log(table.predicted_s(efficiency) / table.y)
+                errors.append(float((logs[table.X[:, PREFILLS] == 0] ** 2).mean()))
+            return float(np.mean(errors))
+
+        best = minimize_scalar(squares, bounds=BOUNDS["kv_bandwidth_frac"], method="bounded")
+        fracs[chip] = float(best.x)
+    return fracs
+
+
 def mean_errors(
     tables: Sequence[KernelTable], efficiency_of: Callable[[KernelTable], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
@@ -221,8 +243,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the roofline to kernel times.")
     parser.add_argument("--llms", action="store_true", help="leave out every LLM in turn, too")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="of these formats alone")
+    parser.add_argument("--kv", action="store_true", help="only the share at which decodes read KV, by GPU")
     args = parser.parse_args()
     catalog, rows, lines = read_catalog(), {}, ""
+    if args.kv:
+        for name in args.rows:
+            dense = [table for table in read_tables(catalog, ROWS[name]) if table.llm_class == "dense"]
+            shares = ", ".join(f"{chip} {frac:.2f}" for chip, frac in kv_fracs(dense).items())
+            sys.stdout.write(f"{name}: {shares}\n")
+        return 0
     for name in args.rows:
         rows[name], text = calibration_row(name, list(read_tables(catalog, ROWS[name])), by_llm=args.llms)
         lines += text
