@@ -50,7 +50,7 @@ LENGTHS = ("input", "output")
 PROFILES: dict[str, dict[str, Any]] = {
     "on paper": {"kept_in": None, "spare": 0},
     "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
-    "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
+    "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": NODES},
 }
 """Safety profiles. Such a fleet keeps the SLO on the traffic as written, in most scenarios, or also after the
 loss of a node.
@@ -244,17 +244,13 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
     limits, more_limits = _form_of_slo(task.slo) if task.slowdowns is None else ({}, {})
     prices, more_prices = _parse_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
     described, more_described = _form_of_described(traffic) if is_described else ({}, {})
-    more = merged(
-        more,
-        _without_empty(
-            {"slo": more_limits, "fleet": _without_empty({"prices": more_prices}), "traffic": more_described}
-        ),
-    )
+    queues, more_policies = _form_of_queues(document.get("policies") or {}, task)
+    more_fleet = _without_empty({"prices": more_prices})
+    unheld = {"slo": more_limits, "fleet": more_fleet, "traffic": more_described, "policies": more_policies}
+    more = merged(more, _without_empty(unheld))  # What inputs of these keys cannot hold.
     if not is_described and form["source"] == DESCRIBED:
         described = {"source": SAMPLE if form["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
     owned = {catalog.gpu(str(name)).name: count for name, count in task.owned.items()}
-    queues, more_policies = _form_of_queues(document.get("policies") or {}, task)
-    more = merged(more, _without_empty({"policies": more_policies}))
     longest_wait_s = task.policies.longest_wait_s
     return (
         form

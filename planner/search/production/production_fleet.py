@@ -70,10 +70,10 @@ MOST_MIXES = 2_000  # If more mixes cost less than the fleet, none of them is si
 def find_production_fleet(
     problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> FleetTrial | None:
-    """The cheapest fleet found that passes its test, or if none does the fleet of the last test; None where
-    the time was over before a test.
+    """The cheapest fleet found that passes its test, or if none does the fleet of the last test; None if the
+    time was over before a test.
 
-    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
+    Raises InfeasibleError if no fleet within the limits was found that keeps the SLO in enough scenarios.
     """
     if (idle := find_idle_misses(problem)) is not None:
         raise idle_misses_error(idle)
@@ -120,9 +120,9 @@ def _search_on_model(
             trial = first_passing(trial, _near_feasible(trial, paper)) or trial
         trial = with_fewest_workers(trial)
         if attempt + 1 == MOST_TESTS and not trial.is_passed:
-            dearer = [
-                each for each in grown if objective_of(each) > objective_of(trial.best) * (1 + ROUNDING)
-            ]
+            # No further round follows, in which the fleet would grow, so dearer designs have a test now.
+            least_value = objective_of(trial.best) * (1 + ROUNDING)
+            dearer = [each for each in grown if objective_of(each) > least_value]
             trial = first_passing(trial, dearer) or trial
         if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
@@ -154,9 +154,9 @@ def _in_search_scenarios(problem: Problem, deadline: float) -> Problem:
 
 
 def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
-    """The trial with prefixes pinned to better workers (polished_pins.py). Its fleet has fewer workers, if
-    such a fleet then passes the test; otherwise it is the same fleet, if that still passes and fewer requests
-    miss their limits.
+    """The trial with prefixes pinned to better workers (polished_pins.py): with fewer workers as long as such
+    a fleet passes the test. Otherwise with the same fleet, if it still passes and comes less near to missing
+    the SLO.
     """
     while True:
         problem = trial.searched_problem
@@ -185,7 +185,7 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
 def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     """The trial of the first fleet of other_roles.py that keeps enough of the search's scenarios and passes
-    the test, repeated from that fleet; the given trial if there is none. Fleets without a pool of several
+    the test, and so on from that fleet; the given trial if there is none. Fleets without a pool of several
     worker types are left to cheaper_fleets.py, which simulates all cheaper ones.
     """
     problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
