@@ -154,8 +154,8 @@ def test_sparse_attention_of_prompts_did_not_end_early_before_0_23(
     gpu: str, version: str, token_us: float
 ) -> None:
     """On H200 the kernel computes 64 heads with 2048 tokens: 2 x 64 x (2 x 512 + 64) x 2048 = 0.2852 GFLOP a
-    layer. 78 layers at 0.68 of 989.5 TFLOP/s take 33.06 us, of which 0.17 are 5.62 us. On B200 it computes 128
-    heads at 0.68 of 2250 TFLOP/s: 4.94 us.
+    layer. 78 layers at 0.68 of 989.5 TFLOP/s take 33.06 us, of which 0.17 are 5.62 us. On B200 it computes
+    128 heads at 0.68 of 2250 TFLOP/s: 4.94 us.
     """
     llm, row = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu(gpu)
     assert whole_sparse_token_s(llm, row, vllm(version)) == pytest.approx(1e-6 * token_us, rel=2e-3)
