@@ -24,9 +24,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
-from planner.day.autoscaling.prometheus_queries import MOST_STEPS, llm_series, pool_series, usual_value
+from planner.day.autoscaling.prometheus_queries import (
+    FIRST_TOKENS,
+    MOST_STEPS,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    llm_series,
+    per_s,
+    pool_series,
+    usual_value,
+    waiting_beyond_one,
+)
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
 from planner.day.controllers.planned import MOST_GROWTH
@@ -117,16 +126,11 @@ def length_exprs(
     """The expressions of PROMPT and OUTPUT, by record; `prefilling` and `decoding` are names of pools."""
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
-    for name, tokens, pools in (
-        (PROMPT, prometheus_queries.PROMPT_TOKENS, prefilling),
-        (OUTPUT, prometheus_queries.OUTPUT_TOKENS, decoding),
-    ):
+    for name, tokens, pools in ((PROMPT, PROMPT_TOKENS, prefilling), (OUTPUT, OUTPUT_TOKENS, decoding)):
         # Each request has one first token, so these count requests.
-        requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, prefilling, window_s)
+        requests = per_s(FIRST_TOKENS, prefilling, window_s)
         # Without a request in the window the mean counts as 0.
-        expr_by_record[name] = (
-            f"{prometheus_queries.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
-        )
+        expr_by_record[name] = f"{per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
     return expr_by_record
 
 
@@ -135,22 +139,22 @@ def load_exprs(
     app: str,
     scale_target: ScaleTarget,
     rule: PoolRule,
-    expected: str,
-    now: str,
+    expected_expr: str,
+    now_expr: str,
     prefilling: Sequence[str],
     decoding: Sequence[str],
 ) -> dict[str, str]:
     """The expressions of the pool of `scale_target`, by record; the last record is its load. `app` is the
     name of the LLM in labels.
 
-    `expected` and `now` are PromQL: the highest rate expected up to `ahead_s` from now, and the rate expected
-    now. `prefilling` and `decoding` are names of pools.
+    `expected_expr` is the highest rate expected up to `ahead_s` from now, `now_expr` the rate expected now.
+    `prefilling` and `decoding` are names of pools.
     """
     span_s = math.ceil(whole_span_s(autoscaler, rule))
     memory_s = max(read_memory_s(autoscaler, rule), span_s)
     prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
-    token_work, request_work, growth = (
-        f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
+    token_work, request_work, now, growth = (
+        f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, NOW, GROWTH)
     )
     # A rate needs two scrapes. One scrape interval more than a span always has two that lie a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
@@ -158,26 +162,20 @@ def load_exprs(
     # `!r` writes all digits of a number.
     if rule.prompt_token_s:
         request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
-        work_terms.append(
-            f"{rule.prompt_token_s!r} * "
-            f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, prefilling, range_s)}"
-        )
+        work_terms.append(f"{rule.prompt_token_s!r} * {per_s(PROMPT_TOKENS, prefilling, range_s)}")
     if rule.output_token_s or rule.context_token_s:
         # The mean context of an output token is the prompt and half of the answer.
         expr_by_record[TOKEN_WORK] = (
             f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
         )
         request_terms.append(f"{output} * {token_work}")
-        work_terms.append(
-            f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, decoding, range_s)} * {token_work}"
-        )
+        work_terms.append(f"{per_s(OUTPUT_TOKENS, decoding, range_s)} * {token_work}")
     # Without a rate now there is no ratio of rates, and growth is 1.
     expr_by_record |= {
         REQUEST_WORK: " + ".join(request_terms),
         WORK: " + ".join(work_terms),
-        NOW: now,
-        GROWTH: f"clamp({expected} / (sum({pool_series(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
-        " or vector(1)",
+        NOW: now_expr,
+        GROWTH: f"clamp({expected_expr} / ({now} > 0), 1, {MOST_GROWTH:.12g}) or vector(1)",
     }
     work_by_span = f"{pool_series(WORK, app, scale_target)}[{memory_s}s:{span_s}s]"
     expr_by_record[LOAD] = (
@@ -186,7 +184,7 @@ def load_exprs(
     )
     if drain_s := read_drain_s(autoscaler):
         # Negative where fewer prompts wait than there are workers.
-        waiting = prometheus_queries.waiting_beyond_one(prefilling)
+        waiting = waiting_beyond_one(prefilling)
         expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
     return expr_by_record
 

@@ -92,7 +92,7 @@ def _plan_together(
     """
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
-    is_safe = any(part.task.safety is not None for part in parts)
+    needs_production = any(part.task.safety is not None for part in parts)
     limits = FleetLimits(
         task.stock_and_owned,
         task.power_limit_w,
@@ -102,13 +102,13 @@ def _plan_together(
         by_gpu=len(parts) > 1 and not own_nodes,
     )
     alone, paper = shared_paper.plan_on_paper(
-        parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
+        parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=needs_production
     )
     on_paper = [
         _paper_of_llm(part, alone_searches, searches, limits, deadline)
         for part, alone_searches, searches in zip(parts, alone, paper.searched, strict=True)
     ]
-    shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
+    shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if needs_production else None
     searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
     plans = _certify_plans(
@@ -183,7 +183,7 @@ def _paper_of_llm(
 
 def _searches_for_certificates(
     paper: shared_paper.SharedPaper,
-    shared_production: SharedProduction | None,
+    shared: SharedProduction | None,
     parts: Sequence[LlmQuestion],
     limits: FleetLimits,
     deadline: float,
@@ -194,17 +194,13 @@ def _searches_for_certificates(
     searched again if the other LLMs use other fleets in production, within what those leave.
     """
     searched, left_to_each = list(paper.searched), list(paper.within)
-    if (
-        shared_production is None
-        or shared_production.how_chosen is None
-        or shared_production.how_chosen.is_each
-    ):
+    if shared is None or shared.how_chosen is None or shared.how_chosen.is_each:
         return searched, left_to_each
     for k, part in enumerate(parts):
         if part.task.safety is None:
-            remaining = limits_beside(limits, shared_production.fleets, k)
+            remaining = limits_beside(limits, shared.fleets, k)
             problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
-            searched[k] = shared_paper.search_within(problem, remaining, shared_production.fleets[k])
+            searched[k] = shared_paper.search_within(problem, remaining, shared.fleets[k])
             left_to_each[k] = shared_paper.others_leave_fact(remaining)
     return searched, left_to_each
 
@@ -213,7 +209,7 @@ def _certify_plans(
     parts: Sequence[LlmQuestion],
     searched: Sequence[shared_paper.Searched],
     left_to_each: Sequence[OthersLeave | None],
-    shared_production: SharedProduction | None,
+    shared: SharedProduction | None,
     catalog: Catalog,
     seed: int,
     deadline: float,
@@ -224,7 +220,7 @@ def _certify_plans(
     plans = []
     for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
         with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in each]
-        production = None if shared_production is None else shared_production.productions[k]
+        production = None if shared is None else shared.productions[k]
         inputs = SearchInputs(part.task, part.trace, catalog, seed)
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
         if adds_robustness:
@@ -237,18 +233,15 @@ def _certify_plans(
 
 
 def _answer_totals(
-    on_paper: Sequence[LlmOnPaper], shared_production: SharedProduction | None
+    on_paper: Sequence[LlmOnPaper], shared: SharedProduction | None
 ) -> tuple[AnswerTotal, ...]:
     """The three answers summed over all LLMs; empty unless production was searched for every LLM. An answer
     without a fleet for some LLMs has no value, and names these LLMs.
     """
-    if shared_production is None:
+    if shared is None:
         return ()
-    llms = [
-        (llm, production)
-        for llm, production in zip(on_paper, shared_production.productions, strict=True)
-        if production
-    ]
+    pairs = zip(on_paper, shared.productions, strict=True)
+    llms = [(llm, production) for llm, production in pairs if production]
     if len(llms) < len(on_paper):
         return ()
     totals: list[AnswerTotal] = []
