@@ -36,7 +36,7 @@ from planner.search.oracle.fleet_counts import (
     objective_of,
 )
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.work_clock import in_time
+from planner.search.oracle.work_clock import StoppedError, in_time
 from planner.search.problem.owned_first import owned_first, workers_by_kind
 from planner.search.problem.plan_problem import Problem, refuted_below, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
@@ -78,9 +78,7 @@ def find_cheapest_kept(
     preferred.
     """
     unused_owned = owned_beside(problem, paper.level0, paper.best)
-    ordered, best = in_time(
-        lambda: grow_until_kept(problem, paper.best, unused_owned), otherwise=(problem, None)
-    )
+    ordered, best = grow_until_kept(problem, paper.best, unused_owned)
     if best is not None and objective_of(best) <= paper.value * (1 + ROUNDING):
         return ordered, best  # No cheaper fleet holds even on paper.
     if best is not None and objective_of(best) > FAR_ABOVE_PAPER * paper.value:
@@ -133,9 +131,7 @@ def find_cheaper_kept(
             return fleet
         dearest = math.inf if best is None else objective_of(best)
         # The fleet keeps enough of the hardest scenarios, so a little growth may let it keep enough of all.
-        _, grown = in_time(
-            partial(grow_until_kept, problem, fleet, most_value=dearest), otherwise=(problem, None)
-        )
+        _, grown = grow_until_kept(problem, fleet, most_value=dearest)
         if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
             best = grown
             start_fleets.append(oracle.fleet(best))
@@ -173,9 +169,7 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
         # Growth in the hardest scenarios takes few simulations, and growth in all of them then few steps.
         for each in (hard_problem, problem):
             if fleet is not None:
-                _, fleet = in_time(
-                    partial(grow_until_kept, each, fleet, most_value=dearest), otherwise=(each, None)
-                )
+                _, fleet = grow_until_kept(each, fleet, most_value=dearest)
         if fleet is not None and not (kept_fleets and _is_no_cheaper(fleet, kept_fleets[0])):
             kept_fleets.insert(0, fleet)
     return kept_fleets
@@ -260,34 +254,37 @@ def grow_until_kept(
             )
         )
 
-    while True:
-        newly_kept = _kept_scenarios(oracle, counts, missed_scenarios)
-        kept_scenarios += newly_kept
-        missed_scenarios = [i for i in missed_scenarios if i not in newly_kept]
-        if len(missed_scenarios) <= oracle.may_miss and oracle.holds(counts):
-            return ordered_problem(), counts
-        if problem.out_of_time():
-            return ordered_problem(), None
-        larger = [
-            add_workers(counts, _more_workers(oracle, *counts[k], step), [k]) for k in range(len(counts))
-        ]
-        for option, unused in unused_owned:
-            if option not in dict(counts):
-                larger += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
-        larger = [owned_first(problem, each) for each in larger]
-        larger = [each for each in larger if is_allowed(each)]
-        if len(larger) > 1:
-            # A few of the missed scenarios show which pool gains most.
-            sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
-            prices = [max(objective_of(each) - objective_of(counts), LEAST_PRICE_STEP) for each in larger]
-            best = _best_gain(oracle, larger, prices, sample)
-            larger = [owned_first(problem, add_workers(counts, step)) if best is None else larger[best]]
-        if larger and is_allowed(larger[0]):
-            counts, step = larger[0], 2 * step
-        elif step > 1:
-            step = 1  # One worker may be within the limits that `step` workers exceed.
-        else:
-            return ordered_problem(), None
+    try:
+        while True:
+            newly_kept = _kept_scenarios(oracle, counts, missed_scenarios)
+            kept_scenarios += newly_kept
+            missed_scenarios = [i for i in missed_scenarios if i not in newly_kept]
+            if len(missed_scenarios) <= oracle.may_miss and oracle.holds(counts):
+                return ordered_problem(), counts
+            if problem.out_of_time():
+                return ordered_problem(), None
+            larger = [
+                add_workers(counts, _more_workers(oracle, *counts[k], step), [k]) for k in range(len(counts))
+            ]
+            for option, unused in unused_owned:
+                if option not in dict(counts):
+                    larger += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
+            larger = [owned_first(problem, each) for each in larger]
+            larger = [each for each in larger if is_allowed(each)]
+            if len(larger) > 1:
+                # A few of the missed scenarios show which pool gains most.
+                sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
+                prices = [max(objective_of(each) - objective_of(counts), LEAST_PRICE_STEP) for each in larger]
+                best = _best_gain(oracle, larger, prices, sample)
+                larger = [owned_first(problem, add_workers(counts, step)) if best is None else larger[best]]
+            if larger and is_allowed(larger[0]):
+                counts, step = larger[0], 2 * step
+            elif step > 1:
+                step = 1  # One worker may be within the limits that `step` workers exceed.
+            else:
+                return ordered_problem(), None
+    except StoppedError:  # The time ended within a simulation.
+        return problem, None
 
 
 def _more_workers(oracle: Oracle, option: Option, count: int, step: int) -> int:

@@ -130,10 +130,7 @@ def _search_on_model(
         scenarios = (*scenarios, *(model.test_scenarios[first + i] for i in range(kept_in.scenario_count)))
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         unused_owned = owned_beside(scenario_problem, paper.level0, best)
-        scenario_problem, kept = in_time(
-            partial(cheapest_kept.grow_until_kept, scenario_problem, best, unused_owned),
-            otherwise=(scenario_problem, None),
-        )
+        scenario_problem, kept = cheapest_kept.grow_until_kept(scenario_problem, best, unused_owned)
         is_searched = kept is None or objective_of(kept) > (1 + SEARCH_AGAIN_FRAC) * objective_of(best)
         if is_searched:
             grown = cheapest_kept.grow_other_designs(scenario_problem, paper, kept)
