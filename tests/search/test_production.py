@@ -208,7 +208,7 @@ def test_the_fleet_with_a_loss_passes_its_test(monkeypatch: pytest.MonkeyPatch) 
         asked.append(len(lossy.oracle.scenarios))
         return made.best
 
-    monkeypatch.setattr(fleet_with_a_loss, "_find_lossy_fleet", find_production_itself)
+    monkeypatch.setattr(fleet_with_a_loss, "_find_survivor", find_production_itself)
     said = with_answers(problem, paper, made)
     answer = next(each for each in said.answers if each.name == "with-a-loss")
     assert len(asked) == fleet_with_a_loss.MOST_LOSS_TESTS
