@@ -265,12 +265,12 @@ def check_description(description: Description) -> None:
                 )
 
 
-@lru_cache(maxsize=2)
 def usual_duration_s(rate_rps: float) -> float:
     """How long traffic of this rate [requests/s] lasts if no duration is asked for [s]."""
     return math.ceil(min(max(USUAL_REQUESTS / rate_rps, USUAL_LEAST_S), USUAL_MOST_S))
 
 
+@lru_cache(maxsize=2)
 def draw_requests(description: Description, *, seed: int) -> Trace:
     """The requests of a description, drawn with this seed.
 
