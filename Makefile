@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAI
 # where a machine says that no bytecode is written, every process compiles all that it imports: half of a short one
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check types audit dist docs bench format clean
+.PHONY: plan ui test test-long test-peers test-bounds test-weekly test-vllm test-wheel test-browser check types audit dist docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -21,8 +21,11 @@ ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 # a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py; three
 # workers for two cores, because tests with servers and processes wait for them most of their time
 SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
-test: $(VENV)/installed-dev  ## the tests, warnings as errors
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+test: $(VENV)/installed-dev  ## the tests that take less than two seconds, warnings as errors
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long"
+
+test-long: $(VENV)/installed-dev  ## the others, most of them whole plans; CI runs both
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not slow"
 
 # those that compare with a plain simulator or count what is lost reach every kernel; `make test-weekly` runs all
 BOUNDS ?= -k "plain or lost"
@@ -41,7 +44,7 @@ test-weekly: $(VENV)/installed-dev  ## what `make test` and CI leave out: slow t
 	$(BIN)/python benchmarks/mutate.py --each $(MUTATIONS) --reading
 	$(MAKE) test-browser WHICH=slow
 
-check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
+check: $(VENV)/installed-dev  ## what CI runs first: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --jobs 2 types test

@@ -167,6 +167,7 @@ def commands_in(text: str) -> list[str]:
     return lines + re.findall(r"`((?:plan|make) [^`]*)`", text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_commands_of_the_documents_exist(document: Path) -> None:
     """Their subcommand or target, and their options."""

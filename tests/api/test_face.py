@@ -195,6 +195,7 @@ def test_keys_and_values_are_the_file(tmp_path: Path) -> None:
     assert fleetplan.read_task(SLO, objective="power").task().objective == "power"
 
 
+@pytest.mark.long
 def test_a_plan_of_values_is_that_of_files(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump({"llm": LLM, "slo": PROMISE, "fleet": STOCK}))
     table().to_csv(tmp_path / "t.csv", index=False)
@@ -232,6 +233,7 @@ def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
         fleetplan.replace(again, "slo.ttft.p90", "1 s")
 
 
+@pytest.mark.long
 def test_explain_says_what_limits_cost() -> None:
     assert len(small(explain=True).plan.certificate.binding) > len(small().plan.certificate.binding)
 
@@ -277,6 +279,7 @@ def test_errors_have_types_and_nothing_is_printed(capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_several_llms_from_values() -> None:
     """One table with a column `model`, and a table for each: the same fleets."""
     both = pd.concat([table(model="chat"), table(model="code")], ignore_index=True)

@@ -71,6 +71,7 @@ def test_what_if_takes_the_keys_that_plan_takes(slo: Path) -> None:
         fleetplan.what_if(slo, changes=["slo.ttft.p90=2 s"])  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
     found = fleetplan.what_if(slo, changes={"slo.ttft.p90": "1 ms"})
     assert (found.holds, found.fleet) == (False, None)
@@ -79,6 +80,7 @@ def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
         fleetplan.what_if(slo)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "after"), [("9 s", True), ("2 ms", False)])
 def test_what_if_answers_the_changed_question_where_nothing_keeps_the_one_before(
     limit: str, after: bool
@@ -108,6 +110,7 @@ def test_sensitivity_is_the_command(slo: Path) -> None:
         fleetplan.sensitivity(slo, by="0 %")
 
 
+@pytest.mark.long
 def test_pareto_is_the_command(slo: Path, tmp_path: Path) -> None:
     found = fleetplan.pareto(slo, over="rate", limits=("4 rps", "20 rps"), points=3)
     command = printed(
@@ -195,6 +198,7 @@ def test_a_program_hears_nothing_and_whoever_listens_hears_the_stages(slo: Path)
     assert shown_progress(None) is report_nothing
 
 
+@pytest.mark.long
 def test_the_notebook_runs_and_shows_progress() -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -127,6 +127,7 @@ def test_planted_corrections_are_found_from_steps(
     assert found.after_frac < 0.01 < found.before_frac
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("compute", "bandwidth", "host_s"), PLANTED)
 def test_planted_corrections_are_found_from_runs(
     compute: float, bandwidth: float, host_s: float, base: StepLatency, engine: MeasuredEngine

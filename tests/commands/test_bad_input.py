@@ -704,6 +704,7 @@ def test_json_says_what_binds_and_what_would_help(run: Run, here: Path, case: Ca
     assert f"plan: {document['message']}" == outcome.complaint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     some(

@@ -288,6 +288,7 @@ def test_another_seed_draws_other_traffic_that_is_kept_too(
     assert json.loads(outcome.out)["simulation"]["slo"]["holds"]
 
 
+@pytest.mark.long
 def test_a_plan_replaces_the_one_before_and_leaves_other_files(here: Path, run: Run) -> None:
     (here / "out").mkdir()
     (here / "out" / "plan.yaml").write_text("old")
@@ -729,6 +730,7 @@ def test_a_pipe_that_knows_ascii_alone_gets_names_that_are_no_text(here: Path) -
     assert yaml.load(written, Loader=yaml.SafeLoader)["traffic"]["requests"] == 60  # libyaml knows no halves
 
 
+@pytest.mark.long
 def test_a_terminal_gets_its_cursor_back_after_an_error(here: Path) -> None:
     """The moving status line hides it."""
     (here / "slo.yaml").write_text(SMALL_SLO.replace("2 s", "1 ms"))

@@ -57,6 +57,7 @@ def test_options_make_a_plan_without_a_file(plan: Plan) -> None:
     assert {path.name for path in Path().iterdir()} == {"slo.yaml", "fleet.yaml"}
 
 
+@pytest.mark.long
 def test_options_write_the_question_beside_the_answer(plan: Plan) -> None:
     code, out, _ = plan(*QUESTION, *TRAFFIC, "-o", "out")
     assert code == 0 and "slo.yaml" in out
@@ -120,6 +121,7 @@ def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> Non
     assert code == 2 and "--trace" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
@@ -168,6 +170,7 @@ def test_futures_are_drawn_from_the_description() -> None:
     assert mean == pytest.approx(5500, rel=0.06)
 
 
+@pytest.mark.long
 def test_a_plan_for_production_says_how_futures_were_drawn(plan: Plan) -> None:
     """From Python, where there is no trace either."""
     found = fleetplan.plan(yaml.safe_load(DESCRIBED.replace("safety: none", "safety: {kept_in: 0.8}")))

@@ -59,6 +59,7 @@ def same(answer: dict[str, Any], command: dict[str, Any], keys: set[str]) -> Non
     assert {key: answer[key] for key in keys} == {key: command[key] for key in keys}
 
 
+@pytest.mark.long
 def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
     """Missing, unknown and of another kind: one line each, not silence or pydantic's words."""
     questions: list[tuple[str, dict[str, Any]]] = [
@@ -77,6 +78,7 @@ def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
     assert "slo: missing" in texts[3]
 
 
+@pytest.mark.long
 def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slo.yaml").write_text(to_yaml(QUESTION))

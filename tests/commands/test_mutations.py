@@ -34,6 +34,7 @@ def tried(known: dict[str, Kind], name: str, numbers: range, *, beyond: bool = F
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     """Some changes are no mistake, and most are."""
@@ -43,6 +44,7 @@ def test_a_mistake_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     assert found.codes[0] >= 1 and found.codes[1] >= 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_no_plain_value_ends_in_one_line(known: dict[str, Kind], name: str) -> None:
     with reading_alone():

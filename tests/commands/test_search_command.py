@@ -105,6 +105,7 @@ def test_a_search_ends_with_its_time(plan: Plan, words: tuple[object, ...]) -> N
     )
 
 
+@pytest.mark.long
 def test_distserves_search_writes_a_fleet_that_carries_the_rate(plan: Plan) -> None:
     found = answer(plan, "search", "distserve", "--slo", "slo.yaml", "--rate", 25, "-o", "best.yaml")
     by_name = {row["search"]: row for row in found["placements"]}

@@ -238,6 +238,7 @@ def test_safety_is_each_llms_own_or_that_of_all(
     assert asked.parts[0].task.safety == meant
 
 
+@pytest.mark.long
 def test_llms_on_one_stock_may_each_describe_their_traffic(folder: Path, run: Run) -> None:
     """Each has the requests and the fleet that it would have alone, as the stock is enough for both."""
     entries = {

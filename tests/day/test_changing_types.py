@@ -100,6 +100,7 @@ def without_other_roles(monkeypatch: pytest.MonkeyPatch) -> None:
 SAVING = (7, 9, 19, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 15, 17, 22)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SAVING)
 def test_two_types_that_change_against_all_sequences(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On these days a slow worker beside the fast ones, or in place of one, is cheaper than fast ones."""
@@ -133,6 +134,7 @@ def test_mixed_workers_beside_prefill_and_decode_against_all_sequences(seed: int
     check(found, answers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", (7, 9))
 def test_cuts_of_windows_forbid_no_sequence_that_holds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence is simulated: the workers ready with those that keep all windows keep all cuts."""
@@ -163,6 +165,7 @@ def test_workers_given_as_the_least_are_not_exchanged() -> None:
     assert changing_types_page.types_lines(found)[0].startswith("Worker types that change within the day: no")
 
 
+@pytest.mark.long
 def test_a_search_that_ends_with_nothing_leaves_the_cheapest_fleet_and_what_is_proved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_search_that_ends_with_nothing_leaves_the_cheapest_fleet_and_what_is_p
     assert "proved" in changing_types_page.types_lines(found)[0]
 
 
+@pytest.mark.long
 def test_types_are_searched_when_the_days_of_fleets_take_all_of_the_time() -> None:
     """The time limit is over before the search begins: there is an answer with a bound all the same."""
     answers = answers_of(7)

@@ -65,6 +65,7 @@ def answer() -> DayAnswer:
     return study_day(question(a_day(6)), parse_controllers("hpa,cron,fleetplan"), time_limit_s=600)
 
 
+@pytest.mark.long
 def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
     """The first row is today's simulation, and its verdict the windows' one."""
     asked, static = answer.question, answer.static
@@ -231,6 +232,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     assert most > 4
 
 
+@pytest.mark.long
 def test_a_rented_pool_may_be_empty_beside_an_owned_one() -> None:
     """One owned worker stands the calm half, so the optimum pays for others in the busy half alone: half of
     240 s, a start-up and what they end, where one of them stood all day for 240 s / 3600 = 0.067 USD.

@@ -64,6 +64,7 @@ def test_a_row_for_each_and_the_optimum(found: DayResult) -> None:
     assert found.winner in ("static", "hpa") and found.headline().startswith(found.winner)
 
 
+@pytest.mark.long
 def test_what_stands_has_the_price_of_a_plan(found: DayResult) -> None:
     """`plan day` divided the bill, which runs to the last answer, by the time to the last arrival."""
     day = found.to_dict()

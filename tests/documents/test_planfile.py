@@ -136,6 +136,7 @@ def damaged(document: dict[str, Any], path: str, value: object) -> str:
     return json.dumps(document)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", some([None, "many", -1.5, {}, True, [], [None], {"a": None}], 4), ids=repr)
 @pytest.mark.parametrize(
     "path",

@@ -806,6 +806,7 @@ def test_random_bytes(content: bytes, facts: StatedSetup, tmp_path_factory: pyte
             pass
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(document=DOCUMENTS)
 def test_random_json(document: Any, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -56,6 +56,7 @@ def distserve_s(X: Array) -> Array:
     return np.asarray(prefill + np.where(D > 0, decode, 0.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "t_s"),
     [("aladdin", aladdin_s), ("distserve", distserve_s), ("five numbers", lambda X: BENT.step_s(*X.T))],

@@ -236,6 +236,7 @@ def latency_of(fit: dict) -> StepLatency:  # type: ignore[type-arg]
     return StepLatency(tuple(fit["knots_tokens"]), tuple(fit["f_s"]), *numbers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_fits_are_sound(path: Path) -> None:
     """Each makes a StepLatency, f goes on rising at its end, silicon is within 8 % of cells not seen."""

@@ -153,6 +153,7 @@ def test_packing_is_as_small_as_enumeration(block: int) -> None:
             assert all(r.worker in (None, i) for r, i in zip(requests, answer.worker_of, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", ["highs", "cbc", "ortools"])
 def test_mip_solvers_agree_with_cp_sat(solver: Solver) -> None:
     """The paper's MIP (a to h) in PuLP, every iteration of e written down."""

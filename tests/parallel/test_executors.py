@@ -191,6 +191,7 @@ def test_an_error_of_the_function_is_raised_as_it_is(executor: Executor) -> None
         run_items(refuse, range(4), shared=2, executor=executor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["processes", "ray", "dask"])
 def test_a_crew_gives_the_item_of_a_dead_worker_to_another(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -200,6 +201,7 @@ def test_a_crew_gives_the_item_of_a_dead_worker_to_another(
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.long
 def test_what_lay_on_a_dead_dask_worker_is_laid_out_again() -> None:
     """Dask's memory manager leaves one copy of a value that was scattered; here the worker that has it dies,
     with what was computed from it. The sums are 0 + 1 + ... + 999 = 499,500, and twice that."""

@@ -147,6 +147,7 @@ def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
     assert (cheap.step, free.step) == (among[1], among[0])
 
 
+@pytest.mark.long
 def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
     """2 % of noise; a fit to 30 s of measuring predicts unseen steps to 2 %, mixed ones included."""
     meter = FakeMeter(noise_frac=0.02)
@@ -158,6 +159,7 @@ def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
     assert error[(unseen[:, 2] > 0) & (unseen[:, 4] > 0)].mean() < 0.02
 
 
+@pytest.mark.long
 def test_measuring_ends_with_the_budget(tmp_path: Path) -> None:
     """The last step may start just before the end; nothing here takes longer than 2 s with its tries."""
     meter = FakeMeter(noise_frac=0.05)
@@ -208,6 +210,7 @@ def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "t.csv")) == 3
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_where_the_last_run_ended(tmp_path: Path) -> None:
     """Cut within a line: that row is measured again, no other is, and the seconds spent before count."""
     out = tmp_path / "t.csv"

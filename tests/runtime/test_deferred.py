@@ -60,6 +60,7 @@ def test_what_waits_at_the_router_outlives_the_workers() -> None:
     assert found.ttft_s == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["mixed", "pairs", "pairs that end together"])
 def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:
     """400 prompts of up to a step on workers of two speeds, more than they take at once: told what happened

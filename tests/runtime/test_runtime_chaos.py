@@ -106,6 +106,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGKILL, "died (signal 9)"), (signal.SIGSTOP, "/health 3")]
 )
@@ -263,6 +264,7 @@ def test_more_gpus_than_there_are_asks_for_a_slice(tmp_path: Path) -> None:
     assert [place.devices for place in place_workers(fleet, tmp_path, 3)] == [(0,), (1,), (2,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", some([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], 1))
 def test_no_engine_outlives_plan_serve(number: int, tmp_path: Path) -> None:
     """Asked to stop, interrupted, or killed: a moment later its engines are gone."""

@@ -259,6 +259,7 @@ def _best_fit(live: LiveFleet, new: Request) -> int | None:
     return best
 
 
+@pytest.mark.long
 def test_prompts_wait_for_decodes_that_have_nothing_to_spare() -> None:
     """Constraint d. A prompt of 1000 tokens takes 2 s, more than a decode of 16 tokens has saved after 0.1 s
     of the 0.32 s it may take; one of 50 tokens takes 0.1 s. With 200 tokens after 1 s 3 s are to spare."""

@@ -123,6 +123,7 @@ def served(live: LiveFleet, time_s: float, names: Sequence[int], outputs: int = 
     return w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["mixed", "pairs"])
 @pytest.mark.parametrize("routing", LIVE)
 def test_every_choice_is_the_simulators(routing: str, shape: str) -> None:

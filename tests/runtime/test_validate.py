@@ -557,6 +557,7 @@ def test_what_identifies_a_run_is_its_fleet_traffic_and_options() -> None:
     assert all(other.identity() != base.identity() for other in others)
 
 
+@pytest.mark.long
 def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

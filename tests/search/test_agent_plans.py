@@ -45,6 +45,7 @@ QUESTION: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_limit_on_tasks_is_judged_over_tasks() -> None:
     """The percentile is that of last end less first arrival of each task, recomputed from the requests."""
     found = fleetplan.plan({"task": {"p90": "60 s"}, "turn": {"p90": "30 s"}}, **QUESTION)
@@ -145,6 +146,7 @@ def test_engines_of_agents_cache_prefixes_unless_the_question_says_no() -> None:
     assert cached.plan.bill.usd_per_h <= without.plan.bill.usd_per_h
 
 
+@pytest.mark.long
 def test_a_search_on_paper_that_takes_its_share_goes_on_with_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_search_on_paper_that_takes_its_share_goes_on_with_the_rest(
     assert late.plan.fleet == usual.plan.fleet and late.plan.certificate.value == usual.plan.certificate.value
 
 
+@pytest.mark.long
 def test_a_router_is_fitted_before_any_fleet_of_agents_is_known() -> None:
     """All prompts begin with 32,000 common tokens, about half of a prompt. A router that follows a match of
     30 % of a prompt, as it does by default, sends all requests to one worker: 16 workers of 8 GPUs miss the
@@ -176,6 +179,7 @@ def test_a_router_is_fitted_before_any_fleet_of_agents_is_known() -> None:
     assert not judge_slo(simulate(by_default, result.plan.trace, limits=limits), Slo(limits)).holds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpus", [["h100-80g"], {"h100-80g": 8}])
 def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_search(
     monkeypatch: pytest.MonkeyPatch, gpus: Any
@@ -198,6 +202,7 @@ def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_se
     assert isinstance(result, PlanResult) and result.plan.verdict.holds
 
 
+@pytest.mark.long
 def test_gaps_that_prompts_break_on_mixed_workers_are_kept_with_decode_workers() -> None:
     """A gap may take 12 ms at most. On mixed workers some token waits for a prompt, 94 ms and longer with up
     to two workers for each agent; decode workers compute no prompts.
@@ -274,6 +279,7 @@ def test_agents_whose_requests_are_too_long_for_near_fleets_are_searched_on(
     assert any("keep the limits and miss the SLO all the same" in step for step in steps)
 
 
+@pytest.mark.long
 def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> None:
     """Without caches they miss the SLO even on idle workers, so no such fleet is searched. The router's
     settings are fitted before the search, because with the default ones no fleet keeps it.

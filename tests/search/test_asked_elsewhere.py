@@ -45,6 +45,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         return planned(tmp_path_factory.mktemp("serial"))
 
 
+@pytest.mark.long
 def test_threads_and_processes_give_the_same_files_though_one_is_killed(
     expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

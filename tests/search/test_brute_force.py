@@ -35,11 +35,13 @@ INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120"))
 IN_ONE = 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", some(range(0, INSTANCES, IN_ONE), 4))
 def test_level_0_is_the_cheapest_of_all_fleets(first: int) -> None:
     level_0_is_the_cheapest(instance(seed) for seed in range(first, first + IN_ONE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, INSTANCES // 6, IN_ONE))
 def test_no_policy_makes_a_fleet_hold_that_costs_less_than_the_bounds(first: int) -> None:
     """The bound under five policies; without trust in gaps too, of the demand in intervals alone."""
@@ -157,6 +159,7 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
     return bool(cheaper)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", some(range(0, INSTANCES // 2, IN_ONE), 1))
 def test_no_fleet_of_any_kind_holds_that_costs_less_than_the_bound(first: int) -> None:
     """Nor one that idle workers are too slow for, nor pairs that the link is too slow for."""
@@ -164,6 +167,7 @@ def test_no_fleet_of_any_kind_holds_that_costs_less_than_the_bound(first: int) -
     assert sum(tested) >= IN_ONE // 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_twice_the_prices_give_the_same_plan(seed: int) -> None:
     problem = instance(seed)
@@ -189,6 +193,7 @@ def test_more_stock_never_costs_more(seed: int) -> None:
     assert answer(more)[1] <= answer(problem)[1] * (1 + 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["cbc", "ortools"])
 @pytest.mark.parametrize("seed", range(8))
 def test_solvers_agree_on_the_bound(

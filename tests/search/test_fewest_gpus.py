@@ -54,6 +54,7 @@ def those_that_hold(problem: Problem, fleets: Iterable[Counts]) -> list[Counts]:
     return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds(counts)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_level_0_has_the_fewest_gpus_and_of_as_many_the_cheapest(first: int) -> None:
     """Every count of every pool and pair. A search called exact misses none; ties must have been broken."""

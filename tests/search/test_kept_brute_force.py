@@ -18,6 +18,7 @@ REQUESTS = (20, 40)
 QUESTIONS, IN_ONE = 60, 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, QUESTIONS, IN_ONE))
 def test_what_is_called_exact_in_production_is_beaten_by_no_fleet(first: int) -> None:
     """All fleets of up to four workers a pool are simulated in 12 scenarios, of which one may be missed."""

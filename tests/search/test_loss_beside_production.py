@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pandas as pd
+import pytest
 
 import fleetplan
 from planner.api.results import PlanResult
@@ -35,6 +36,7 @@ def agents_calls(seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@pytest.mark.long
 def test_one_more_worker_on_the_paid_node_is_with_a_loss() -> None:
     """A node of eight H100 is paid whole, so whatever production uses of it, "with a loss" is that node."""
     plan = fleetplan.plan(

@@ -121,6 +121,7 @@ def test_a_pool_on_spot_grows_by_workers_that_are_left() -> None:
     assert cheapest_kept._more_workers(oracle, options[0], 3, 1) == 1
 
 
+@pytest.mark.long
 def test_a_plan_has_as_many_workers_off_spot_as_requested() -> None:
     """Spot costs a third, so without the floor all workers would be on spot; a floor without a spot price
     bounds nothing, and is refused."""
@@ -151,6 +152,7 @@ def test_enough_is_the_least_count_of_which_so_many_are_left(losses: dict[str, i
             assert oracle.workers_needed(option, least) == counts[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(2), 1))
 def test_a_spare_node_covers_whatever_can_lie_on_it(seed: int) -> None:
     """Every way to take workers of at most 8 GPUs of one kind away is simulated from scratch."""
@@ -169,6 +171,7 @@ def test_a_spare_node_covers_whatever_can_lie_on_it(seed: int) -> None:
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
+@pytest.mark.long
 def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down() -> None:
     """At a third of the firm price spot workers win, with spare ones; at the firm price they lose."""
     fleet = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 3.0} | ON_SPOT}}
@@ -283,6 +286,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_neighbour_that_fails_on_another_draw_is_said_to_fail() -> None:
     """The search asks of few draws; what is said of the plan is asked of all."""
     asked: dict[str, Any] = {**A100, "engine": "none"}

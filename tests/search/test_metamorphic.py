@@ -37,6 +37,7 @@ def test_no_order_of_pools_and_no_name_changes_any_time(routing: str) -> None:
             np.testing.assert_allclose(getattr(one, what), getattr(other, what), rtol=1e-9, err_msg=str(seed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("seed", every(2, SEEDS))
 def test_two_forms_of_a_question_do_not_contradict_each_other(seed: int, relation: str) -> None:
@@ -53,6 +54,7 @@ def asked_first(seed: int) -> tuple[Question, FleetAnswer]:
     return drawn, answer(drawn)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(sorted(NOT_EXACT, reverse=True), 1))
 def test_a_budget_just_above_the_answer_changes_nothing(seed: int) -> None:
     """The fleet is found again. The best of level 0 is not, where it costs more than the budget: what was

@@ -121,6 +121,7 @@ def test_searches_of_some_worker_types_have_no_option_that_the_whole_search_lack
         assert len(restricted.types) < len(problem.types)
 
 
+@pytest.mark.long
 def test_its_fleet_passes_its_test_at_that_rate_and_stays_within_the_limits() -> None:
     found = planned()
     made = found.certificate.find_answer("production")
@@ -146,6 +147,7 @@ def test_a_promise_that_nothing_keeps_is_infeasible_at_any_rate() -> None:
         plan(task, TRACE, CATALOG, time_limit_s=1000.0)
 
 
+@pytest.mark.long
 def test_where_level_0_has_no_fleet_at_any_rate_others_are_looked_for() -> None:
     """Two nodes of one kind take more than 3 kW, so only a node of each kind stands the loss of a node."""
     task = question(

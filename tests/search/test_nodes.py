@@ -72,6 +72,7 @@ def that_hold(problem: Problem, fleets: Iterator[Counts] | list[Counts]) -> list
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_level_0_is_what_is_paid_least(first: int) -> None:
     """All counts of every pool and pair. Of equal bills the one with fewer GPUs' worth. Where more workers

@@ -25,6 +25,7 @@ SPARSE = traffic(requests=200, rate_rps=0.05)
 FLEET = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
 
 
+@pytest.mark.long
 def test_a_stock_too_small_for_production_leaves_the_plan_on_paper(tmp_path: Path) -> None:
     """As many GPUs as the cheapest fleet on paper takes: it is planned, with what it is and is not."""
     paper = plan(question(fleet=FLEET), traffic(), CATALOG)

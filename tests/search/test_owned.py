@@ -37,6 +37,7 @@ def owned_of(found: Plan) -> int:
     return sum(p.count * p.type.gpus for p in found.fleet.running_pools if p.type.gpu.name.endswith(OWNED))
 
 
+@pytest.mark.long
 def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
     """18 H100 keep this SLO; with 12 of them owned one node of eight is paid."""
     rented = plan(question(fleet={"gpus": H100}), traffic(rate_rps=40.0), CATALOG)
@@ -78,6 +79,7 @@ def test_lifting_the_limits_gives_no_owned_gpus_away(monkeypatch: pytest.MonkeyP
     assert lifted and all(owned == 8 or objective == "gpus" for owned, objective in lifted)
 
 
+@pytest.mark.long
 def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rented() -> None:
     """The A100 workers alone are far too few; beside them fewer H100 are rented than without."""
     fleet = {"gpus": {"h100-80g": 64}, "owned": {"a100-80g": 24}}
@@ -127,6 +129,7 @@ def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
 WIDE = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
 
 
+@pytest.mark.long
 def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
     """On paper 8 owned H100 are enough. In most scenarios they are not, and owned A100 stand idle."""
     fleet = {"gpus": H100, "owned": {"h100-80g": 8, "a100-80g": 16}, "max_num_batched_tokens": 1024}

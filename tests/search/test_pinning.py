@@ -192,6 +192,7 @@ def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: T
     assert found.certificate.routers
 
 
+@pytest.mark.long
 def test_a_polished_placement_is_another_answer(trace: Trace, worker: WorkerType) -> None:
     """The busiest of four workers has less to do where prefixes are placed by the program, and the oracle
     asks the simulator anew; taken back, the answers are as before."""

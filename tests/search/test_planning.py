@@ -114,6 +114,7 @@ def test_no_cheaper_fleet_of_level_0_holds(catalog: Catalog, seed: int, slo: dic
         assert not (kept := [fleet for fleet in cheaper(pools) if oracle.holds(fleet)]), kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(4), 2))
 def test_plan_keeps_what_it_says(catalog: Catalog, plain: Plan, seed: int) -> None:
     """Simulated again from scratch: the SLO is kept, every neighbour with one worker fewer fails."""
@@ -249,6 +250,7 @@ def test_limits_are_kept_and_cost(catalog: Catalog, plain: Plan) -> None:
     assert found.certificate.value >= plain.certificate.value
 
 
+@pytest.mark.long
 def test_too_little_stock_names_what_to_buy(catalog: Catalog) -> None:
     """Without hand-offs in TTFT: with them the fleet is one of three types, which a second search misses."""
     engine = {"name": "vllm", "first_token": "prefill"}
@@ -270,6 +272,7 @@ def test_a_promise_below_the_floor_is_about_latency(catalog: Catalog) -> None:
     plan(question(catalog, slo={"ttft": {"p90": f"{3 * floor_s} s"}}), traffic(), catalog)
 
 
+@pytest.mark.long
 def test_gpus_that_nobody_checked_are_left_out_and_named(catalog: Catalog) -> None:
     """Without `fleet` the plan says which GPUs it left out. An error with `fleet` does not name them."""
     found = plan(question(catalog, fleet={}), traffic(requests=60, rate_rps=3), catalog)
@@ -331,6 +334,7 @@ def test_spare_worker_survives_the_loss_of_one(catalog: Catalog, plain: Plan) ->
         assert judge_slo(simulate(left, found.trace, limits=task.slo.limits), task.slo).holds
 
 
+@pytest.mark.long
 def test_same_seed_same_plan(catalog: Catalog) -> None:
     task = question(catalog, traffic={"rate": 9})
     first, second = (plan(task, traffic(), catalog, seed=3).certificate for _ in range(2))
@@ -431,6 +435,7 @@ def test_long_outputs_without_a_limit_on_gaps_are_no_work_to_count(catalog: Cata
     assert all(not neighbour.holds for neighbour in found.certificate.neighbours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(6), 3))
 def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> None:
     """Random questions; the plan is never below the bound as it comes from the solver."""
@@ -500,6 +505,7 @@ def test_a_capped_gpu_at_the_same_price_is_not_preferred(catalog: Catalog) -> No
     assert {pool.type.gpu.name for pool in found.fleet.pools} == {"h100-80g"}
 
 
+@pytest.mark.long
 def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> None:
     """In bursts long prompts hold up many short ones. Each order alone costs what the plan says of it, and
     the chosen one is replayed as certified."""

@@ -58,6 +58,7 @@ def planned(trace: Trace, policies: dict[str, object], **changes: object) -> Pla
     return plan(parse_task(document | changes, CATALOG), trace, CATALOG)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(3), 1))
 def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     """Every queue with every routing, each planned by itself: the cheapest of them is what `any` finds."""
@@ -89,6 +90,7 @@ def test_of_equal_prices_the_queue_that_engines_have_is_taken(safety: object) ->
     assert found.fleet.policies.queue == "fcfs"
 
 
+@pytest.mark.long
 def test_production_of_several_queues_is_no_dearer_than_of_one_alone() -> None:
     """On paper fcfs and sjf cost 3.44 USD/h, in production 5.16 and 4.30: in any order the list has 4.30."""
     question = {
@@ -103,6 +105,7 @@ def test_production_of_several_queues_is_no_dearer_than_of_one_alone() -> None:
     assert len(values) == 3 and values[1] == values[2] <= values[0] * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:
     """The saving of the first winner is against first come, first served."""
     trace = bursts(1, requests=3000)
@@ -117,6 +120,7 @@ def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:
     assert any(each.name == "raced" for each in raced.certificate.assumed)
 
 
+@pytest.mark.long
 def test_in_production_policies_are_raced_in_scenarios() -> None:
     """Never dearer than the plan without a choice, and the fleet that is run has passed its test."""
     trace = bursts(2, requests=200)
@@ -181,6 +185,7 @@ def test_the_most_traffic_is_that_of_the_best_raced_policy() -> None:
     assert any_order.fleet.policies.queue == "sjf"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queue", some(("any", ["fcfs", "sjf"]), 1))
 def test_the_most_traffic_in_production_runs_with_the_policies_that_carry_it(queue: str | list[str]) -> None:
     """At this rate the usual order is as cheap on paper, and misses the SLO in too many scenarios."""

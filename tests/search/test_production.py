@@ -127,6 +127,7 @@ def test_one_gpu_type_more_in_question_does_not_make_production_dearer() -> None
     assert values[0] <= values[1] * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     """The search on paper ended at one GPU type (30 requests/s on any GPU: B200, twice the price of H100):
     nothing is known of the others but what their work likely takes.
@@ -318,6 +319,7 @@ def test_the_share_beside_a_plan_on_paper_is_that_of_its_answer(monkeypatch: pyt
     assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.75" in fact_sentence(why)
 
 
+@pytest.mark.long
 def test_without_a_spread_nothing_is_certified() -> None:
     """Rooflines: every scenario has the steps as predicted, and the plan says so."""
     found = plan(
@@ -375,6 +377,7 @@ def test_every_block_of_test_scenarios_has_evenly_spread_step_times() -> None:
     assert [next_block(n) for n in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
 
 
+@pytest.mark.long
 def test_every_test_begins_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan fails a test of production and one with a loss; the next ones see no rest of a block."""
     decide, begins = ScenarioTest.decide_and_split, set[tuple[bool, int]]()

@@ -113,6 +113,7 @@ def test_a_trace_as_it_is_has_no_other_draws() -> None:
         build_problem(question(traffic={"draws": 4}), traffic(requests=300), CATALOG)
 
 
+@pytest.mark.long
 def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
     """Against every number of workers of every type, simulated on every draw; one pool of one type."""
     count, trace = 6, traffic(requests=250)
@@ -160,6 +161,7 @@ def test_interruptions_are_a_binomial_number_at_any_time() -> None:
     assert interrupted / histories == pytest.approx(6 * 2000 / (600 + 120), rel=0.03)
 
 
+@pytest.mark.long
 def test_spot_workers_are_interrupted_at_random_and_the_plan_says_what_comes_of_it() -> None:
     """Each is away for 20 s of every 140: all of the histories are simulated, and counted, here as well."""
     task = question(fleet={"gpus": ["h100-80g"], "prices": {"h100-80g": {"reserved": 9.0, **ON_SPOT}}})

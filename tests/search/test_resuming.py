@@ -95,6 +95,7 @@ class Ended(Exception):
     """Stands for whatever ends a run."""
 
 
+@pytest.mark.long
 def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended after twenty, the run that goes on simulates the others alone, and counts them all."""
     task, trace = question(fleet={"gpus": ["h100-80g"]}, safety={"kept_in": 0.9}), traffic(requests=200)

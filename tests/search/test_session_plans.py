@@ -341,6 +341,7 @@ def test_sessions_that_all_begin_at_once_are_no_traffic() -> None:
 # ------------------------------------------------------------------------------------------ most traffic
 
 
+@pytest.mark.long
 def test_the_most_traffic_is_carried_on_every_draw() -> None:
     """The fleet keeps the SLO on each draw at the rate found, which is no higher than that of one draw."""
     limits = {"objective": "throughput", "limits": {"gpus": 4}, "fleet": {"gpus": ["h100-80g"]}}

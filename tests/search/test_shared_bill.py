@@ -54,6 +54,7 @@ def test_llms_share_one_node_where_two_kinds_of_gpus_would_take_two() -> None:
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
 
 
+@pytest.mark.long
 def test_a_limit_on_cost_is_of_the_bill() -> None:
     """By the GPU both LLMs fit into 20 USD/h, but the least that is paid for them is a node of H100."""
     within = plan_together(question(limits={"cost": "24 usd/h"}), CATALOG)
@@ -63,6 +64,7 @@ def test_a_limit_on_cost_is_of_the_bill() -> None:
     assert refused.value.constraint == "cost" and not refused.value.is_proved
 
 
+@pytest.mark.long
 def test_a_kind_that_only_the_third_choice_leaves_alone_is_found() -> None:
     """Without RTX PRO 6000 comes A100, the next by the GPU, whose nodes idle as well; H100 alone is less."""
     fleet = {
@@ -74,6 +76,7 @@ def test_a_kind_that_only_the_third_choice_leaves_alone_is_found() -> None:
     assert shared.bill.usd_per_h == pytest.approx(8 * 2.99)
 
 
+@pytest.mark.long
 def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
     """By the GPU the first LLM is cheapest on three gpu1, of which two make a node: 11.64 USD/h. Alone, whole
     nodes counted, it takes two gpu0 and two gpu1: 9.24 USD/h.

@@ -144,6 +144,7 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both(
     assert found.value <= least * 1.01  # Of about equal prices the fleet with the most headroom is taken.
 
 
+@pytest.mark.long
 def test_prefill_pools_that_miss_ttft_alone_are_tried_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule PREFILL_ALONE may be wrong. In the joint search it is made wrong for every prefill pool: the
     answer, which has one, stays.
@@ -246,6 +247,7 @@ def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPat
     assert re.search(r"llm-\d, even with all .*: safety: kept_in: no fleet", why_on_paper(found).reason)
 
 
+@pytest.mark.long
 def test_an_llm_without_safety_has_what_the_others_leave() -> None:
     found = plan_together(question(SCARCE, safety=("none", {"kept_in": 0.9})), CATALOG, time_limit_s=LONG_S)
     bare, safe = found.plans.values()
@@ -265,6 +267,7 @@ def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch)
         assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work_s", some([1.5, 4.0], 1))
 def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
     monkeypatch: pytest.MonkeyPatch, work_s: float
@@ -275,6 +278,7 @@ def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
     assert answer.status == "best found"
 
 
+@pytest.mark.long
 def test_a_fleet_that_narrowly_fails_its_last_test_grows_where_the_stock_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

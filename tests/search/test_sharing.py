@@ -193,6 +193,7 @@ def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
         assert limit is None or used <= limit * (1 + 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", some([{"limits": {"power": "16 kW"}}, {"limits": {"gpus": 24}}, {}], 1))
 def test_the_answer_keeps_every_constraint(shared: dict[str, Any]) -> None:
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 8}}, llms=3, **shared)
@@ -322,6 +323,7 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     kept(found, asked)
 
 
+@pytest.mark.long
 def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     """Three draws of the traffic, each simulated here by itself, where the LLMs compete for 4 H100."""
     asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, runs=3)
@@ -335,6 +337,7 @@ def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     assert found.value >= together({"gpus": {"a100-80g": 20, "h100-80g": 4}}).value * (1 - 1e-9)
 
 
+@pytest.mark.long
 def test_same_question_same_answer() -> None:
     asked = question({"gpus": {"a100-80g": 16, "h100-80g": 4}})
     first, second = (plan_together(asked, CATALOG, seed=3) for _ in range(2))

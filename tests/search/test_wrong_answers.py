@@ -120,6 +120,7 @@ def test_a_limit_is_not_out_of_reach_for_prompts_of_the_warm_up() -> None:
     assert found.certificate.value <= 23.92 * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_mixed_types_are_searched_before_nothing_is_said_to_hold() -> None:
     """Said: exit 3, raise stock from 12 to 16. 1 H100 TP 4 and 3 A100 TP 4 hold, or as much money."""
     found = asked(

@@ -7,6 +7,7 @@ from combined_cases import KINDS
 from prefix_cases import compare_prefix_case
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_is_the_plain_simulators(kind: str) -> None:
     """30 random fleets of each kind; benchmarks/references.py compares more."""

@@ -43,6 +43,7 @@ def finished_s(found: Simulation) -> npt.NDArray[np.float64]:
 # ------------------------------------------------------------------------------- against the plain simulator
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dyadic", [False, True])
 @pytest.mark.parametrize("part", range(4))
 def test_kernel_and_plain_simulator_agree(part: int, dyadic: bool) -> None:

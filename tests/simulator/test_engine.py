@@ -264,6 +264,7 @@ def test_synchronous_engines_agree_with_the_plain_simulator(seed: int) -> None:
     compare(with_engine(fleet, random_engine(seed, async_scheduling=False)), trace, limits, closed_loop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(150))
 def test_random_fleets_agree_with_the_plain_simulators(seed: int) -> None:
     """All engines, orders of prompts and routings, mixed or prefill and decode, tight caches: engine_cases.py

@@ -128,6 +128,7 @@ def as_far_as_plain(fleet: Fleet) -> Fleet:
     return replace(fleet, pools=roomy, policies=replace(fleet.policies, routing=routing))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dyadic", "engine"), [(True, None), (False, None), (False, "sync"), (False, "async")]
 )

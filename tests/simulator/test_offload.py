@@ -58,6 +58,7 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
     assert together > alone and compared > 20 and counted.min() > 20, (alone, together, compared, counted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", some(ENGINES, 1))
 def test_kernel_and_plain_simulator_agree_on_a_disk(engine: str) -> None:
     """40 random cases per engine, the times of all requests and the tokens from each tier among them."""
@@ -78,6 +79,7 @@ def test_kernel_and_plain_simulator_agree_on_a_disk(engine: str) -> None:
     assert compared > 20 and min(from_disk, from_memory) > 1000 and waits > 5, (from_disk, from_memory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree(engine: str) -> None:
     """40 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.

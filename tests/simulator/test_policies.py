@@ -292,6 +292,7 @@ def check_no_engine_idles_with_work(fleet: Fleet, result: Simulation) -> None:
         assert busy_s == pytest.approx(total_s, rel=1e-9, abs=1e-9), w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batching", "shape", "part"), in_parts(CASES))
 def test_nothing_is_lost_under_any_policy(batching: str, shape: str, part: int) -> None:
     """Every queue x admission x routing x pools, on random fleets and traces."""
@@ -303,6 +304,7 @@ def test_nothing_is_lost_under_any_policy(batching: str, shape: str, part: int) 
         check_engines(fleet, trace, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batching", "shape", "part"), in_parts(STEPWISE_CASES))
 def test_nothing_is_lost_under_failures(batching: str, shape: str, part: int) -> None:
     """The same where workers die, most of them to return, or slow down, and the link does."""
@@ -315,6 +317,7 @@ def test_nothing_is_lost_under_failures(batching: str, shape: str, part: int) ->
         check_engines(fleet, trace, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batching", "shape", "part"), in_parts(CASES))
 def test_no_engine_idles_with_work(batching: str, shape: str, part: int) -> None:
     """Every queue x admission x routing x pools, one stage, room enough where KV waits to be fetched. What a
@@ -345,6 +348,7 @@ def step_by_step(fleet: Fleet, result: Simulation) -> Fleet:
     return replace(fleet, disturbances=tuple(sorted(both, key=lambda event: event.time_s)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batching", "shape", "part"), in_parts(STEPWISE_CASES))
 def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str, part: int) -> None:
     """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too."""

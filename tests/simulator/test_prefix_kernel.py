@@ -69,6 +69,7 @@ def random_case(seed: int, kind: str) -> tuple[Fleet, Trace]:
     ), trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tight", "short", "roomy", "windows"])
 @pytest.mark.parametrize("part", some(range(4), 1))
 def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
@@ -92,6 +93,7 @@ def test_kernel_and_plain_simulator_agree(part: int, kind: str) -> None:
         assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("kind", ["tight", "short", "roomy"])
 def test_kernel_and_plain_simulator_agree_on_engines(kind: str, is_async: bool) -> None:
@@ -113,6 +115,7 @@ def test_kernel_and_plain_simulator_agree_on_engines(kind: str, is_async: bool) 
             np.testing.assert_allclose(getattr(found, what), theirs, rtol=1e-9, atol=1e-9, err_msg=said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_kernel_and_plain_simulator_agree_on_prefill_and_decode_workers(part: int) -> None:
     """16 random cases each without engine, on a synchronous one and twice on an asynchronous one: every order

@@ -118,6 +118,7 @@ def random_drafts(fleet: Fleet, seed: int) -> Fleet:
     return replace(fleet, pools=tuple(pools), policies=policies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dyadic", [True, False])
 def test_every_number_is_the_plain_simulators(dyadic: bool) -> None:
     """Mixed and disaggregated fleets that run out of KV blocks now and then."""

@@ -72,6 +72,7 @@ def test_two_workers_take_turns_for_each_tenant() -> None:
         assert found.prefill_worker.tolist() == workers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [seed for seed in range(160) if seed != A_TIE])
 def test_equals_the_plain_simulator(seed: int) -> None:
     compare_prefix_case(seed, has_caches=False)

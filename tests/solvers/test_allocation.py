@@ -173,6 +173,7 @@ def test_double_prices_keep_the_plan() -> None:
         assert allocate(doubled).counts == allocate(asked).counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["cbc", "ortools"])
 def test_solvers_agree(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(11)

@@ -193,6 +193,7 @@ def random_case(rng: np.random.Generator) -> tuple[Market, Demand]:
     return market, Demand(tuple(f"llm{m}" for m in range(llms)), rng.uniform(0, 6, (llms, windows)), HOUR_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(6))
 def test_schedule_is_as_cheap_as_enumeration(block: int) -> None:
     """8 cases per block, every count of every type in every window."""

@@ -113,6 +113,7 @@ def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest
     assert 6.9 < corner <= 7.0 < beyond < 7.1
 
 
+@pytest.mark.long
 def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -> None:
     found = find_frontier(study, question(), "rate", first=6.0, last=10.0, points=20)
     assert [step.corner for step in found.steps] == sorted(step.corner for step in found.steps)
@@ -197,6 +198,7 @@ def test_an_empty_range_is_refused(study: Study) -> None:
         find_frontier(study, question(), "ttft", first=0.0, last=1.0)
 
 
+@pytest.mark.long
 def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(DOCUMENT))
     trace = traffic(requests=200)

@@ -84,6 +84,7 @@ def test_a_capped_row_is_of_the_type_of_its_uncapped_one(asked: PlanQuestion) ->
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stock", "per_gpu", "is_answered"),
     [

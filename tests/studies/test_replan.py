@@ -275,6 +275,7 @@ def write(folder: Path, trace: Trace) -> None:
     (folder / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{lines}")
 
 
+@pytest.mark.long
 def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> None:
     """`plan -o`, then `plan replan` twice: the second time the fleet that was written is kept."""
     write(tmp_path, traffic(requests=300))

@@ -142,6 +142,7 @@ def test_the_files_say_it(tmp_path: Path) -> None:
     assert re.search(row, (out / "README.md").read_text())
 
 
+@pytest.mark.long
 def test_a_plan_for_a_target_holds_under_its_router() -> None:
     """And costs more here, where taking turns does worse than counting work. The target deploys mixed workers
     or pairs, not both.
@@ -204,6 +205,7 @@ def test_one_worker_in_each_role_leaves_no_choice() -> None:
     assert {each.outcome.holds for each in plan.certificate.routers} == {plan.verdict.holds}
 
 
+@pytest.mark.long
 def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_the_plan() -> None:
     """Under vllm-router the SLO is kept on the traffic as it is written, and in too few of the scenarios of
     the plan's own test, where nine of ten are asked for. The first screen, its values and plan.yaml name who
@@ -285,6 +287,7 @@ def test_where_no_router_has_a_choice_there_is_nothing_to_say() -> None:
     assert targets_text(simulate_routers(a_plan(fleet))) != ""
 
 
+@pytest.mark.long
 def test_a_target_of_the_command_line_is_that_of_deploy(tmp_path: Path) -> None:
     """`plan --target` plans for its router, keeps it in slo.yaml, and names a target that does not exist."""
 
@@ -344,6 +347,7 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
     assert all("no request brings a priority for edf" in " ".join(each.differs) for each in rows)
 
 
+@pytest.mark.long
 def test_a_target_of_one_pool_gets_mixed_workers_of_one_type() -> None:
     """SkyServe replicates one kind of worker; elsewhere the same question has a decode pool and two types."""
     harder = {"slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "60 ms"}}, "fleet": {**FLEET, "gpus": TWO_TYPES}}

@@ -21,6 +21,7 @@ CHEAP = [
 PRICED = (5, 6, 31, 48, 0, 7, 9, 20, 21, 23, 26, 27, 30, 33, 34, 35, 40, 41, 43, 45, 46, 47, 49, 51, 53)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("check", "seed"), CHEAP)
 def test_a_question_has_one_answer_by_both_routes(check: str, seed: int) -> None:
     assert CHECKS[check](two_routes(seed, is_safe=False)) == []
@@ -34,6 +35,7 @@ def test_a_frontier_over_rates_of_a_short_trace_has_the_plan_at_the_questions_ow
     assert CHECKS["pareto"](two_routes(seed, is_safe=False)) == []
 
 
+@pytest.mark.long
 def test_a_plan_from_scratch_does_not_know_what_runs() -> None:
     """A search of mixed fleets that began at the running fleet ended at 25.74 USD/h, the plan at 21.06."""
     drawn = question(932_558, CLASSES, (20, 40), engine="none")
@@ -41,6 +43,7 @@ def test_a_plan_from_scratch_does_not_know_what_runs() -> None:
     assert CHECKS["replan"](TwoRoutes(drawn, document, False, np.random.default_rng(0))) == []
 
 
+@pytest.mark.long
 def test_a_frontier_over_a_limit_holds_for_production_as_far_as_a_plan_says() -> None:
     """Its fleet must pass the test in unseen scenarios too: 4.23 USD/h stood beside a plan's 5.64."""
     assert CHECKS["pareto"](two_routes(910_099, is_safe=True)) == []

@@ -62,6 +62,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", some(CHANGES, 1))
 def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
     """The warm start and remembered simulations change the work, not the value."""
@@ -158,6 +159,7 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     assert moved.under == ("queue fcfs" if kept else "")
 
 
+@pytest.mark.long
 def test_a_change_that_leaves_no_fleet_says_why() -> None:
     study = Study(traffic(), CATALOG)
     before = study.answer(question())
@@ -338,6 +340,7 @@ def asked(tmp_path: Path) -> list[str]:
     return ["--slo", str(tmp_path / "slo.yaml"), "--trace", str(tmp_path / "trace.csv")]
 
 
+@pytest.mark.long
 def test_the_command_shows_before_and_after(asked: list[str]) -> None:
     arguments = ["what-if", *asked, "--change", "slo.ttft.p90=400 ms", "--change", "objective=gpus"]
     said = CliRunner().invoke(app, [*arguments, "--json"])
@@ -350,6 +353,7 @@ def test_the_command_shows_before_and_after(asked: list[str]) -> None:
     assert "the fleet of before" in table.stdout and "400 ms" in table.stdout
 
 
+@pytest.mark.long
 def test_no_fleet_after_the_change_is_exit_code_3(asked: list[str]) -> None:
     said = CliRunner().invoke(app, ["what-if", *asked, "--change", "limits.gpus=1", "--json"])
     found = json.loads(said.stdout)

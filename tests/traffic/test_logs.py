@@ -444,6 +444,7 @@ def check_mutations(tmp_path: Path, kind: str, count: int) -> None:
     assert read > count / 20  # some edits do no harm
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_mutated_logs_end_in_a_trace_or_one_line(tmp_path: Path, kind: str) -> None:
     check_mutations(tmp_path, kind, 40)

@@ -399,6 +399,7 @@ def is_alive(process: subprocess.Popen[str] | None) -> bool:
     return process is not None and process.poll() is None
 
 
+@pytest.mark.long
 def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path) -> None:
     running = Jobs(Store(tmp_path))
     path = EXAMPLES / "traces" / "azure-code-sample.csv"
@@ -410,6 +411,7 @@ def test_cancel_ends_the_process_of_that_session_and_place_alone(tmp_path: Path)
     assert waited(other).state == "done" and not is_alive(another)
 
 
+@pytest.mark.long
 def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +479,7 @@ def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:
     assert waited(job).state == "failed" and "exit code -9" in job.error
 
 
+@pytest.mark.long
 def test_a_worker_ends_when_the_app_is_gone() -> None:
     """Its stdin closes, whether it waits for a job or works on one."""
     process = jobs._start_worker()
@@ -486,6 +489,7 @@ def test_a_worker_ends_when_the_app_is_gone() -> None:
     jobs._close(process)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     at = planned()
@@ -537,6 +541,7 @@ def test_the_command_shown_gives_the_same_files(
     assert written | {"slo.yaml": files["slo.yaml"]} == files
 
 
+@pytest.mark.long
 def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -616,6 +621,7 @@ def test_a_look_at_another_source_keeps_the_sample() -> None:
     assert at.selectbox(key="ask_trace").value == was
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
     at = opened(owner="e" * 32)
@@ -714,6 +720,7 @@ def test_the_curve_of_a_limit_never_rises_as_it_is_loosened() -> None:
     assert values == sorted(values, reverse=True) and len(values) > 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_saved_plans_are_compared_renamed_and_deleted(folder: Path) -> None:
     owner = "1" * 32
@@ -831,6 +838,7 @@ def test_described_traffic_is_shown_as_it_is_planned_for() -> None:
     assert 30_000 < summary["input_tokens"]["max"] < 40_960
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_llms_with_described_traffic_are_planned_together() -> None:
     """The question of a user's first slo.yaml with `llms:`, whose traffic is described, was refused here."""
@@ -856,6 +864,7 @@ def test_a_trace_uploaded_for_one_of_several_llms_is_the_chosen_one() -> None:
     assert not str(at.selectbox(key="llm0_trace").value).endswith("/day.csv")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_llms_are_added_and_removed() -> None:
     at = opened("several", "6" * 32)
@@ -1155,6 +1164,7 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     )
 
 
+@pytest.mark.long
 def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1336,6 +1346,7 @@ def test_what_no_input_shows_of_traffic_is_kept(traffic: str) -> None:
     assert found["traffic"].get("map") == given["traffic"].get("map")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_described_traffic_is_planned_and_an_answer_of_earlier_inputs_is_marked() -> None:
     at = opened(owner="d1" * 16)
@@ -1403,6 +1414,7 @@ def test_a_week_is_written_in_a_few_figures() -> None:
     assert [rows[hour]["llm"] for hour in (0, 8, 18, 5 * 24 + 9, 6 * 24)] == [3.0, 10.0, 6.5, 5.0, 1.5]
 
 
+@pytest.mark.long
 def test_no_other_site_can_frame_the_app(tmp_path: Path) -> None:
     """`plan ui` as a user starts it: the page and the server's own answers say that only itself may."""
     with served(tmp_path / "plans") as address:

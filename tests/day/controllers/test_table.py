@@ -185,6 +185,7 @@ def fluid_day(controller: Controller, own: Knowledge, rates: Floats) -> tuple[In
 DAY = 10 - 8 * np.cos(2 * math.pi * np.arange(240) / 240)  # requests/s, 4 h
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
 def test_a_fluid_day(name: str, roles: tuple[Role, ...]) -> None:
