@@ -19,10 +19,11 @@ vllm-v1             Chunked prefill, as Sarathi proposed it. First come the runn
                     admission: decodes, and prompts computed in part. Then come prompts that wait, in chunks
                     of what is left of the token budget. A prompt is admitted where all of it would fit into
                     the KV cache, but takes the blocks of each chunk when that chunk is computed. A request
-                    that finds no block preempts the one admitted last, and that step admits none. Where the
-                    length of chunks is limited (`long_prefill_tokens`), several prompts are under way, and a
-                    step may leave out decodes that were admitted after them. Engines that take prompts first
-                    (SGLang) leave all decodes of a mixed worker out of every step with prompts.
+                    that finds no block preempts the one admitted last, or the one of largest priority
+                    (priorities.py), and that step admits none. Where the length of chunks is limited
+                    (`long_prefill_tokens`), several prompts are under way, and a step may leave out decodes
+                    that were admitted after them. Engines that take prompts first (SGLang) leave all decodes
+                    of a mixed worker out of every step with prompts.
 sarathi             Agrawal et al. 2024, as Vidur has it: every decode, then prompts. It differs from vllm-v1
                     in four things. A prompt takes the blocks for all of it when it is admitted. A block must
                     be free for every decode, whether this step needs it or not. Prompts leave a watermark of
@@ -97,6 +98,7 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.offload import (
     begin_load,
+    hold_nodes,
     is_loaded,
     is_loading_kv,
     loading_count,
@@ -109,6 +111,7 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
+from planner.simulator.priorities import schedule_by_priority
 from planner.simulator.queue_orders import leave_queue, may_reorder, note_admission
 from planner.simulator.queues import append_to_list, pop_first
 from planner.simulator.slots import (
@@ -143,8 +146,8 @@ def start_step(state, l, time_s):
     w = state.lanes[l].worker
     worker = state.workers[w]
     is_vllm = state.types[worker.type].batching == VLLM_V1
-    preemptions = worker.preemptions
-    is_idle = _form_step(state, l, time_s)
+    before = preemptions = worker.preemptions
+    is_idle = _form_step(state, l, time_s, before)
     while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
         # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
         # now, and knows of all requests that have come and of all blocks that were given back meanwhile. It
@@ -154,15 +157,16 @@ def start_step(state, l, time_s):
         release_late(state, w)
         depart_late(state, w)
         preemptions = worker.preemptions
-        is_idle = _form_step(state, l, time_s)
+        is_idle = _form_step(state, l, time_s, before)
     depart_late(state, w)  # Only now, as the step was formed without the seats of requests that have ended.
 
 
 @kernel_jit
-def _form_step(state, l, time_s):
+def _form_step(state, l, time_s, preemptions):
     """Form the next step of lane l from the requests that its engine knows of, and launch it.
 
-    True if there is no work; then nothing is launched.
+    True if there is no work; then nothing is launched. `preemptions` is WORKER.preemptions as it was before
+    the first attempt to form this step.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -179,7 +183,7 @@ def _form_step(state, l, time_s):
         has_preempted = _form_vllm_step(state, l, time_s)
     else:
         has_preempted = _form_other_step(state, l, time_s)
-    store_step(state, l)
+    store_step(state, l, time_s)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
         set_time(state, l, next_load_s(state, lane.worker, time_s))
@@ -189,7 +193,7 @@ def _form_step(state, l, time_s):
     # Equal steps are simulated as one run unless the next one may have other requests: after a preemption; if
     # TetriInfer's admission (RESERVE_DYNAMIC) may find room after any step; if the engine will know of more
     # requests, seats or blocks at the next step.
-    goes_on = not has_preempted
+    goes_on = not has_preempted and worker.preemptions == preemptions
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
         goes_on = False
     if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
@@ -412,6 +416,10 @@ def _form_vllm_step(state, l, time_s):
     coming = blocks_for(lane, ONE)
     # Without prompts in part only the decodes take blocks, which is quickly tested.
     if worker.head[PARTIAL] != NONE or worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks:
+        if kind.by_priority > 0 and _is_short(state, l, longest):
+            schedule_by_priority(state, l, longest, time_s)
+            _add_scheduled_chunks(state, l, time_s)
+            return True
         has_preempted = _make_room(state, l, longest, time_s)
     _add_chunks(state, l, time_s, longest, not has_preempted)
     return has_preempted
@@ -509,6 +517,8 @@ def _load_prefix(state, l, r, nodes, step_blocks, time_s):
     blocks = (cached_nodes(state, w, r) + nodes) * caches.numbers[NODE_BLOCKS] - shared_blocks(state, w, r)
     if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
         return False
+    if not hold_nodes(state, w, r, nodes, time_s):
+        return False
     _leave_queue(state, w, r, time_s)
     loaded_tokens = begin_load(state, w, r, nodes, time_s)
     add_load(state, w, -float(loaded_tokens), 0.0, 0.0)  # They are not computed, so not pending.
@@ -552,6 +562,24 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
 
 
 @kernel_jit
+def _add_scheduled_chunks(state, l, time_s):
+    """Put the chunks that `schedule_by_priority` has chosen for prompts computed in part into the step."""
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    step_blocks = blocks_for(lane, ONE)
+    evict_idle(state, lane.worker, step_blocks, time_s)
+    following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
+    row = ZERO
+    while following != NONE:
+        r = following
+        following = state.requests[r].next
+        n = np.int64(state.chunks[l, row].tokens)  # Read before `_take_chunk` writes this row or one before.
+        row += 1
+        if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
+            append_to_list(state.requests, worker, PARTIAL, r)
+
+
+@kernel_jit
 def _seat_handed_over(state, l, budget):
     """Let sequences whose KV has arrived from a prefill worker join the decodes, before prompts.
 
@@ -577,7 +605,7 @@ def _seat_handed_over(state, l, budget):
         pop_first(state.requests, worker, READY)
         seat_request(state, l, r)
         if is_short:
-            preempt_decode(state, l, lane.decodes - 1)
+            preempt_decode(state, l, lane.decodes - 1, False)
         else:
             budget -= lane.width
             note_admitted(state, r)
@@ -627,6 +655,14 @@ def _coming_blocks(state, l, longest):
         blocks += blocks_of(c + n) - blocks_of(c)
         r = state.requests[r].next
     return blocks
+
+
+@kernel_jit
+def _is_short(state, l, longest):
+    """Whether the running requests need more KV blocks for the next step than the worker has."""
+    worker = state.workers[state.lanes[l].worker]
+    blocks = worker.used_blocks + worker.late_blocks + _coming_blocks(state, l, longest)
+    return blocks > state.types[worker.type].kv_blocks
 
 
 @kernel_jit
@@ -698,7 +734,7 @@ def _preempt_latest(state, l):
     if latest == NONE:
         return False
     if list_number == NONE:
-        preempt_decode(state, l, slot)
+        preempt_decode(state, l, slot, False)
     else:
         preempt_waiting(state, w, list_number, latest)
     return True
@@ -739,7 +775,7 @@ def _secure_decode_blocks(state, l):
                 preempt_waiting(state, w, PARTIAL, r)
                 continue
             is_itself = state.slots[l, latest].admission_number == served
-            preempt_decode(state, l, latest)
+            preempt_decode(state, l, latest, False)
             if is_itself:
                 needs_block = False
                 break
@@ -757,7 +793,7 @@ def _secure_tokens(state, l):
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
     is_preempted = False
     while lane.decodes > 1 and lane.kv_sum > capacity:
-        preempt_decode(state, l, _latest_slot(state, l))
+        preempt_decode(state, l, _latest_slot(state, l), False)
         is_preempted = True
     return is_preempted
 

@@ -426,7 +426,7 @@ def _end_lane(state, l, time_s):
     busy_s = time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s
     end_batch(state, l, busy_s, steps)
     lane.run_steps = 0
-    store_ended_step(state, l)
+    store_ended_step(state, l, time_s)
 
     if lane.decodes > 0 and lane.is_decoding:
         advance_decodes(state, l, steps, time_s)

@@ -59,6 +59,8 @@ TYPE = np.dtype(
         ("queue_window_s", "f8"),  # A prompt may be overtaken by prompts that arrive up to this much later.
         ("queue_longest_tokens", "f8"),  # The longest prompt; shorter ones have a window in proportion.
         ("queue_batch", "i8"),  # Prompts overtake only within scheduling batches of this many; 0: no batches.
+        # 1: requests have a priority, as in vLLM, by which they are preempted too (priorities.py).
+        ("by_priority", "i8"),
         ("admission", "i8"),
         ("token_budget", "i8"),  # max_num_batched_tokens
         ("long_prefill_tokens", "i8"),  # No chunk is longer, unless one request is alone; 0: no such limit.
@@ -136,7 +138,7 @@ WORKER = np.dtype(
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
         ("filled_batch", "i8"),  # The latest scheduling batch.
         ("filled", "i8"),  # How many prompts are in `filled_batch`.
-        ("preemptions", "i8"),  # How many there were: the latest preempted request goes first in the queue.
+        ("preemptions", "i8"),  # How many there were: without priorities the latest goes first in the queue.
         # What routers see:
         ("pending_tokens", "f8"),  # Prompt tokens that are assigned and not yet prefilled.
         ("assigned", "f8"),  # Requests, from their assignment until they are gone.

@@ -29,8 +29,9 @@ A shared store is one memory and one link of all workers, as with vLLM's Mooncak
 what any of them has stored. A node is in the store once the step that computes it has ended, since others
 could not load it sooner. A request that needs nodes that are being loaded for another one loads them too. A
 node does not leave while a worker loads it, until that worker forms its next step. The store outlives
-workers. With asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and
-so finds what others have stored in between.
+workers. With asynchronous scheduling a worker looks into it when a step is formed, so that it finds nothing
+that others have stored between that and the beginning of the step. What has left the store meanwhile comes
+back into it, in place of others, since the worker that has found it holds on to it.
 
 Workers that decode alone have no such memory: a prompt that was preempted there is computed, as their caches
 keep no nodes.
@@ -148,6 +149,22 @@ def _count_loads(state, w, r, sign):
         caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += sign
 
 
+@kernel_jit
+def _is_found(state, w, node):
+    """Whether the memory of worker w had a node when the worker formed the step that is being formed.
+
+    Asynchronous engines form a step as the one before begins (`formed_s`); only of a shared store does that
+    matter, as no other worker fills a memory that is not shared.
+    """
+    worker, offload = state.workers[w], state.offload
+    is_there = find_entry(state, _memory_number(state, w), node) != NONE
+    if offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0:
+        return is_there
+    if worker.formed_s == np.inf:
+        return is_there
+    return offload.stored_s[node] <= worker.formed_s and (is_there or offload.left_s[node] > worker.formed_s)
+
+
 @where_has("offload", lambda state, w, r: ZERO)
 def nodes_to_load(state, w, r):
     """How many nodes of request r are in CPU memory, after those that worker w has cached on the GPU.
@@ -166,11 +183,9 @@ def nodes_to_load(state, w, r):
             # token.
             return ZERO
     i, is_under_way = first, False
-    while i < end:
+    while i < end and _is_found(state, w, node_at(state, r, i)):
         e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
-        if e == NONE:
-            break
-        is_under_way |= caches.entries[e].refs > 0
+        is_under_way |= e != NONE and caches.entries[e].refs > 0
         i += 1
     return NONE if is_under_way and not state.offload.memories[w].is_shared else i - first
 
@@ -189,6 +204,40 @@ def put_aside_back(state, w):
     while memory.head[ASIDE] != NONE:
         r = pop_first(state.requests, memory, ASIDE)
         worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, state.requests[r].key)
+
+
+@kernel_jit
+def hold_nodes(state, w, r, nodes, time_s):
+    """Put those of the next `nodes` nodes of request r that have left the shared store since the step was
+    formed back into it. False, and some may be missing, where too few others can leave for them.
+    """
+    caches, number = state.caches, _memory_number(state, w)
+    if state.offload.memories[w].is_shared == 0:
+        return True
+    first, has_all = cached_nodes(state, w, r), True
+    _mark_offer(state, w, r, first, first + nodes, 1)
+    for i in range(first, first + nodes):
+        node = node_at(state, r, i)
+        if find_entry(state, number, node) == NONE:
+            if not _make_room(state, w, ONE, time_s):
+                has_all = False
+                break
+            e = add_entry(state, number, node)
+            _list_in_memory(state, w, e)
+            caches.entries[e].is_cached = 1
+    _mark_offer(state, w, r, first, first + nodes, 0)
+    return has_all
+
+
+@kernel_jit
+def _mark_offer(state, w, r, first, end, mark):
+    """Mark those of the nodes `first` to `end` - 1 of request r that are in memory, so that none of them
+    leaves to make room for the others; or, with `mark` 0, take the marks away.
+    """
+    for i in range(first, end):
+        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
+        if e != NONE:
+            state.caches.entries[e].is_cached = mark
 
 
 @kernel_jit
@@ -285,50 +334,71 @@ def _note_used_nodes(load, first, end):
     load.last_seen = max(load.last_seen, end)
 
 
-@where_has("offload", lambda state, l: None)
-def store_step(state, l):
+@where_has("offload", lambda state, l, time_s: None)
+def store_step(state, l, time_s):
     """Store the new nodes of prompts in the step that is formed on lane l. Then the nodes of requests that
     left count as used.
     """
-    w = state.lanes[l].worker
-    memory = state.offload.memories[w]
-    if not memory.is_shared:
-        _store_prompts(state, l)
+    w, offload = state.lanes[l].worker, state.offload
+    memory, steps = offload.memories[w], state.workers[w].steps
+    if memory.is_shared:
+        _release_known_loads(state, w)
+    else:
+        # Those of which a step knew that is simulated in a run with others, without being formed, come first.
+        while memory.head[LEFT] != NONE and 0 <= offload.loads[memory.head[LEFT]].left_step < steps - 1:
+            _use_most_recently(state, w, pop_first(offload.loads, memory, LEFT))
+        _store_prompts(state, l, time_s)
     while memory.head[LEFT] != NONE and _has_seen_leave(state, w, memory.head[LEFT]):
         _use_most_recently(state, w, pop_first(state.offload.loads, memory, LEFT))
+
+
+@kernel_jit
+def _release_known_loads(state, w):
+    """Let nodes leave the shared store whose load worker w knows to have ended when it forms the step after
+    the one that is being formed: with asynchronous scheduling it does so as that one begins, which is now.
+    """
+    worker = state.workers[w]
+    r = state.offload.memories[w].head[LOADING]
+    while r != NONE and state.types[worker.type].is_async > 0:
+        load = state.offload.loads[r]
+        if load.nodes > 0 and 0 < load.known_step <= worker.steps + 2:
+            _count_loads(state, w, r, -ONE)
+            load.nodes = 0
+        r = state.requests[r].next
 
 
 @small_jit
 def _has_seen_leave(state, w, r):
     """Whether worker w knew, when it formed the step that is being formed, that request r had left it. An
     engine without a step in flight (`formed_s` infinite) knows of all that have left.
+
+    In a shared store what another worker does next depends on it. There it counts when the step after this
+    one is formed, which is now, and that knows of all that have left.
     """
     worker = state.workers[w]
+    if state.offload.memories[w].is_shared:
+        return True
     return state.offload.loads[r].left_step < worker.steps or worker.formed_s == np.inf
 
 
-@where_has("offload", lambda state, l: None)
-def store_ended_step(state, l):
+@where_has("offload", lambda state, l, time_s: None)
+def store_ended_step(state, l, time_s):
     """Store the new nodes of prompts in the step of lane l that has ended, if the store is shared."""
     if state.offload.memories[state.lanes[l].worker].is_shared:
-        _store_prompts(state, l)
+        _store_prompts(state, l, time_s)
 
 
 @kernel_jit
-def _store_prompts(state, l):
+def _store_prompts(state, l, time_s):
     """Offer the new nodes of all prompts in the step of lane l."""
     lane = state.lanes[l]
     for i in range(lane.prefills):
-        _store_prompt(state, lane.worker, state.chunks[l, i].request)
+        _store_prompt(state, lane.worker, state.chunks[l, i].request, time_s)
 
 
 @kernel_jit
-def _store_prompt(state, w, r):
-    """Offer the nodes of request r that are computed and were not offered yet; all are copied, or none.
-
-    Nodes of the offer that are in memory are marked (`is_cached`) until its end, so that none of them
-    leaves to make room for the others.
-    """
+def _store_prompt(state, w, r, time_s):
+    """Offer the nodes of request r that are computed and were not offered yet; all are copied, or none."""
     caches, load = state.caches, state.offload.loads[r]
     memory = _memory_number(state, w)
     first = load.stored
@@ -339,20 +409,16 @@ def _store_prompt(state, w, r):
     _note_used_nodes(load, first, end)
     missing = ZERO
     for i in range(first, end):
-        e = find_entry(state, memory, node_at(state, r, i))
-        if e == NONE:
-            missing += 1
-        else:
-            caches.entries[e].is_cached = 1
-    if _make_room(state, w, missing):
+        missing += find_entry(state, memory, node_at(state, r, i)) == NONE
+    _mark_offer(state, w, r, first, end, 1)
+    if _make_room(state, w, missing, time_s):
         for i in range(first, end):
             if find_entry(state, memory, node_at(state, r, i)) == NONE:
                 _list_in_memory(state, w, add_entry(state, memory, node_at(state, r, i)))
+                if state.offload.memories[w].is_shared:
+                    state.offload.stored_s[node_at(state, r, i)] = time_s
         load.stored = end
-    for i in range(first, end):
-        e = find_entry(state, memory, node_at(state, r, i))
-        if e != NONE:
-            caches.entries[e].is_cached = 0
+    _mark_offer(state, w, r, first, end, 0)
 
 
 @small_jit
@@ -362,7 +428,7 @@ def _can_leave(entry):
 
 
 @kernel_jit
-def _make_room(state, w, missing):
+def _make_room(state, w, missing, time_s):
     """Make room for `missing` nodes in the CPU memory of worker w, and return whether there is room. If too
     few nodes can leave, none does.
     """
@@ -384,6 +450,8 @@ def _make_room(state, w, missing):
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if _can_leave(caches.entries[e]):
+            if state.offload.memories[w].is_shared:
+                state.offload.left_s[np.int64(caches.entries[e].node)] = time_s
             _unlist_in_memory(state, w, e)
             drop_entry(state, e)
             excess -= 1

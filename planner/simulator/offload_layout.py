@@ -69,9 +69,13 @@ class Offload(NamedTuple):
 
     memories: npt.NDArray[np.void]  # (W,) MEMORY
     loads: npt.NDArray[np.void]  # (n,) LOAD
+    # Of a shared store, (nodes,): since when each node is in it, and until when it was (before a later return
+    # to it, or now). Else empty.
+    stored_s: npt.NDArray[np.float64]
+    left_s: npt.NDArray[np.float64]
 
 
-NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD))
+NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD), np.zeros(0), np.zeros(0))
 
 
 def make_offload(
@@ -108,4 +112,5 @@ def make_offload(
         memories["memory_nodes"] = np.iinfo(np.int64).max
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE
-    return Offload(memories, loads)
+    most_nodes = len(trace.prefix_ids) if kv_offload.is_shared else 0  # If no prompts share any.
+    return Offload(memories, loads, np.full(most_nodes, np.inf), np.full(most_nodes, -np.inf))

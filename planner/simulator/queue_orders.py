@@ -26,7 +26,8 @@ Service is the computed tokens of prompts (cached ones are free) and the tokens 
 weight (`extend_weight`, `output_weight`). vtc divides it by the tenant's weight; for dlpm and dlpm-turns that
 weight multiplies the quantum. vtc and dlpm charge output when a run of decode steps ends (decoding.py says
 what runs and lanes are), or when a request arrives in the middle of a run. Preempted requests go before all
-others: their key is negative. Letters: w is a worker, r a request, u a tenant, l a lane.
+others: their key is negative; with dlpm-turns they keep their number. Letters: w is a worker, r a request, u
+a tenant, l a lane.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def next_waiting(state, w):
         _refill_credit(state, w)
     # The best prompt has the `most` cached nodes or, for vtc and dlpm-turns, the `least` service or place.
     # `most` begins at NONE, which is -1, so that a prompt with 0 cached nodes beats it.
-    best, most, least = NONE, NONE, np.inf
+    best, most, least, arrival_s = NONE, NONE, np.inf, np.inf
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
@@ -182,8 +183,10 @@ def next_waiting(state, w):
             if tenant.served < least:
                 best, least = r, tenant.served
         elif order == TURNS:
-            if state.caches.prompts[r].place < least:
-                best, least = r, state.caches.prompts[r].place
+            place = state.caches.prompts[r].place
+            # Of equal places the first to arrive; a preempted request stands behind later ones in the list.
+            if place < least or (place == least and state.requests[r].arrival_s < arrival_s):
+                best, least, arrival_s = r, place, state.requests[r].arrival_s
         elif order == LPM or tenant.credit > 0.0:
             nodes = cached_nodes(state, w, r)
             if nodes > most:

@@ -380,6 +380,40 @@ def _due_s(state, r):
     return state.classes[r].due_s
 
 
+@where_has("caches", lambda state, r: 0.0)
+def _place_in_turns(state, r):
+    """The number that the router gave request r, for the queue dlpm-turns."""
+    return state.caches.prompts[r].place
+
+
+@small_jit
+def _ranked_tokens(kind, request):
+    """The tokens by which the orders sjf, ljf and srpt sort, smallest first."""
+    tokens = float(request.input_tokens)
+    if kind.queue_order == LJF:
+        return LONGEST - tokens
+    # SRPT goes by the prompt and the predicted answer.
+    return tokens if kind.queue_order == SJF else tokens + request.predicted_tokens
+
+
+@kernel_jit
+def priority_of(state, w, r):
+    """The place of request r in the queue order of worker w, smallest first: vLLM's priority where engines go
+    by one (TYPE.by_priority), in all orders but those that look at caches, and in no scheduling batches.
+    """
+    request, kind = state.requests[r], state.types[state.workers[w].type]
+    if kind.queue_order == FCFS:
+        return request.arrival_s
+    if kind.queue_order == EDF:
+        return request.arrival_s + _due_s(state, r)
+    if kind.queue_order > EDF:
+        return _place_in_turns(state, r)
+    tokens = _ranked_tokens(kind, request)
+    if kind.queue_window_s < np.inf:
+        return request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
+    return tokens
+
+
 @kernel_jit
 def enqueue_request(state, w, r):
     """Let request r wait for its prefill on worker w, in the order of the queue policy."""
@@ -391,37 +425,30 @@ def enqueue_request(state, w, r):
     if kind.queue_order > EDF:
         line_up(state, w, r, False)  # False: at the end of its queue.
         return
-    tokens = float(request.length_tokens)
-    if kind.queue_order == FCFS:
-        key = request.arrival_s
-    elif kind.queue_order == EDF:
-        key = request.arrival_s + _due_s(state, r)
+    # Requests in orders by tokens may be sorted inside scheduling batches, which are served in turn.
+    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:
+        # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
+        if worker.filled_batch <= worker.served_batch:
+            worker.filled_batch, worker.filled = worker.served_batch + 1, 0
+        elif worker.filled == kind.queue_batch:
+            worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
+        worker.filled += 1
+        key = worker.filled_batch * LONGEST + _ranked_tokens(kind, request)
     else:
-        if kind.queue_order == LJF:
-            tokens = LONGEST - tokens
-        elif kind.queue_order != SJF:
-            # SRPT goes by the prompt and the predicted rest of the answer.
-            tokens += request.predicted_tokens - request.generated_tokens
-        if kind.queue_batch > 0:  # Requests are sorted inside scheduling batches, which are served in turn.
-            # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
-            if worker.filled_batch <= worker.served_batch:
-                worker.filled_batch, worker.filled = worker.served_batch + 1, 0
-            elif worker.filled == kind.queue_batch:
-                worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
-            worker.filled += 1
-            key = worker.filled_batch * LONGEST + tokens
-        elif kind.queue_window_s < np.inf:
-            key = request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
-        else:
-            key = tokens
+        key = priority_of(state, w, r)
     worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
 
 
 @kernel_jit
-def enqueue_first(state, w, r):
-    """Let request r, which was preempted, wait before all others, also those preempted earlier."""
+def enqueue_preempted(state, w, r):
+    """Let request r, which was preempted, wait before all others, also those preempted earlier; or, where
+    engines go by priority, for its next turn by that.
+    """
     worker = state.workers[w]
     worker.preemptions += 1
+    if state.types[worker.type].by_priority > 0:
+        enqueue_request(state, w, r)
+        return
     worker.waiting += 1
     count_waiting(state, w, r, 1)
     if state.types[worker.type].queue_order > EDF:
@@ -540,8 +567,8 @@ def refresh_next_finish_step(state, l):
 def _preempt_request(state, w, r, tokens, cached, recomputed):
     """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens.
 
-    The first `cached` of these tokens stay in a prefix cache. The request waits before all others, to compute
-    `recomputed` tokens again.
+    The first `cached` of these tokens stay in a prefix cache. The request waits to compute `recomputed`
+    tokens again (`enqueue_preempted`).
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
@@ -554,7 +581,7 @@ def _preempt_request(state, w, r, tokens, cached, recomputed):
     # A finished request may be preempted too: its engine has not seen its last token yet (LEAVING).
     if request.status == UNFINISHED:
         add_load(state, w, float(recomputed), 0.0, 0.0)
-        enqueue_first(state, w, r)
+        enqueue_preempted(state, w, r)
 
 
 @kernel_jit
@@ -562,19 +589,27 @@ def cached_tokens(state, l, slot):
     """Tokens of a running decode whose full blocks are in the prefix cache.
 
     An asynchronous engine has not cached the token of the step under way, unless the request's prompt ended
-    in that step.
+    in that step or no step was under way.
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
+    worker = state.workers[state.lanes[l].worker]
     # A row has its length as of when it joined the lane; equal means that its prompt ended in this step.
     is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
-    kind = state.types[state.workers[state.lanes[l].worker].type]
-    return c - 1 if kind.is_async and not is_fresh else c
+    return c - 1 if state.types[worker.type].is_async and worker.formed_s < np.inf and not is_fresh else c
 
 
 @kernel_jit
-def preempt_decode(state, l, slot):
-    """Drop a running decode: it waits, before all others, to recompute everything it had."""
+def preempt_decode(state, l, slot, is_in_step):
+    """Drop a running decode: it waits to recompute everything it had (`enqueue_preempted`).
+
+    If it `is_in_step`, the step that is formed, vLLM has cached all its tokens that are known: an
+    asynchronous engine does not know the one of the step under way, which the formed step was to compute.
+    """
     cached = cached_tokens(state, l, slot)
+    if is_in_step:
+        worker = state.workers[state.lanes[l].worker]
+        has_step = state.types[worker.type].is_async > 0 and worker.formed_s < np.inf
+        cached = state.slots[l, slot].context_offset + state.lanes[l].decode_step + (not has_step)
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
     request = state.requests[r]

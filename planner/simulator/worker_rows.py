@@ -23,6 +23,7 @@ from planner.policies import (
     ROUTING,
     STEPWISE,
     TIES_BY,
+    VLLM_V1,
 )
 from planner.simulator import layout
 from planner.simulator.simulation import Floats, Ints
@@ -82,6 +83,15 @@ def _type_row(
 _remembered_type_row = lru_cache(maxsize=REMEMBERED_TYPES)(_type_row)
 
 
+def _goes_by_priority(policies: Policies) -> bool:
+    """Whether requests are preempted by priority, as in a vLLM that takes prompts by priority: not where
+    prompts are sorted in scheduling batches, which no priority expresses.
+    """
+    row = QUEUE[policies.queue]
+    is_batched = policies.queue_batch > 0 and not row.by_deadline
+    return row.is_by_priority and BATCHING[policies.batching].code == VLLM_V1 and not is_batched
+
+
 def _fill_type(
     row: npt.NDArray[np.void], worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int
 ) -> None:
@@ -108,6 +118,7 @@ def _fill_type(
         ("queue_window_s", policies.queue_window_s),
         ("queue_longest_tokens", float(longest_tokens)),
         ("queue_batch", policies.queue_batch),
+        ("by_priority", _goes_by_priority(policies)),
         ("admission", ADMISSION[policies.admission].code),
         ("token_budget", worker_type.max_num_batched_tokens),
         ("long_prefill_tokens", policies.long_prefill_token_threshold),

@@ -17,7 +17,7 @@ from offload_cases import (
     random_case,
     with_disk,
 )
-from offload_reference import AsyncOffloadReference, LateAsyncOffloadReference, OffloadReference
+from offload_reference import AsyncOffloadReference, OffloadReference
 from shares import some
 from simulations import LLM, make_pool, prefix_trace
 
@@ -47,7 +47,7 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
         found = simulate(fleet, trace)
         if engine == "async" and found.preemptions.any():
             continue
-        plain = (LateAsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
+        plain = (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
         check_same(found, plain, f"seed {seed}")
         apart, _ = random_case(seed, engine=ENGINES[engine])
         apart = replace(fleet, policies=replace(fleet.policies, kv_offload=apart.policies.kv_offload))

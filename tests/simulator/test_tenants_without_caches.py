@@ -80,7 +80,10 @@ def test_equals_the_plain_simulator(seed: int) -> None:
 
 @pytest.mark.parametrize("queue", ["vtc", "dlpm", "dlpm-turns"])
 def test_one_tenant_alone_is_served_first_come_first_served(queue: str) -> None:
-    """With caches and without engines, and with them."""
+    """With caches and without engines, and with them. With dlpm-turns not where requests are preempted, as
+    engines go by their numbers then.
+    """
+    compared = 0
     for seed in range(300, 340):
         fleet, trace, _ = random_case_without_caches(seed)
         alone = replace(trace, tenant=0 * trace.tenant, tenants=("t1",))
@@ -88,7 +91,11 @@ def test_one_tenant_alone_is_served_first_come_first_served(queue: str) -> None:
             simulate(replace(fleet, policies=replace(fleet.policies, queue=name)), alone)
             for name in ("fcfs", queue)
         )
+        if queue == "dlpm-turns" and plain.preemptions.any():
+            continue
         np.testing.assert_allclose(counted.e2e_s, plain.e2e_s, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}")
+        compared += 1
+    assert compared > 10
 
 
 def test_block_ids_change_nothing_without_caches() -> None:

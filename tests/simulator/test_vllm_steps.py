@@ -16,7 +16,7 @@ RECORD = json.loads((Path(__file__).parents[1] / "data" / "vllm_steps.json").rea
 
 
 def seed_of(row: dict[str, Any]) -> str:
-    return str(row["case"]["seed"])
+    return f"{row['case'].get('queue', 'fcfs')}-{row['case']['seed']}"
 
 
 @pytest.mark.parametrize("row", RECORD["transcripts"], ids=seed_of)

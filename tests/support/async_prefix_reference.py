@@ -120,5 +120,7 @@ class AsyncPrefixReference(AsyncReference, PrefixReference):
         self.caches[worker.index].heard |= self.filled[request.index]
 
     def found_again(self, worker: Worker, request: Request) -> int:
+        if request is self.out_of_step:  # With the next token, where it is known.
+            return request.cached + (not self.is_preparing)
         is_under_way = self.is_preparing and request in self.running[worker.index].decoding
         return request.cached - is_under_way

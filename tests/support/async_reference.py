@@ -103,13 +103,11 @@ class AsyncReference(Reference):
             list(worker.running), deque(worker.ready), bool(worker.waiting)
         )
 
+    def is_kept(self, worker: Worker, request: Request) -> bool:
+        return worker.role == "prefill" and self.is_handed_over(worker, request)
+
     def preempt(self, worker: Worker) -> Request:
-        if worker.role == "prefill":
-            at = max(
-                i for i, request in enumerate(worker.running) if not self.is_handed_over(worker, request)
-            )
-            worker.running.append(worker.running.pop(at))
-        request = worker.running[-1]
+        request = self.victim(worker)
         if self.is_preparing and request.shown is None:
             request.shown = request.to_prefill + request.unseen
             self.hidden[worker.index].append(request)

@@ -87,13 +87,15 @@ def with_adapters(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> tuple
     return fleet.with_types(lambda kind: replace(kind, lora=slots)), trace
 
 
-def with_memory(fleet: Fleet, seed: int) -> Fleet:
-    """The same fleet with memory behind its prefix caches, of each worker and with a disk or not, or shared;
-    the plain simulator of asynchronous engines looks into a shared one at another moment.
+def with_memory(fleet: Fleet, seed: int, *, is_shared: bool = False) -> Fleet:
+    """The same fleet with memory behind its prefix caches: of each worker, with a disk or not, or shared.
+
+    Of asynchronous engines it is shared only where that is asked for.
     """
     rng = np.random.default_rng([seed, 72])
     is_async = fleet.engine is not None and fleet.engine.async_scheduling
     kind = int(rng.integers(2 if is_async else 3))
+    kind = 2 if is_shared else kind
     size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
     token_s = float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform())
     fleet = fleet.with_types(lambda each: replace(each, kv_beside=BESIDE_NOTHING))
@@ -132,9 +134,15 @@ def compare_adapters_with_caches(seed: int) -> None:
     )
 
 
-def compare_memory(seed: int) -> None:
+def compare_store(seed: int) -> None:
+    """Two seeds in four have asynchronous engines."""
+    compare_memory(seed, is_shared=True)
+
+
+def compare_memory(seed: int, *, is_shared: bool = False) -> None:
     fleet, trace, reference = random_prefix_case(seed)
-    fleet = with_memory(with_some_order(fleet, trace, np.random.default_rng([seed, 73])), seed)
+    fleet = with_some_order(fleet, trace, np.random.default_rng([seed, 73]))
+    fleet = with_memory(fleet, seed, is_shared=is_shared)
     is_async = reference is AsyncPrefixReference
     plain, found = compare_prefix_fleet(
         fleet, trace, AsyncOffloadReference if is_async else OffloadReference, f"seed {seed}"
@@ -151,6 +159,7 @@ KINDS: dict[str, Callable[[int], None]] = {
     "adapters": compare_adapters,
     "adapters, caches": compare_adapters_with_caches,
     "memory": compare_memory,
+    "store": compare_store,
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from offload_reference import AsyncOffloadReference, LateAsyncOffloadReference, OffloadReference
+from offload_reference import AsyncOffloadReference, OffloadReference
 from simulations import LLM, make_latency, make_pool, prefix_trace, random_prompts
 
 from planner.fleet import Fleet, Policies
@@ -113,11 +113,7 @@ def with_disk(fleet: Fleet, seed: int) -> Fleet:
 
 def reference_of(fleet: Fleet, trace: Trace, engine: str) -> OffloadReference:
     """The plain simulator for this engine."""
-    asked = fleet.policies.kv_offload
-    if engine != "async":
-        return OffloadReference(fleet, trace)
-    is_late = asked is not None and asked.is_shared
-    return (LateAsyncOffloadReference if is_late else AsyncOffloadReference)(fleet, trace)
+    return (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ store is one dictionary that all workers have.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
 from dataclasses import dataclass
 
 from async_prefix_reference import AsyncPrefixReference
@@ -29,7 +29,9 @@ class Load:
     request: Request
     nodes: list[Node]
     tokens: int  # of its prompt that it has then
-    end_s: float
+    spared: int  # of these the load brings
+    from_disk: int  # nodes
+    end_s: float = math.inf  # until it has begun
     known_step: int | None = None  # None: it has not ended
     is_heard: bool = False  # its worker has formed a step since
 
@@ -56,6 +58,8 @@ class OffloadReference(PrefixReference):
             self.kept = [self.kept[0]] * len(self.workers)
         self.link_of = [0 if asked.is_shared else w for w in range(len(self.workers))]
         self.loading: list[list[Load]] = [[] for _ in self.workers]
+        self.to_start: list[list[Load]] = [[] for _ in self.workers]  # as the step that is prepared begins
+        self.computed_then: dict[int, int] = {}  # tokens of a request, once the step under way has ended
         self.free_s = [0.0 for _ in self.workers]
         self.stored = [0 for _ in self.requests]  # nodes up to which a request has offered its own
         self.used_lengths: list[set[int]] = [set() for _ in self.requests]  # lengths of nodes
@@ -157,35 +161,38 @@ class OffloadReference(PrefixReference):
         request.blocks = len(nodes) * self.blocks
         worker.free -= request.blocks
         self.evict(worker)
-        seconds = request.blocks * self.block_s[w]
-        now = self.next_step_s(worker, now)
-        link = self.link_of[w]
-        self.free_s[link] = end_s = max(self.free_s[link], now) + seconds
-        if from_disk := sum(node in self.on_disk[w] for node in nodes):
-            disk_s = from_disk * self.blocks * self.disk_block_s[w]
-            self.disk_free_s[w] = max(self.disk_free_s[w], now) + disk_s
-            end_s = max(end_s, self.disk_free_s[w])
         total = tokens + len(nodes) * self.block
         spared = min(total, request.input + request.generated - 1)
-        if self.loaded_tokens[i] < 0:
-            self.loaded_tokens[i], self.waited_s[i] = spared - tokens, end_s - now
-            self.disk_tokens[i] = min(from_disk * self.block, spared - tokens)
         request.cached = spared  # what is still to be computed, for routers
-        self.loading[w].append(Load(request, nodes, total, end_s))
+        load = Load(request, nodes, total, spared - tokens, sum(node in self.on_disk[w] for node in nodes))
+        self.loading[w].append(load)
         self.stored[i] = len(used) + len(nodes)
         self.used_lengths[i] |= set(range(len(used) + 1, self.stored[i] + 1))
         self.loads += 1
-        heapq.heappush(self.events, (end_s, LOAD, w))
+        if worker.step_start_s is None:
+            self.start_load(worker, load, now)
+        else:
+            self.to_start[w].append(load)
         return True
+
+    def start_load(self, worker: Worker, load: Load, now: float) -> None:
+        """With the step that it was found for: from now on it has the link, after those that have it."""
+        w, i = worker.index, load.request.index
+        link, blocks = self.link_of[w], len(load.nodes) * self.blocks
+        self.free_s[link] = load.end_s = max(self.free_s[link], now) + blocks * self.block_s[w]
+        if load.from_disk:
+            disk_s = load.from_disk * self.blocks * self.disk_block_s[w]
+            self.disk_free_s[w] = max(self.disk_free_s[w], now) + disk_s
+            load.end_s = max(load.end_s, self.disk_free_s[w])
+        if self.loaded_tokens[i] < 0:
+            self.loaded_tokens[i], self.waited_s[i] = load.spared, load.end_s - now
+            self.disk_tokens[i] = min(load.from_disk * self.block, load.spared)
+        heapq.heappush(self.events, (load.end_s, LOAD, w))
 
     def leave_queue(self, worker: Worker, request: Request) -> None:
         worker.waiting.remove(request)
         if not request.preemptions:
             worker.served_batch = request.queue_batch
-
-    def next_step_s(self, worker: Worker, now: float) -> float:
-        """When the step that is formed begins."""
-        return now
 
     def cache_loaded(self, worker: Worker, load: Load) -> None:
         """What has come is found by others."""
@@ -292,46 +299,17 @@ class OffloadReference(PrefixReference):
 
 
 class AsyncOffloadReference(OffloadReference, AsyncPrefixReference):
-    def next_step_s(self, worker: Worker, now: float) -> float:
-        return now if worker.step_start_s is None else now + self.running[worker.index].step_s
+    def next_step(self, worker: Worker, now: float) -> Formed | None:
+        to_start, self.to_start[worker.index] = self.to_start[worker.index], []
+        for load in to_start:
+            self.start_load(worker, load, now)
+        return super().next_step(worker, now)
+
+    def advance(self, worker: Worker, request: Request, n: int) -> bool:
+        is_first = super().advance(worker, request, n)
+        self.computed_then[request.index] = request.cached
+        return is_first
 
     def computed_chunks(self, worker: Worker) -> list[tuple[Request, int]]:
-        return [(request, request.cached) for request, _ in self.running[worker.index].chunks]
-
-
-class LateAsyncOffloadReference(AsyncOffloadReference):
-    """Forms a step when the one before ends, of whoever had come when that began: the kernel's way, which
-    shows where workers share a store.
-    """
-
-    def __init__(self, fleet: Fleet, trace: Trace) -> None:
-        super().__init__(fleet, trace)
-        self.came_s = {request.index: -1.0 for request in self.requests}
-        self.is_late = False  # the step that is formed is the one after the running one
-
-    def arrive(self, request: Request, now: float) -> None:
-        self.came_s[request.index] = now
-        super().arrive(request, now)
-
-    def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
-        if is_prepared and not self.is_late:
-            return None
-        return super().formed(worker, now, is_prepared=is_prepared)
-
-    def end_step(self, worker: Worker, now: float) -> None:
-        w = worker.index
-        for request, n in self.computed_chunks(worker):
-            self.store(worker, request, n)
-        begun_s = worker.step_start_s
-        assert begun_s is not None
-        waiting = list(worker.waiting)
-        later = [request for request in waiting if self.came_s[request.index] > begun_s]
-        worker.waiting = deque(request for request in waiting if request not in later)
-        self.is_late = True
-        self.prepared[w] = self.formed(worker, now, is_prepared=True)
-        self.is_late = False
-        worker.waiting.extend(later)
-        super().end_step(worker, now)
-
-    def next_step_s(self, worker: Worker, now: float) -> float:
-        return now
+        chunks = self.running[worker.index].chunks
+        return [(request, self.computed_then[request.index]) for request, _ in chunks]

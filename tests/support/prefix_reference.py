@@ -240,8 +240,10 @@ class PrefixReference(Reference):
         request.blocks = blocks
 
     def found_again(self, worker: Worker, request: Request) -> int:
-        """Tokens whose full blocks stay in the cache when the request leaves."""
-        return request.cached
+        """Tokens whose full blocks stay in the cache when the request leaves: the next one too, if it was in
+        the step that is formed.
+        """
+        return request.cached + (request is self.out_of_step)
 
     def evict(self, worker: Worker) -> None:
         cache = self.caches[worker.index]
@@ -325,6 +327,11 @@ class PrefixReference(Reference):
         else:  # as they came
             worker.waiting.append(request)
 
+    def priority(self, request: Request) -> tuple[float, ...]:
+        if self.policies.queue != "dlpm-turns":
+            return super().priority(request)
+        return *self.place[request.index], request.arrival_s, request.index
+
     def preempt(self, worker: Worker) -> Request:
         request = super().preempt(worker)
         self.was_preempted.add(request.index)
@@ -383,13 +390,13 @@ class PrefixReference(Reference):
     def next_waiting(self, worker: Worker) -> Request | None:
         self.evict(worker)
         waiting, w, queue = worker.waiting, worker.index, self.policies.queue
+        if queue == "dlpm-turns":
+            return min(waiting, key=self.priority)
         if queue in PLAIN_QUEUES or waiting[0].index in self.was_preempted:
             return waiting[0]
         if queue == "lpm":
             return max(waiting, key=lambda request: len(self.matched(worker, request)))
         tenants = {self.tenant[request.index] for request in waiting}
-        if queue == "dlpm-turns":
-            return min(waiting, key=lambda request: self.place[request.index])
         if queue == "vtc":
             return min(waiting, key=lambda request: self.served[w][self.tenant[request.index]])
         if queue == "dlpm":

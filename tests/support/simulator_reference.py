@@ -174,6 +174,7 @@ class Reference:
         self.link_free_s = self.link_last_s = -math.inf
         self.event_s = -math.inf  # of the last event that was no arrival
         self.transfers = self.done = self.released = 0
+        self.out_of_step: Request | None = None  # a decode that is preempted from the step that is formed
 
     def due_after_s(self, trace: Trace, i: int) -> float:
         """Seconds after its arrival at which a request is due: those of its first class, or the longest."""
@@ -324,10 +325,13 @@ class Reference:
         self.wake(worker, now)
 
     def line_up(self, worker: Worker, request: Request) -> None:
-        """In the order of the queue, of equals by number; after all that were preempted."""
+        """In the order of the queue, of equals by number; after all that were preempted, which go by their
+        priority only if they have one.
+        """
         self.rank(worker, request)
         at = len(worker.waiting)
-        while at and not (last := worker.waiting[at - 1]).preemptions:
+        while at and (self.goes_by_priority() or not worker.waiting[at - 1].preemptions):
+            last = worker.waiting[at - 1]
             if (last.queue_batch, last.queue_key, last.index) < (
                 request.queue_batch,
                 request.queue_key,
@@ -439,21 +443,49 @@ class Reference:
 
     def go_on(self, worker: Worker, longest: int, budget: int) -> tuple[bool, int]:
         """Whoever runs is in the step: whether somebody found no block, and the tokens that are left."""
-        was_short, i = False, 0
-        while i < len(worker.running) and budget > 0:
-            request = worker.running[i]
-            i += 1
+        was_short = False
+        looked_at: list[Request] = []
+        while budget > 0:
+            ahead = [request for request in worker.running if request not in looked_at]
+            if not ahead:
+                break
+            request = ahead[0]
+            looked_at.append(request)
             if self.is_leaving(request):
                 continue
             n = 1 if request.is_prefilled else min(request.to_prefill, longest, budget)
             while (missing := blocks_of(request.cached + n) - blocks_of(request.cached)) > worker.free:
                 was_short = True
-                if self.preempt(worker) is request:
-                    break
-            else:
-                budget -= n
-                self.add(worker, request, n, missing)
+                in_step = {decode: 1 for decode in worker.decoding} | dict(worker.chunks)
+                victim = self.preempt(worker)
+                if victim is request:
+                    return was_short, budget
+                if victim in in_step:
+                    budget += in_step[victim]
+                    worker.decoding = [decode for decode in worker.decoding if decode is not victim]
+                    worker.chunks = [chunk for chunk in worker.chunks if chunk[0] is not victim]
+            budget -= n
+            self.add(worker, request, n, missing)
         return was_short, budget
+
+    def goes_by_priority(self) -> bool:
+        """Whether requests bring a number to the engine: in the orders that are deployed so."""
+        policies = self.fleet.policies
+        is_known = policies.queue in ("sjf", "ljf", "srpt") and not policies.queue_batch
+        return is_known or policies.queue in ("edf", "dlpm-turns")
+
+    def priority(self, request: Request) -> tuple[float, ...]:
+        """The smallest goes first."""
+        return request.queue_key, request.arrival_s, request.index
+
+    def victim(self, worker: Worker) -> Request:
+        """Whom to preempt: the last by priority, or the one admitted last."""
+        able = [request for request in worker.running if not self.is_kept(worker, request)]
+        return max(able, key=self.priority) if self.goes_by_priority() else able[-1]
+
+    def is_kept(self, worker: Worker, request: Request) -> bool:
+        """Whether nobody preempts it."""
+        return False
 
     def admit(self, worker: Worker, now: float, longest: int, budget: int) -> None:
         """Whoever waits is, while there is room."""
@@ -539,14 +571,30 @@ class Reference:
             request.unseen += n
 
     def preempt(self, worker: Worker) -> Request:
-        """Drop the request admitted last."""
-        request = worker.running.pop()
+        """Drop a request, which waits before all others, or by its priority. What it had of a prompt in the
+        step that is formed is in its blocks, computed or not; a block for its next token is free again.
+        """
+        request = self.victim(worker)
+        worker.running.remove(request)
+        request.cached += sum(n for chunk, n in worker.chunks if chunk is request)
+        if any(decode is request for decode in worker.decoding):
+            new = blocks_of(request.cached + 1) - blocks_of(request.cached)
+            request.blocks -= new
+            worker.free += new
+            self.out_of_step = request
         self.give_back(worker, request)
+        self.out_of_step = None
         request.cached = request.unseen = 0
         request.is_prefilled = False
         request.preemptions += 1
-        worker.waiting.appendleft(request)
+        self.line_up_again(worker, request)
         return request
+
+    def line_up_again(self, worker: Worker, request: Request) -> None:
+        if self.goes_by_priority():
+            self.line_up(worker, request)
+        else:
+            worker.waiting.appendleft(request)
 
     def end_step(self, worker: Worker, now: float) -> None:
         assert worker.step_start_s is not None

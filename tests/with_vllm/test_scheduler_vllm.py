@@ -14,6 +14,7 @@ from vllm_cases import (
     is_late,
     kind_of,
     offload_case,
+    priority_case,
     random_case,
     simulated,
     vllm_transcripts,
@@ -43,6 +44,15 @@ def test_every_step_of_random_cases_with_adapters() -> None:
     found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
     assert not any(found), "\n".join(filter(None, found[:5]))
     assert sum(map(is_late, cases)) >= CASES // 3
+
+
+def test_every_step_of_random_cases_by_priority() -> None:
+    """Who is preempted, what is left out of a step, and who comes back when."""
+    cases = [priority_case(seed) for seed in range(CASES)]
+    transcripts = vllm_transcripts(cases)
+    found = [difference(case, steps) for case, steps in zip(cases, transcripts, strict=True)]
+    assert not any(found), "\n".join(filter(None, found[:5]))
+    assert sum(any(step[4] for step in steps) for steps in transcripts) >= CASES // 4
 
 
 def test_every_step_of_random_cases_with_cpu_memory() -> None:
