@@ -27,12 +27,6 @@ def passes_over(state):
     return True
 
 
-@where_has("adapters", lambda state, w, r, by: None)
-def count_waiting(state, w, r, by):
-    """Add `by` to the requests that wait on worker w for the adapter of request r."""
-    state.adapters.waiting[w, state.adapters.adapter_of[r]] += by
-
-
 @kernel_jit
 def _add_to_step(state, r):
     """Add the adapter of request r to those of the step that is being formed.

@@ -57,7 +57,6 @@ from planner.policies import (
 )
 from planner.simulator.adapters import (
     adapters_s,
-    count_waiting,
     is_loading,
     next_ready,
     next_with_slot,
@@ -112,7 +111,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.offload_layout import LOADING
 from planner.simulator.priorities import schedule_by_priority
-from planner.simulator.queue_orders import leave_queue, may_reorder, note_admission
+from planner.simulator.queue_orders import count_waiting, leave_queue, may_reorder, note_admission
 from planner.simulator.queues import append_to_list, pop_first
 from planner.simulator.slots import (
     LONGEST,

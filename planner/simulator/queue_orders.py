@@ -123,6 +123,12 @@ def _count_waiting_prompt(state, w, r):
     tenant.waiting += 1
 
 
+@where_has("adapters", lambda state, w, r, by: None)
+def count_waiting(state, w, r, by):
+    """Add `by` to the requests that wait on worker w for the adapter of request r."""
+    state.adapters.waiting[w, state.adapters.adapter_of[r]] += by
+
+
 def _leave_plain_queue(state, w, r):
     """`leave_queue` in fleets without caches, where all queues are heaps."""
     worker = state.workers[w]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import EDF, FCFS, LJF, LOWEST_BY_LOT, RESERVE_STATIC, SJF, VLLM_V1
-from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
 from planner.simulator.counting import (
     count_value,
@@ -51,7 +50,7 @@ from planner.simulator.layout import (
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.predictions import forget_errors, note_end
-from planner.simulator.queue_orders import charge_output, line_up
+from planner.simulator.queue_orders import charge_output, count_waiting, line_up
 from planner.simulator.queues import append_to_list, insert_in_heap, pop_first, remove_from_list
 
 LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
