@@ -41,6 +41,18 @@ def test_kernel_equals_the_plain_simulator(seed: int) -> None:
     compare(*random_ranked_case(seed, dyadic=False), reference=Ranks)
 
 
+@pytest.mark.parametrize("queue", ["sjf", "ljf", "srpt"])
+def test_ranks_preempt_by_priority_each_among_its_own(queue: str) -> None:
+    """Twelve random fleets each."""
+    preemptions = 0
+    for seed in range(12):
+        fleet, trace, limits, closed_loop = random_ranked_case(seed, dyadic=False)
+        fleet = replace(fleet, policies=replace(fleet.policies, queue=queue))
+        found, _ = compare(fleet, trace, limits, closed_loop, reference=Ranks)
+        preemptions += int(found.preemptions.sum())
+    assert preemptions > 10
+
+
 @pytest.mark.parametrize("seed", some(range(80), 27))
 def test_kernel_equals_the_plain_simulator_where_events_coincide(seed: int) -> None:
     compare(*random_ranked_case(seed, dyadic=True), reference=Ranks)

@@ -453,10 +453,11 @@ class Reference:
             looked_at.append(request)
             if self.is_leaving(request):
                 continue
-            n = 1 if request.is_prefilled else min(request.to_prefill, longest, budget)
-            while (missing := blocks_of(request.cached + n) - blocks_of(request.cached)) > worker.free:
+            width = self.width(worker)
+            n = width if request.is_prefilled else min(request.to_prefill, longest, budget)
+            while (missing := self.missing(worker, request, n)) > worker.free:
                 was_short = True
-                in_step = {decode: 1 for decode in worker.decoding} | dict(worker.chunks)
+                in_step = dict.fromkeys(worker.decoding, width) | dict(worker.chunks)
                 victim = self.preempt(worker)
                 if victim is request:
                     return was_short, budget
@@ -467,6 +468,14 @@ class Reference:
             budget -= n
             self.add(worker, request, n, missing)
         return was_short, budget
+
+    def width(self, worker: Worker) -> int:
+        """Tokens of a decode in a step."""
+        return 1
+
+    def missing(self, worker: Worker, request: Request, n: int) -> int:
+        """Blocks that the next n tokens of a request take."""
+        return blocks_of(request.cached + n) - blocks_of(request.cached)
 
     def goes_by_priority(self) -> bool:
         """Whether requests bring a number to the engine: in the orders that are deployed so."""

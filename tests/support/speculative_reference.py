@@ -58,18 +58,7 @@ class SpeculativeReference(Reference):
             self.width(worker),
         )
         worker.decoding, worker.chunks = [], []
-        was_short, i = False, 0
-        while i < len(worker.running) and budget > 0:
-            request = worker.running[i]
-            i += 1
-            n = width if request.is_prefilled else min(request.to_prefill, budget)
-            while (missing := self.missing(worker, request, n)) > worker.free:
-                was_short = True
-                if self.preempt(worker) is request:
-                    break
-            else:
-                budget -= n
-                self.add(worker, request, n, missing)
+        was_short, budget = self.go_on(worker, budget, budget)
         while budget > 0 and not was_short and len(worker.running) < seats:
             if worker.ready and self.has_kv(worker, worker.ready[0]) and budget >= width:
                 request = worker.ready[0]
@@ -98,9 +87,9 @@ class SpeculativeReference(Reference):
         return was_short
 
     def missing(self, worker: Worker, request: Request, n: int) -> int:
-        if request.is_prefilled:
+        if request.is_prefilled and worker.type.speculation is not None:
             return self.checked_blocks(worker, request)
-        return blocks_of(request.cached + n) - blocks_of(request.cached)
+        return super().missing(worker, request, n)
 
     def preempt(self, worker: Worker) -> Request:
         request = super().preempt(worker)
