@@ -24,6 +24,7 @@ else:
     import _signal as signal
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manager ends a program.
+_handled: list[int] = []  # Those that this process handles; the others are ignored, and stay so.
 _received: list[int] = []  # The interrupts that came; the first one decides the exit code.
 _is_reported = False
 _began_s = time.monotonic()
@@ -44,9 +45,10 @@ LOADING_THRESHOLDS = (10_000, 20, 100)
 def main() -> None:
     """Load the command and run it."""
     gc.set_threshold(*LOADING_THRESHOLDS)
-    # Under nohup, and behind &, a shell has interrupts ignored, and they stay ignored.
+    # Behind & a script's shell has Ctrl-C ignored, and it stays ignored; `kill` ends the command all the same.
     default_handlers = (signal.default_int_handler, signal.SIG_DFL)
-    handles_interrupts = all(signal.getsignal(number) in default_handlers for number in INTERRUPTS)
+    _handled.extend(number for number in INTERRUPTS if signal.getsignal(number) in default_handlers)
+    handles_interrupts = bool(_handled)
     if handles_interrupts:
         _handle_interrupts(_report_and_exit)
         atexit.register(_exit_if_interrupted)  # The first function registered is the last to run.
@@ -68,9 +70,9 @@ def main() -> None:
     command_output.began_s = _began_s
     sys.unraisablehook = _repeat_interrupt
     try:
-        if handles_interrupts:
+        _handle_interrupts(_raise_interrupt)
+        if signal.SIGINT in _handled:  # asyncio cancels its task on Ctrl-C where it finds Python's own handler.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, _raise_interrupt)
         run()
     except BaseException as error:
         if handles_interrupts:
@@ -86,7 +88,7 @@ def main() -> None:
 
 def _handle_interrupts(handler: Callable[..., object] | signal.Handlers) -> None:
     """From now on an interrupt calls `handler`."""
-    for number in INTERRUPTS:
+    for number in _handled:
         signal.signal(number, handler)
 
 

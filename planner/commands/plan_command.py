@@ -274,9 +274,10 @@ class BestSoFar:
         from planner.files.checked_files import to_yaml, write_file
         from planner.reports.output import BEST_SO_FAR
         from planner.reports.words import describe_fleet
+        from planner.search.problem.bill import bill_fleet
 
         fleet = self.latest.fleet()
-        message = f"the best fleet so far is {describe_fleet(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
+        message = f"the best fleet so far is {describe_fleet(fleet)}, {bill_fleet(fleet).usd_per_h:,.2f} USD/h"
         if self.out is None:
             return message
         head = f"# The search was interrupted; not certified: {message}.\n"

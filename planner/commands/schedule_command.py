@@ -105,7 +105,7 @@ def schedule(
     with Progress() as progress:
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        caveats = [caveat] if (caveat := schedule_caveat(market)) else []
+        caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
         if caveats:  # Only a plan.yaml has a caveat. The doubts about its fleet are printed too.
             print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]

@@ -39,6 +39,8 @@ from planner.units import count_text, show_s
 
 DEFAULT_START_S = 300.0  # How long a worker takes to start if its row does not say.
 PRICES = ("on_demand", "reserved", "spot")
+# Columns of a demand that name its windows, and are no LLM's rates.
+WINDOW_COLUMNS = {"window", "hour", "time", "timestamp", "date", "datetime", "day", "interval", "start"}
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6  # Of a worker that carries nothing no number would be enough.
 # The next three are about the part of a trace after its last full window; set by hand.
@@ -73,13 +75,15 @@ def read_market(path: Path) -> Market:
 
 
 def read_demand(path: Path, *, window_s: float) -> Demand:
-    """The demand of a CSV, whose rows are windows of `window_s`; all columns except `window` are LLMs."""
+    """The demand of a CSV, whose rows are windows of `window_s`; all columns but WINDOW_COLUMNS are LLMs."""
     return demand_of_table(read_csv(path), path, window_s=window_s)
 
 
 def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Demand:
     """Read the demand from a table in memory; see `read_demand`. Errors name `path`."""
-    llms = tuple(str(name) for name in table.columns if name != "window")
+    llms = tuple(
+        str(name) for name in table.columns if str(name).strip().lower() not in WINDOW_COLUMNS
+    )
     if not llms:
         raise InputError(f"{path}: has no column of rates; expected one per LLM beside `window`")
     return Demand(llms, np.array([read_number_column(table, llm, path) for llm in llms]), window_s)

@@ -25,8 +25,12 @@ from planner.units import parse_quantity
 
 Document = dict[str, Any]
 ON_SPOT = (
-    "; its spot workers are scheduled on demand, at that price: a schedule.yaml with spot: 0.25 and the spot "
+    "; its spot workers are scheduled on demand, at {price}: a schedule.yaml with spot: 0.25 and the spot "
     "price puts a part of the rate on spot"
+)
+WITHOUT_QUESTION = (
+    "; a price of plan.yaml counts as one on demand, paid by the hour: with --slo, the question, a reserved "
+    "price stays reserved, and its stock and limits count"
 )
 CAVEAT = (
     "what one worker sustains is the plan's traffic over the equal parts of its fleet, which alone were not "
@@ -52,18 +56,24 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
 
-def schedule_caveat(path: Path) -> str:
-    """A sentence on what a schedule of a plan's fleet does not count; empty for files that are no plan."""
+def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
+    """A sentence on what a schedule of a plan's fleet does not count, and, unless the plan's question is
+    given too, on its prices; empty for files that are no plan.
+    """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
         return ""
     bill = plan.get("bill", {})
-    on_spot = ON_SPOT if any(market_of(pool["gpu"]) == SPOT for pool in plan["workers"]) else ""
+    doubts = "" if has_question else WITHOUT_QUESTION
+    if any(market_of(pool["gpu"]) == SPOT for pool in plan["workers"]):
+        # plan.yaml has prices of the GPUs that are used, so here none off spot.
+        price = "the question's price" if has_question else "the catalog's price, not the question's"
+        doubts = ON_SPOT.format(price=price) + doubts
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
     if not idle:  # The bill then counts GPUs in use alone, as a schedule does.
-        return CAVEAT + on_spot
+        return CAVEAT + doubts
     more_text = f"for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
-    return f"{CAVEAT}, {more_text}{on_spot}"
+    return f"{CAVEAT}, {more_text}{doubts}"
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
@@ -107,11 +117,12 @@ def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
 
 
 def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
-    """The line of `gpus` for a GPU of a plan: its price, and how many of it the schedule may use.
+    """The line of `gpus` for a GPU of a plan: its prices, and how many of it the schedule may use.
 
     If the plan has this GPU alone, and none on spot, the price is the plan's average per GPU; otherwise that
-    of the task, of plan.yaml or of the catalog, in this order. Owned GPUs are offered as reserved ones at the
-    price of their electricity: as many as the task has, or without a task the plan.
+    of the task, of plan.yaml or of the catalog, in this order. Where it is a reserved one of the task, the
+    task's price on demand stands beside it. Owned GPUs are offered as reserved ones at the price of their
+    electricity: as many as the task has, or without a task the plan.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
 
@@ -119,17 +130,16 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         usd_per_kwh = plan.get("electricity", {}).get(name, "0 usd/kWh")
         return gpu.power_w / 1e3 * parse_quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
 
-    usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
-    if task is not None:
-        usd_per_h = task.prices_usd_per_h.get(gpu.name, usd_per_h)
-    elif isinstance(written, Mapping) and gpu.name in written:
-        usd_per_h = parse_quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
-    usd_per_h += electricity_usd_per_h(gpu.name)
+    usd_per_h = _written_usd_per_h(plan, gpu, task) + electricity_usd_per_h(gpu.name)
     if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
         # The average of the bill has the electricity too.
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
     offer: Document = {"reserved" if is_reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
+    on_demand = {} if task is None else task.on_demand_usd_per_h
+    if is_reserved and (on_demand_usd_per_h := on_demand.get(gpu.name, on_demand.get(gpu.base))) is not None:
+        paid_usd_per_h = on_demand_usd_per_h + electricity_usd_per_h(gpu.name)
+        offer |= {"on_demand": f"{paid_usd_per_h:.12g} usd/h"}
     owned = sum(
         pool["count"] * _gpus_of_worker(pool) for pool in plan["workers"] if pool["gpu"] == gpu.name + OWNED
     )
@@ -137,7 +147,7 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         owned = task.owned.get(gpu.name, 0)
     if owned:
         offer = {
-            "on_demand": f"{usd_per_h:.12g} usd/h",
+            "on_demand": offer.get("on_demand", f"{usd_per_h:.12g} usd/h"),
             "reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h",
             "owned": owned,
         }
@@ -145,6 +155,19 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         return offer
     counts = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
     return offer | ({"stock": min(counts)} if counts else {})
+
+
+def _written_usd_per_h(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> float:
+    """The price of a GPU off spot, without electricity: the task's, that of plan.yaml, or the catalog's. A
+    GPU with a power cap that the task does not price costs what it costs without the cap.
+    """
+    written = plan.get("prices")
+    if task is not None:
+        prices = task.prices_usd_per_h
+        return prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h))
+    if isinstance(written, Mapping) and gpu.name in written:
+        return parse_quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
+    return gpu.price_usd_per_h
 
 
 def _gpus_of_worker(pool: Mapping[str, Any]) -> int:

@@ -259,6 +259,8 @@ class PlanQuestion:
     # By GPU: prices in place of the catalog's.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
+    # By GPU of `reserved`: what it costs on demand, where that is known. Only schedules read it.
+    on_demand_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     # By GPU: what it costs on demand and under each commitment, for the bill of a finished plan.
     offers_by_term: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
     # By GPU: the offer behind its price, where the price comes from the provider of `price_of`.
@@ -429,7 +431,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         llm = catalog.served_llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, unchecked_left_out = _parse_stock(fleet, owned, llm, catalog)
-        prices, reserved, spot = _parse_prices(fleet.subsection("prices"), catalog)
+        prices, reserved, on_demand, spot = _parse_prices(fleet.subsection("prices"), catalog)
         offers_by_term = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
         offers, gpus_not_offered, spot = _find_offers(
             fleet, rentable_stock(stock, owned), prices, spot, catalog
@@ -459,6 +461,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         draws=traffic.whole_number("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
+        on_demand_usd_per_h=_on_demand_offers(offers, catalog) | on_demand,
         offers_by_term=offers_by_term,
         offers=offers,
         gpus_not_offered=gpus_not_offered,
@@ -509,7 +512,7 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     named = None
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
-    prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
+    prices, _, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
     spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
     of_fleet = doubtful.fleet_doubts(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
@@ -737,10 +740,13 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 
 def _parse_prices(
     section: Section, catalog: Catalog
-) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
-    """The prices of workers off the spot market, the GPUs whose price is a reserved one, the spot markets."""
+) -> tuple[dict[str, float], frozenset[str], dict[str, float], dict[str, Spot]]:
+    """The prices of workers off the spot market, the GPUs whose price is a reserved one, what those of them
+    cost on demand that have such a price too, and the spot markets.
+    """
     prices: dict[str, float] = {}
     reserved: set[str] = set()
+    on_demand: dict[str, float] = {}
     spot: dict[str, Spot] = {}
     for name, value, where in values_by_gpu(section, catalog):
         if not isinstance(value, Mapping):
@@ -758,11 +764,22 @@ def _parse_prices(
             prices[name] = uninterrupted[cheaper_key]
             if cheaper_key == "reserved":
                 reserved.add(name)
+                on_demand |= {name: uninterrupted["on_demand"]} if "on_demand" in uninterrupted else {}
         if "spot" in price_section:
             spot[name] = _parse_spot(price_section)
         elif any(key.startswith("spot_") for key in price_section.values):
             raise InputError(f"{where}: found terms of spot workers and no price; add spot: 1.0 usd/h")
-    return prices, frozenset(reserved), spot
+    return prices, frozenset(reserved), on_demand, spot
+
+
+def _on_demand_offers(offers: Mapping[str, ProviderOffer], catalog: Catalog) -> dict[str, float]:
+    """What the GPUs that `offers` prices by a commitment cost on demand at the same provider, if offered."""
+    return {
+        name: on_demand.usd_per_h
+        for name, offer in offers.items()
+        if offer.term != "on-demand"
+        and (on_demand := offer_of(catalog.provenance[name].offers, offer.provider, "on-demand")) is not None
+    }
 
 
 def _parse_least_off_spot(fleet: Section, spot: Mapping[str, Spot]) -> int:

@@ -224,6 +224,9 @@ def schedule(
         bound, best = search_schedule(_windows_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
+    # A gap may leave starts and stops of workers whose GPUs are reserved, and paid at all hours.
+    kept_on = np.broadcast_to(best.max(axis=1, keepdims=True), best.shape)
+    best = min(best, kept_on, key=cost_of)
     priced_schedule = buy_gpus(market, demand, best[:type_count], best[type_count:])
     if find_broken_constraint(market, demand, priced_schedule) is not None:
         raise _budget_error(priced_schedule.cost_usd_per_h, bound / windows, budget, time_limit_s)

@@ -55,12 +55,18 @@ def interrupted(
     return run.returncode, said.decode(), time.monotonic() - sent_s
 
 
-def test_what_ends_a_service_leaves_the_best_fleet_as_ctrl_c_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_in_background", [False, True])
+def test_what_ends_a_service_leaves_the_best_fleet_as_ctrl_c_does(
+    tmp_path: Path, *, is_in_background: bool
+) -> None:
     """SIGTERM, which docker stop, systemd and batch queues send: 128 + 15 = 143. It comes when a fleet that
-    holds is known, as the search says."""
+    holds is known, as the search says. A script's shell starts what stands before & with Ctrl-C ignored;
+    then SIGTERM left nothing, without a word.
+    """
     (tmp_path / "slo.yaml").write_text(SLO)
     (tmp_path / "trace.csv").write_text(TRACE)
-    command = [sys.executable, "-c", SEARCH_ON, "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+    plan = [sys.executable, "-c", SEARCH_ON, "--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out"]
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *plan] if is_in_background else plan
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:

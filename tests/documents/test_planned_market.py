@@ -15,6 +15,7 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
 from planner.documents.planned_market import read_planned, schedule_caveat, schedule_document
+from planner.documents.task import read_task
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
 
@@ -61,6 +62,30 @@ def test_a_plan_on_spot_is_said_to_be_scheduled_off_it(folder: Path) -> None:
     assert said not in schedule_caveat(folder)
     (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"workers": on_spot}))
     assert said in schedule_caveat(folder)
+
+
+PRICED = SLO.replace("h100-80g: 3 usd/h", "h100-80g: {on_demand: 5 usd/h, reserved: 3 usd/h}")
+
+
+def test_a_reserved_price_is_paid_all_the_time_and_that_on_demand_by_the_hour(folder: Path) -> None:
+    """A part has 4 H100. One part is kept all the time, the second for one hour of four: reserved it costs
+    12 USD/h, on demand 20 / 4 = 5 on average. All four hours were paid as if reserved.
+    """
+    (folder / "slo.yaml").write_text(PRICED)
+    market = read_planned(folder, CATALOG, read_task(folder / "slo.yaml", CATALOG))
+    assert market is not None
+    offers = {offer.gpu: (offer.reserved_usd_per_h, offer.on_demand_usd_per_h) for offer in market.offers}
+    assert offers == {"h100-80g": (3.0, 5.0), "a100-80g": (None, 2.0)}
+    bought = schedule(market, Demand((LLM,), np.array([[10.0, 10.0, 10.0, 20.0]]), 3600.0), gap_frac=0.0)
+    # 4 A100 at 2 USD/h, 5 / 4 of the time; starts of the second part take 5 min.
+    assert bought.cost_usd_per_h == pytest.approx((12 + 5 + 8 + 2) + (20 + 8) / 12 / 4, abs=0.01)
+
+
+def test_without_its_question_the_terms_of_a_plans_prices_are_said_to_be_unknown(folder: Path) -> None:
+    """A plan at a reserved price saved 32 % of it in the hours in which a reserved GPU is paid all the same."""
+    said = "a reserved price stays reserved"
+    assert said in schedule_caveat(folder)
+    assert said not in schedule_caveat(folder, has_question=True)
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from plans import CATALOG
 
 from planner import cli
 from planner.api import scheduling
-from planner.documents.markets import demand_of, parse_market, read_market
+from planner.documents.markets import demand_of, demand_of_table, parse_market, read_market
 from planner.errors import InfeasibleError, InputError
 from planner.reports.schedule_page import NAMES, ScheduleAnswer, render, schedule_figures
 from planner.solvers.backend import minimise_program
@@ -690,3 +691,19 @@ def test_of_one_llm_the_demand_may_have_any_name_of_its_own() -> None:
     of_chat = SimpleNamespace(worker_types=[SimpleNamespace(llm="chat")])
     names = scheduling._served_names(cast(Any, of_chat), cast(Any, SimpleNamespace(llms=("code",))), CATALOG)
     assert names == {"code": "code"}
+
+
+def test_workers_whose_gpus_are_reserved_are_not_started_anew() -> None:
+    """Two GPUs are reserved at 0.60 USD/h for the 12 busy hours and paid in the other 12 too. A worker that
+    stops meanwhile saves nothing, and its start cost 0.6 of a percent more than a fleet that stays.
+    """
+    gpus = {"l40s-48g": {"reserved": "0.6 usd/h", "stock": 8}}
+    row = {"llm": "llm0", "worker": "w", "gpu": "l40s-48g", "gpus": 1, "rate": "2 req/s", "start": "5 min"}
+    market = parse_market({"gpus": gpus, "capacity": [row]})
+    assert schedule(market, demand([1.0] * 12 + [7.0] * 12), gap_frac=0.05).cost_usd_per_h == 4 * 0.6
+
+
+def test_a_column_of_hours_is_no_llm() -> None:
+    """It ended in "no worker type serves hour, which the demand names"."""
+    table = pd.DataFrame({"Hour": [0, 1], "llm0": [1.0, 2.0]})
+    assert demand_of_table(table, Path("demand.csv"), window_s=HOUR_S).llms == ("llm0",)

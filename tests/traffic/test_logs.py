@@ -129,6 +129,30 @@ def test_parquet_with_a_number_missing_is_read_without_that_row(
     table.astype({"output_tokens": dtype, "tenant": dtype}).to_parquet(tmp_path / "log.parquet")
     trace = read_trace(tmp_path / "log.parquet", drop_invalid=True)
     assert lengths(trace) == [(10, 1), (30, 3)]
+    assert trace.tenants == ("7", "8"), "gaps made 7.0 of the number 7"
+
+
+def test_long_ids_beside_a_gap_stay_apart(tmp_path: Path) -> None:
+    """As floats 10^18 + 1 and 10^18 + 2 are equal, and two requests were counted as one."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "created_at": pa.array([1_700_000_000 + k for k in range(3)]),
+        "prompt_tokens": [10, 20, 30],
+        "completion_tokens": [1, 2, 3],
+        "request_id": pa.array([10**18 + 1, 10**18 + 2, None]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    assert lengths(read_trace(tmp_path / "log.parquet")) == [(10, 1), (20, 2), (30, 3)]
+
+
+def test_an_id_is_no_time(tmp_path: Path) -> None:
+    """10^18 + k are also ns since 1970: requests 10 s apart arrived within 2 ns."""
+    rows = [
+        {"ts": f"2026-11-02T08:00:{k}0Z", "request_id": 10**18 + k, "prompt_tokens": 9, "completion_tokens": 1}
+        for k in range(3)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_trace(tmp_path / "log.jsonl", seed=None).duration_s == 20.0
 
 
 def test_parquet_with_damaged_notes_of_pandas_is_read(tmp_path: Path) -> None:

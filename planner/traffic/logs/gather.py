@@ -184,10 +184,13 @@ class Gatherer:
         return at_ns - spans_ns(line, table[name], unit, where, name)
 
     def _name(self, role: str, column: pd.Series[Any]) -> None:
-        """Add the names of a column as indices into `_names`; a missing name is ""."""
+        """Add the names of a column as indices into `_names`; a missing name is "". A float without a
+        fraction is named as the whole number that it was before its column had gaps.
+        """
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         index_of_name = self._names[role]
-        indices = [index_of_name.setdefault(str(value), len(index_of_name)) for value in values]
+        texts = [f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value) for value in values]
+        indices = [index_of_name.setdefault(text, len(index_of_name)) for text in texts]
         # Without rows there are no indices, and numpy cannot look up even no codes in an empty array.
         index_of_code = np.array(indices or [0], dtype=np.int32)
         self._codes[role].append(index_of_code[codes])

@@ -71,6 +71,8 @@ _ZERO_CLOCK_WORDS = {"arrival", "arrived", "start", "started", "timestamp", "tim
 _NOT_TIME_WORDS = {
     *("first", "token", "tokens", "updated", "modified"),
     *("expires", "expiry", "zone", "cached", "ttft"),
+    # Ids of ten and more digits are in the range of times since 1970.
+    *("id", "ids", "uuid", "hash"),
 }
 # A span is here a duration (how long a request took), and not a span of OpenTelemetry as in otlp.py.
 _SPAN_WORDS = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}

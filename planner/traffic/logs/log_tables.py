@@ -210,7 +210,9 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
         for batch in file.iter_batches(
             batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
         ):
-            table = batch.to_pandas(ignore_metadata=True)  # Metadata of pandas in the file may be damaged.
+            # Metadata of pandas in the file may be damaged. Whole numbers of a column with gaps stay whole:
+            # as floats, 7 would be the name "7.0", and long ids of several requests would be equal.
+            table = batch.to_pandas(ignore_metadata=True, integer_object_nulls=True)
             end_row = first_row + len(table)
             yield np.arange(first_row, end_row), {str(name): table[name] for name in table.columns}
             first_row = end_row
