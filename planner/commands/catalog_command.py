@@ -294,7 +294,7 @@ def import_prices(
         ),
     ] = None,
     date: Annotated[
-        str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: today.")
+        str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: a bill's last day, else today.")
     ] = None,
     region: Annotated[
         str | None,
@@ -324,7 +324,9 @@ def import_prices(
         billed = read_asset_prices(file, catalog_rows, provider=provider, date=day, region=region)
         offers, notes = billed.offers, list(billed.left_out)
     elif is_billing_export(file):
-        billed = read_billed_prices(file, catalog_rows, provider=provider, date=day, region=region)
+        billed = read_billed_prices(
+            file, catalog_rows, provider=provider, date=day, region=region, dated_by_bill=date is None
+        )
         offers, notes = billed.offers, list(billed.left_out)
     else:
         folder_name = file.resolve().parent.name  # SkyPilot has a folder for each cloud.

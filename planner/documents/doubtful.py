@@ -17,6 +17,10 @@ from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
+# A price of this share of a node's in the catalog may be a node's. The dearest price of a GPU on demand that
+# the catalog names is about half of that.
+NODE_PRICE_FRAC = 0.75
+
 
 def slo_doubts(slo: Slo) -> Iterator[str]:
     """Limits that a tighter limit makes useless, and limits on the slowest of all requests."""
@@ -180,6 +184,7 @@ def fleet_doubts(
                 f"fleet: prices: {name} costs 0 USD/h, so any number of them is free; what you own belongs "
                 "under fleet: owned"
             )
+        yield from _node_price_doubts(name, price_usd_per_h, catalog)
         # The price of a GPU also counts for its power-capped rows (h100-80g@350W), whose base it is.
         is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
         if named is not None and not is_used and name not in owned:
@@ -211,3 +216,15 @@ def fleet_doubts(
                 f"fleet: gpus: {stock} {name} are no whole number of nodes of {node_gpus}, and sold_as says "
                 f"node: {paid_gpus} are paid for those {rented}"
             )
+
+
+def _node_price_doubts(name: str, usd_per_h: float, catalog: Catalog) -> Iterator[str]:
+    """A price of one GPU that is about what a node of them costs in the catalog."""
+    gpu = catalog.gpus[name]
+    node_gpus = int(gpu.gpus_per_node)
+    if node_gpus > 1 and usd_per_h >= NODE_PRICE_FRAC * node_gpus * gpu.price_usd_per_h > 0:
+        yield (
+            f"fleet: prices: {name} costs {usd_per_h:g} USD/h, and {gpu.price_usd_per_h:g} in the catalog: "
+            f"prices are of one GPU; if a node of {node_gpus} costs that, write "
+            f"{usd_per_h / node_gpus:.6g} usd/h"
+        )

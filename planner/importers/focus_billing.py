@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
-from planner.documents.offers import ProviderOffer, Term
+from planner.documents.offers import ProviderOffer, Term, first_day
 from planner.errors import InputError
 from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
@@ -105,18 +105,26 @@ def is_billing_export(path: Path) -> bool:
 
 
 def read_billed_prices(
-    path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
+    path: Path,
+    catalog: Catalog,
+    *,
+    provider: str | None,
+    date: str,
+    region: str | None = None,
+    dated_by_bill: bool = False,
 ) -> BilledPrices:
     """The price that was paid for each GPU on demand, reserved and on spot.
 
     With `region` (RegionId or RegionName) only that region counts. The offers have the provider's name
-    `provider`, by default the bill's name in lower case, and the date `date`.
+    `provider`, by default the bill's name in lower case, and the date `date`; if they are `dated_by_bill`,
+    the latest day (ChargePeriodStart) of which hours are paid, where the bill has days.
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
     paid_hours: dict[tuple[str, Term], PaidHours] = {}
     skipped = Counter[str]()  # Why rows are left out -> how many.
     providers: set[str] = set()
+    days: list[str] = []
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
         row_regions = (row.get("RegionId", "").strip(), row.get("RegionName", "").strip())
         if region is not None and region not in row_regions:
@@ -140,6 +148,7 @@ def read_billed_prices(
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
                 raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:_SHOWN]!r}")
             providers.add(row["ProviderName"].strip().lower())
+            days.append(row.get("ChargePeriodStart", "").strip()[:10])
             total = paid_hours.setdefault((gpu, term), PaidHours())
             total.usd += _parse_figure(row["EffectiveCost"], f"{where}: EffectiveCost")
             total.gpu_hours += gpus * _parse_figure(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
@@ -150,8 +159,14 @@ def read_billed_prices(
         )
     left_out = tuple(f"{count_text(count, 'row')}: {why}" for why, count in skipped.items())
     provider = provider or next(iter(providers), "") or "bill"  # The column of providers may be empty.
+    billed_days = [day for day in days if first_day(day) is not None] if dated_by_bill else []
     return make_offers(
-        paid_hours, left_out, path=path, format_name="FOCUS export", provider=provider, date=date
+        paid_hours,
+        left_out,
+        path=path,
+        format_name="FOCUS export",
+        provider=provider,
+        date=max(billed_days, default=date),
     )
 
 

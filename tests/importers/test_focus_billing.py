@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_bill_becomes_prices_of_a_catalog(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "price_of: {provider: aws}" in done.output
     offers = read_catalog(tmp_path / "mine").provenance["h100-80g"].offers
     assert next(offer.usd_per_h for offer in offers if offer.provider == "aws") == pytest.approx(6.88)
+
+
+def test_a_bill_without_a_date_given_is_as_old_as_its_hours(tmp_path: Path) -> None:
+    """Prices of a bill of March 2025 were dated today, so no plan warned that they are old."""
+    row = "98.32,USD,Usage,Standard,1,Hours,AWS,us-east-1,p5.48xlarge,,{}\n"
+    header = HEAD.replace("SkuPriceDetails", "SkuPriceDetails,ChargePeriodStart")
+    days = ("2025-03-01T00:00:00Z", "2025-03-31T23:00:00Z")
+    (tmp_path / "bill.csv").write_text(header + "".join(map(row.format, days)))
+    line = ["catalog", "prices", str(tmp_path / "bill.csv"), "--json"]
+    found = json.loads(CliRunner().invoke(app, line).stdout)
+    assert found["prices"]["h100-80g"][0]["date"] == "2025-03-31"
+    found = json.loads(CliRunner().invoke(app, [*line, "--date", "2025-04"]).stdout)
+    assert found["prices"]["h100-80g"][0]["date"] == "2025-04"

@@ -127,7 +127,10 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     note += waits
     if not requests.duration_s > 0:
         instant = "one instant, if answers took no time" if requests.after.size else "one instant"
+        lengths = f"input: {requests.input_tokens.mean():.0f}, output: {requests.output_tokens.mean():.0f}"
         raise InputError(
-            f"{trace.name}: {len(requests)} request(s) at {instant}; a plan needs traffic over time"
+            f"{trace.name}: {len(requests)} request(s) at {instant}; a plan needs traffic over time: a longer "
+            f"trace or window; or leave out --trace and write at which rate such requests come, traffic: "
+            f"{{rate: 1, {lengths}}} for 1 in a second"
         )
     return requests, note
