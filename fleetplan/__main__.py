@@ -45,7 +45,7 @@ LOADING_THRESHOLDS = (10_000, 20, 100)
 def main() -> None:
     """Load the command and run it."""
     gc.set_threshold(*LOADING_THRESHOLDS)
-    # Behind & a script's shell has Ctrl-C ignored, and it stays ignored; `kill` ends the command all the same.
+    # Behind & a script's shell has Ctrl-C ignored, and it stays ignored; `kill` ends the command there too.
     default_handlers = (signal.default_int_handler, signal.SIG_DFL)
     _handled.extend(number for number in INTERRUPTS if signal.getsignal(number) in default_handlers)
     handles_interrupts = bool(_handled)
@@ -71,7 +71,9 @@ def main() -> None:
     sys.unraisablehook = _repeat_interrupt
     try:
         _handle_interrupts(_raise_interrupt)
-        if signal.SIGINT in _handled:  # asyncio cancels its task on Ctrl-C where it finds Python's own handler.
+        if (
+            signal.SIGINT in _handled
+        ):  # asyncio cancels its task on Ctrl-C where it finds Python's own handler.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
     except BaseException as error:

@@ -294,7 +294,10 @@ def import_prices(
         ),
     ] = None,
     date: Annotated[
-        str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: a bill's last day, else today.")
+        str | None,
+        typer.Option(
+            "--date", help="When they were listed, 2026-11-21; default: a bill's last day, else today."
+        ),
     ] = None,
     region: Annotated[
         str | None,

@@ -277,7 +277,9 @@ class BestSoFar:
         from planner.search.problem.bill import bill_fleet
 
         fleet = self.latest.fleet()
-        message = f"the best fleet so far is {describe_fleet(fleet)}, {bill_fleet(fleet).usd_per_h:,.2f} USD/h"
+        message = (
+            f"the best fleet so far is {describe_fleet(fleet)}, {bill_fleet(fleet).usd_per_h:,.2f} USD/h"
+        )
         if self.out is None:
             return message
         head = f"# The search was interrupted; not certified: {message}.\n"
@@ -349,9 +351,14 @@ def plan_several(options: PlanOptions) -> None:
         refuse_to_overwrite(outputs, options.slo, *question.files)
         for part in question.parts:
             progress(f"{part.name}: {len(part.trace):,} requests of {part.trace.name}")
-        shared_plan = plan(
-            question, catalog=catalog, seed=options.seed, time_limit_s=options.time_limit_s, progress=progress
-        )
+        with saving_on_interrupt(lambda: "several LLMs have no plan before the search for all of them ends"):
+            shared_plan = plan(
+                question,
+                catalog=catalog,
+                seed=options.seed,
+                time_limit_s=options.time_limit_s,
+                progress=progress,
+            )
         assert isinstance(shared_plan, SharedPlanResult)
         progress("writing the reports")
         with saving_on_interrupt(interrupt_message(options.out)):

@@ -81,9 +81,7 @@ def read_demand(path: Path, *, window_s: float) -> Demand:
 
 def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Demand:
     """Read the demand from a table in memory; see `read_demand`. Errors name `path`."""
-    llms = tuple(
-        str(name) for name in table.columns if str(name).strip().lower() not in WINDOW_COLUMNS
-    )
+    llms = tuple(str(name) for name in table.columns if str(name).strip().lower() not in WINDOW_COLUMNS)
     if not llms:
         raise InputError(f"{path}: has no column of rates; expected one per LLM beside `window`")
     return Demand(llms, np.array([read_number_column(table, llm, path) for llm in llms]), window_s)

@@ -211,11 +211,13 @@ def not_for_production(plan: Plan) -> str:
 
 def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
     """What to buy and what it costs: 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per
-    month)', where `whose` is " for chat". It says "Use" if all GPUs are owned.
+    month)', where `whose` is " for chat". Owned GPUs are used: 'Use 8 × a100-80g that you own and buy ...'.
     """
-    verb = "Use" if fleet.gpus == paid.owned_gpus else "Buy"
+    owned, bought = _owned_and_bought(fleet, paid)
+    use = f"Use {list_text(owned)} that you own" if owned else ""
+    buy = f"{'buy' if owned else 'Buy'} {list_text(bought)}" if bought else ""
     cost = f"{usd_text(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
-    return f"{verb} {bought_text(fleet, paid)}{whose}: {cost}"
+    return f"{' and '.join(filter(None, (use, buy)))}{whose}: {cost}"
 
 
 # Follows "kept in 47 of 49 scenarios": what their test decided (`facts.KeptIn.decision`).
@@ -271,17 +273,27 @@ def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:
-    """What is bought: '3 nodes of 8 × h100-80g' where whole nodes are sold, else '24 × h100-80g'."""
-    parts = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
-    single_gpus: dict[str, int] = {}
+    """What is bought: '3 nodes of 8 × h100-80g' where whole nodes are sold, else '24 × h100-80g'; owned GPUs
+    last, '8 × h100-80g that you own'.
+    """
+    owned, bought = _owned_and_bought(fleet, paid)
+    return list_text([*bought, *(f"{gpus} that you own" for gpus in owned)])
+
+
+def _owned_and_bought(fleet: Fleet, paid: Bill) -> tuple[list[str], list[str]]:
+    """The owned GPUs of a fleet, and what is bought: '8 × a100-80g', '3 nodes of 8 × h100-80g'."""
+    owned_gpus, single_gpus = Counter[str](), Counter[str]()
     for pool in fleet.running_pools:
-        if node_of(pool.type.gpu) is None:
-            gpu = pool.type.gpu.name
-            single_gpus[gpu] = single_gpus.get(gpu, 0) + pool.count * pool.type.gpus
-    for gpu, gpus in single_gpus.items():
-        name = gpu.removesuffix(OWNED) if market_of(gpu) == OWNED else gpu
-        parts.append(f"{gpus} × {name}" + (" that you own" if market_of(gpu) == OWNED else ""))
-    return list_text(parts)
+        gpu, gpus = pool.type.gpu, pool.count * pool.type.gpus
+        if market_of(gpu.name) == OWNED:
+            owned_gpus[gpu.name.removesuffix(OWNED)] += gpus
+        elif node_of(gpu) is None:
+            single_gpus[gpu.name] += gpus
+    owned, single = (
+        [f"{count} × {name}" for name, count in gpus.items()] for gpus in (owned_gpus, single_gpus)
+    )
+    nodes = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
+    return owned, [*nodes, *single]
 
 
 def month_text(usd_per_h: float) -> str:

@@ -195,7 +195,11 @@ TRACES = [
     trace(
         "one request", HEADER + "0,50,5\n", r"1 request\(s\) at one instant; a plan needs traffic over time"
     ),
-    trace("all at once", HEADER + "3,50,5\n" * 9, r"9 request\(s\) at one instant.*traffic: \{rate: 1, input: 50, output: 5\}"),
+    trace(
+        "all at once",
+        HEADER + "3,50,5\n" * 9,
+        r"9 request\(s\) at one instant.*traffic: \{rate: 1, input: 50, output: 5\}",
+    ),
     trace(
         "longer than the context",
         TRACE + "30,131000,200\n",

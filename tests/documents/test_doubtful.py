@@ -61,7 +61,10 @@ def test_a_plain_question_is_not_doubted() -> None:
         ({"slo": {"ttft": {"p100": "2 s"}}}, "ttft p100 is the slowest of all requests"),
         ({"slo": {"ttft": {"p50": "3 s", "p90": "2 s"}}}, "ttft p50 <= 3.00 s says nothing beside ttft p90"),
         ({"prices": {"h100-80g": 0}}, "h100-80g costs 0 USD/h"),
-        ({"prices": {"h100-80g": "23.92 usd/h"}}, r"h100-80g costs 23\.92.* a node of 8 .* write 2\.99 usd/h"),
+        (
+            {"prices": {"h100-80g": "23.92 usd/h"}},
+            r"h100-80g costs 23\.92.* a node of 8 .* write 2\.99 usd/h",
+        ),
         ({"prices": {"a100-80g": 1}}, "a100-80g is not among gpus .* its price changes nothing"),
         ({"owned": {"a100-80g": 8}}, "a100-80g is not among gpus .* the 8 that you own may be used"),
         (

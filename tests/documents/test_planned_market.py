@@ -82,7 +82,7 @@ def test_a_reserved_price_is_paid_all_the_time_and_that_on_demand_by_the_hour(fo
 
 
 def test_without_its_question_the_terms_of_a_plans_prices_are_said_to_be_unknown(folder: Path) -> None:
-    """A plan at a reserved price saved 32 % of it in the hours in which a reserved GPU is paid all the same."""
+    """A plan at a reserved price saved 32 % of it in hours in which a reserved GPU is paid too."""
     said = "a reserved price stays reserved"
     assert said in schedule_caveat(folder)
     assert said not in schedule_caveat(folder, has_question=True)

@@ -148,7 +148,12 @@ def test_long_ids_beside_a_gap_stay_apart(tmp_path: Path) -> None:
 def test_an_id_is_no_time(tmp_path: Path) -> None:
     """10^18 + k are also ns since 1970: requests 10 s apart arrived within 2 ns."""
     rows = [
-        {"ts": f"2026-11-02T08:00:{k}0Z", "request_id": 10**18 + k, "prompt_tokens": 9, "completion_tokens": 1}
+        {
+            "ts": f"2026-11-02T08:00:{k}0Z",
+            "request_id": 10**18 + k,
+            "prompt_tokens": 9,
+            "completion_tokens": 1,
+        }
         for k in range(3)
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -129,8 +129,8 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
         instant = "one instant, if answers took no time" if requests.after.size else "one instant"
         lengths = f"input: {requests.input_tokens.mean():.0f}, output: {requests.output_tokens.mean():.0f}"
         raise InputError(
-            f"{trace.name}: {len(requests)} request(s) at {instant}; a plan needs traffic over time: a longer "
-            f"trace or window; or leave out --trace and write at which rate such requests come, traffic: "
-            f"{{rate: 1, {lengths}}} for 1 in a second"
+            f"{trace.name}: {len(requests)} request(s) at {instant}; a plan needs traffic over time: a "
+            "longer trace or window; or leave out --trace and write the rate of such requests: traffic: "
+            f"{{rate: 1, {lengths}}} is one in a second"
         )
     return requests, note

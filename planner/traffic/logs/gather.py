@@ -189,7 +189,10 @@ class Gatherer:
         """
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         index_of_name = self._names[role]
-        texts = [f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value) for value in values]
+        texts = [
+            f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+            for value in values
+        ]
         indices = [index_of_name.setdefault(text, len(index_of_name)) for text in texts]
         # Without rows there are no indices, and numpy cannot look up even no codes in an empty array.
         index_of_code = np.array(indices or [0], dtype=np.int32)
