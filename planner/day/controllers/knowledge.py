@@ -251,9 +251,10 @@ class Knowledge:
         """Raise InputError unless these facts, which are fields of this class, are known."""
         for fact in facts:
             if getattr(self, fact) in (None, ()):
+                remedy = _REMEDIES.get(fact, "or give it")
                 raise InputError(
                     f"controller {controller!r} needs {_FACTS[fact]}, which this run does not have; leave "
-                    "the controller out, or give it"
+                    f"the controller out, {remedy}"
                 )
 
 
@@ -265,6 +266,12 @@ _FACTS = {
     "tpot_s": "a limit on the time between tokens (slo: tbt or tpot)",
     "history": "arrivals of earlier days",
     "rules": "the plan's rules of workers per load",
+}
+
+# How to get what cannot simply be given.
+_REMEDIES = {
+    "capacity": "or give traffic of over 200 requests in its busiest 10 min (a rate of the table is tested on "
+    "so many) and, under day: most, workers that carry it"
 }
 
 

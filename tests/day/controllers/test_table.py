@@ -91,6 +91,12 @@ def test_least_above_most() -> None:
         Knowledge((ElasticPool(60.0, least=4, most=3),), ("mixed",))
 
 
+def test_a_table_that_cannot_be_made_of_the_traffic_says_what_it_takes() -> None:
+    """Nobody can give a table; of 5 days at 0.1 requests/s the answer said "or give it"."""
+    with pytest.raises(InputError, match="does not have; .* over 200 requests in its busiest 10 min"):
+        Knowledge((ElasticPool(60.0),), ("mixed",)).require_facts("cron", "capacity")
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if CONTROLLERS[name].needs])
 def test_what_is_needed_is_said(name: str) -> None:
     with pytest.raises(InputError, match=f"controller '{name}' needs "):
