@@ -93,7 +93,7 @@ def test_least_above_most() -> None:
 
 def test_a_table_that_cannot_be_made_of_the_traffic_says_what_it_takes() -> None:
     """Nobody can give a table; of 5 days at 0.1 requests/s the answer said "or give it"."""
-    with pytest.raises(InputError, match="does not have; .* over 200 requests in its busiest 10 min"):
+    with pytest.raises(InputError, match=r"does not have; .* over 200 requests in its busiest 10 min"):
         Knowledge((ElasticPool(60.0),), ("mixed",)).require_facts("cron", "capacity")
 
 
