@@ -7,6 +7,7 @@ keep other commands fast.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from planner.commands.catalog_tables import show_catalog
 from planner.commands.command_output import Progress, print_warnings
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.documents.catalog import PRICES, Catalog, read_catalog
+from planner.documents.offers import ProviderOffer
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.all2all import MOST_LOW_LATENCY_TOKENS
@@ -276,6 +278,34 @@ def _gpus_to_fit(catalog: Catalog, names: list[str] | None) -> list[Gpu]:
     return [gpu for name, gpu in catalog.gpus.items() if name in SYSTEMS]
 
 
+def _read_offers(
+    file: Path, catalog: Catalog, *, provider: str | None, date: str | None, region: str | None
+) -> tuple[Mapping[str, tuple[ProviderOffer, ...]], list[str]]:
+    """The offers by GPU of a price list or a bill, and a line for each kind of row that was left out."""
+    from planner.documents.offers import first_day
+    from planner.importers.focus_billing import is_billing_export, read_billed_prices
+    from planner.importers.opencost_assets import is_assets_answer, read_asset_prices
+    from planner.importers.skypilot import read_prices
+
+    day = date or datetime.date.today().isoformat()
+    if first_day(day) is None:  # It is no date.
+        raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
+    if is_assets_answer(file):  # OpenCost's.
+        billed = read_asset_prices(file, catalog, provider=provider, date=day, region=region)
+        return billed.offers, list(billed.left_out)
+    if is_billing_export(file):
+        billed = read_billed_prices(
+            file, catalog, provider=provider, date=day, region=region, dated_by_bill=date is None
+        )
+        return billed.offers, list(billed.left_out)
+    folder_name = file.resolve().parent.name  # SkyPilot has a folder for each cloud.
+    listed = read_prices(file, catalog, provider=provider or folder_name, date=day, region=region)
+    notes = list(listed.unknown_gpus)
+    if listed.without_price:
+        notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
+    return listed.offers, notes
+
+
 @commands.command("prices")
 def import_prices(
     file: Annotated[
@@ -311,32 +341,12 @@ def import_prices(
     """Read prices from SkyPilot's catalog of a cloud, or from what you pay (a FOCUS export, OpenCost);
     with -o DIR into DIR/prices.yaml, for --catalog DIR.
     """
-    from planner.documents.offers import first_day, offers_document
+    from planner.documents.offers import offers_document
     from planner.files.checked_files import check_output_directory, to_yaml, write_files
-    from planner.importers.focus_billing import is_billing_export, read_billed_prices
-    from planner.importers.opencost_assets import is_assets_answer, read_asset_prices
-    from planner.importers.skypilot import read_prices
 
-    day = date or datetime.date.today().isoformat()
-    if first_day(day) is None:  # It is no date.
-        raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
     if out is not None:
         check_output_directory(out)
-    catalog_rows = read_catalog(catalog)
-    if is_assets_answer(file):  # OpenCost's.
-        billed = read_asset_prices(file, catalog_rows, provider=provider, date=day, region=region)
-        offers, notes = billed.offers, list(billed.left_out)
-    elif is_billing_export(file):
-        billed = read_billed_prices(
-            file, catalog_rows, provider=provider, date=day, region=region, dated_by_bill=date is None
-        )
-        offers, notes = billed.offers, list(billed.left_out)
-    else:
-        folder_name = file.resolve().parent.name  # SkyPilot has a folder for each cloud.
-        listed = read_prices(file, catalog_rows, provider=provider or folder_name, date=day, region=region)
-        offers, notes = listed.offers, list(listed.unknown_gpus)
-        if listed.without_price:
-            notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
+    offers, notes = _read_offers(file, read_catalog(catalog), provider=provider, date=date, region=region)
     document = offers_document(offers)
     # Each reader names one provider in all offers, and raises for none.
     provider_name = next(iter(offers.values()))[0].provider

@@ -286,7 +286,8 @@ class ChangedQuestion:
     question before had no fleet; `why_before` is then that question's error. `answer` is None if no fleet was
     found, and `why` is then the error. `under` names the policies with which the workers of the fleet before
     keep the SLO; it is empty if these are that fleet's own policies. `value_now` is the objective of the
-    fleet before at the prices of the changed question.
+    fleet before at the prices of the changed question. `kept_as_written` says of a fleet that is not kept
+    whether only its scenarios are the reason.
     """
 
     label: str
@@ -297,6 +298,7 @@ class ChangedQuestion:
     under: str = ""
     value_now: float = math.inf
     why_before: str = ""
+    kept_as_written: bool = False
 
     @property
     def is_cheaper_before(self) -> bool:
@@ -325,20 +327,38 @@ def answer_change(
         # No worker type can keep the SLO now, so the fleet before cannot either.
         return ChangedQuestion(label, task, kept=False, answer=None, why=str(error))
     fleet = workers_in_question(problem, before.fleet)
-    is_kept, under, value_now = None, "", math.inf
+    is_kept, under, value_now, kept_as_written = None, "", math.inf, False
     if fleet is not None:
         value_now = objective_paid(problem, problem.oracle.counts(fleet))
         policies = find_keeping_policies(problem, fleet)
         is_kept = policies is not None
+        kept_as_written = not is_kept and _is_kept_as_written(problem, fleet)
         if policies is not None and policies != fleet.policies:
             # `name_policies` names every difference but that of the longest wait.
             under = name_policies(policies, (policies, fleet.policies)) or "the longest wait of the question"
+    changed = ChangedQuestion(
+        label, task, is_kept, None, under=under, value_now=value_now, kept_as_written=kept_as_written
+    )
     try:
-        return ChangedQuestion(
-            label, task, is_kept, study.answer(task, (before.fleet,)), under=under, value_now=value_now
-        )
+        return replace(changed, answer=study.answer(task, (before.fleet,)))
     except InfeasibleError as error:
-        return ChangedQuestion(label, task, is_kept, answer=None, why=str(error), under=under)
+        return replace(changed, why=str(error))
+
+
+def _is_kept_as_written(problem: plan_problem.Problem, fleet: Fleet) -> bool:
+    """Whether a fleet that is not kept in enough scenarios, with policies that the question allows, is within
+    the limits and keeps the SLO on the traffic and with the step times as they are written.
+    """
+    counts = problem.oracle.counts(fleet)
+    if problem.task.safety is None or not problem.allows(counts) or not _allows_policies(problem, fleet):
+        return False
+    return plan_problem.with_policies(problem, fleet.policies).oracle.as_written().holds(counts)
+
+
+def _allows_policies(problem: plan_problem.Problem, fleet: Fleet) -> bool:
+    """Whether the question still allows the fleet's own policies."""
+    named = _named_policies(fleet.policies)
+    return any(_named_policies(choice) == named for choice in problem.task.policy_choices())
 
 
 def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
@@ -363,11 +383,8 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     if not problem.allows(counts):
         return None
     production_problem = plan_problem.with_search_scenarios(plan_problem.on_all_draws(problem))
-    choices = problem.task.policy_choices()
-    is_allowed = any(_named_policies(choice) == _named_policies(fleet.policies) for choice in choices)
-    if is_allowed:
-        choices = (fleet.policies,)
-    for policies in choices:
+    is_allowed = _allows_policies(problem, fleet)
+    for policies in (fleet.policies,) if is_allowed else problem.task.policy_choices():
         oracle = plan_problem.with_policies(production_problem, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
@@ -635,5 +652,7 @@ def verdict_text(moved: ChangedQuestion) -> str:
             f"the fleet of before is kept in enough of the search's scenarios after the change{under}, but "
             "it is not the plan, which is tested on others too"
         )
+    if moved.kept_as_written:
+        return "the fleet of before holds as written after the change, in too few scenarios"
     holds = "still holds" if moved.kept else "no longer holds"
     return f"the fleet of before {holds} after the change{under}"

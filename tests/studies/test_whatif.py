@@ -159,6 +159,20 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     assert moved.under == ("queue fcfs" if kept else "")
 
 
+def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> None:
+    """Twice the traffic in every scenario leaves the traffic as written as it is, where the fleet of before
+    holds; the answer was that it "no longer holds".
+    """
+    study = Study(traffic(requests=100), CATALOG)
+    task = question(fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": 2048})
+    before = study.answer(task)
+    moved = answer_change(study, before, replace(task, safety=Safety(growth_frac=1.0)), "growth")
+    assert moved.kept is False
+    assert verdict_text(moved) == (
+        "the fleet of before holds as written after the change, in too few scenarios"
+    )
+
+
 @pytest.mark.long
 def test_a_change_that_leaves_no_fleet_says_why() -> None:
     study = Study(traffic(), CATALOG)
