@@ -167,7 +167,7 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     table = [
         {
             "if": moved.label,
-            "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
+            "the plan": _plan_cell(moved),
             "the best then costs": difference_text(moved, before),
             **_safety_cells(None if moved.answer is None else study_document(moved.answer), before),
             "fleet": "-" if moved.answer is None else changed_text(moved.answer),
@@ -178,6 +178,13 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
         f"; {name} {text}" for name, text in _answer_figures(study_document(before)["answers"]).items()
     )
     print_rows(table, f"the plan: {study_document(before)['fleet']}, {amount_text(before)}{answers_text}")
+
+
+def _plan_cell(moved: ChangedQuestion) -> str:
+    """Whether the plan's fleet answers the changed question; what it only misses are scenarios, or the SLO."""
+    if moved.kept_as_written:
+        return "too few scenarios"
+    return {True: "holds", False: "fails", None: "not offered"}[moved.kept]
 
 
 def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:

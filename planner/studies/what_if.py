@@ -347,12 +347,14 @@ def answer_change(
 
 def _is_kept_as_written(problem: plan_problem.Problem, fleet: Fleet) -> bool:
     """Whether a fleet that is not kept in enough scenarios, with policies that the question allows, is within
-    the limits and keeps the SLO on the traffic and with the step times as they are written.
+    the limits and keeps the SLO on the traffic and with the step times as they are written: on every draw
+    and rate of the question.
     """
     counts = problem.oracle.counts(fleet)
     if problem.task.safety is None or not problem.allows(counts) or not _allows_policies(problem, fleet):
         return False
-    return plan_problem.with_policies(problem, fleet.policies).oracle.as_written().holds(counts)
+    oracle = plan_problem.with_policies(plan_problem.on_all_draws(problem), fleet.policies).oracle
+    return replace(oracle.as_written(), draws=oracle.draws).holds(counts)
 
 
 def _allows_policies(problem: plan_problem.Problem, fleet: Fleet) -> bool:

@@ -19,6 +19,7 @@ from shares import some
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.commands.what_if_command import _plan_cell
 from planner.documents.catalog import read_catalog
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.safety import Safety
@@ -171,6 +172,8 @@ def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> No
     assert verdict_text(moved) == (
         "the fleet of before holds as written after the change, in too few scenarios"
     )
+    assert _plan_cell(moved) == "too few scenarios"
+    assert _plan_cell(replace(moved, kept_as_written=False)) == "fails"
 
 
 @pytest.mark.long
