@@ -181,7 +181,7 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
 
 
 def _plan_cell(moved: ChangedQuestion) -> str:
-    """Whether the plan's fleet answers the changed question; what it only misses are scenarios, or the SLO."""
+    """Whether the fleet of the plan answers the changed question, or misses scenarios alone, or the SLO."""
     if moved.kept_as_written:
         return "too few scenarios"
     return {True: "holds", False: "fails", None: "not offered"}[moved.kept]
