@@ -290,7 +290,7 @@ class WhatIfAnswer(TypedDict):
     """`plan what-if --json`: the best fleet before and after a change.
 
     `kept` says whether the fleet from before still keeps the SLO after the change, with the policies that
-    `kept_under` names if they are not its own.
+    `kept_under` names if they are not its own. `kept_as_written`: it is not, but in scenarios alone.
     """
 
     warnings: NotRequired[list[str]]
@@ -299,6 +299,7 @@ class WhatIfAnswer(TypedDict):
     change: str
     kept: bool | None
     kept_under: str | None
+    kept_as_written: bool
     difference: float | None
     why: str
 

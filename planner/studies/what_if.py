@@ -606,6 +606,7 @@ def moved_document(moved: ChangedQuestion, before: StudyAnswer | None) -> dict[s
         "change": moved.label,
         "kept": moved.kept,
         "kept_under": moved.under or None,
+        "kept_as_written": moved.kept_as_written,
         "difference": moved.answer.value - before.value if before and moved.answer else None,
         "answer": None if moved.answer is None else study_document(moved.answer),
         "why": "; ".join(filter(None, (why_before, moved.why))),

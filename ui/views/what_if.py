@@ -193,12 +193,14 @@ def _draw_sensitivity_table(changes: list[Document]) -> None:
     line.
     """
     word_for_kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
+    too_few = "✗ too few scenarios"  # As written it holds.
     different, same = [], []
     for row in changes:
         if row["kept"] and row["costs_the_same"]:
             same.append(row["change"])
         else:
-            different.append((row["change"], word_for_kept[row["kept"]], row["more"], row["fleet"]))
+            word = too_few if row["kept_as_written"] else word_for_kept[row["kept"]]
+            different.append((row["change"], word, row["more"], row["fleet"]))
     if different:
         draw.draw_table(("if", "the plan", "the best then costs", "which is"), different)
     if same:
