@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.errors import InputError
+from planner.units import parse_quantity
 
 TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
 
@@ -58,8 +59,25 @@ OutOption = Annotated[Path, out_file("The file to write.")]
 PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
 ]
+
+
+def _rate_rps(text: str) -> float:
+    """A rate in requests/s, with or without a unit, as slo.yaml has it."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return parse_quantity(text, "rps", where="--rate")
+    except InputError as error:
+        raise typer.BadParameter(str(error).removeprefix("--rate: ")) from None
+
+
 RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+    float | None,
+    typer.Option(
+        "--rate", parser=_rate_rps, metavar="RATE", help="Rescale the trace to this many requests/s."
+    ),
 ]
 ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
 WindowOption = Annotated[
