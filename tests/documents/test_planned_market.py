@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
-from planner.documents.planned_market import read_planned, schedule_caveat, schedule_document
-from planner.documents.task import read_task
+from planner.documents.offers import offer_of
+from planner.documents.planned_market import offer_document, read_planned, schedule_caveat, schedule_document
+from planner.documents.task import parse_task, read_task
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
 
@@ -79,6 +80,17 @@ def test_a_reserved_price_is_paid_all_the_time_and_that_on_demand_by_the_hour(fo
     bought = schedule(market, Demand((LLM,), np.array([[10.0, 10.0, 10.0, 20.0]]), 3600.0), gap_frac=0.0)
     # 4 A100 at 2 USD/h, 5 / 4 of the time; starts of the second part take 5 min.
     assert bought.cost_usd_per_h == pytest.approx((12 + 5 + 8 + 2) + (20 + 8) / 12 / 4, abs=0.01)
+
+
+def test_a_commitment_of_a_provider_has_its_price_on_demand_beside_it() -> None:
+    """GCP reserves an H100 for a year and rents it by the hour; only the first was offered to schedules."""
+    gpus = {"gpus": {"h100-80g": 16}, "price_of": {"provider": "gcp", "term": "reserved-1y"}}
+    task = parse_task({"llm": LLM, "slo": {"ttft": {"p90": "2 s"}}, "fleet": gpus}, CATALOG)
+    plan = PLAN | {"workers": [PLAN["workers"][0]], "gpus": 8, "cost_usd_per_h": 61.3848}
+    offer = offer_document(plan, CATALOG.gpu("h100-80g"), task)
+    on_demand = offer_of(CATALOG.provenance["h100-80g"].offers, "gcp", "on-demand")
+    assert on_demand is not None and offer["on_demand"] == f"{on_demand.usd_per_h:.12g} usd/h"
+    assert offer["reserved"] == "7.6731 usd/h" and offer["stock"] == 16
 
 
 def test_without_its_question_the_terms_of_a_plans_prices_are_said_to_be_unknown(folder: Path) -> None:

@@ -160,6 +160,7 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     assert moved.under == ("queue fcfs" if kept else "")
 
 
+@pytest.mark.long
 def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> None:
     """Twice the traffic in every scenario leaves the traffic as written as it is, where the fleet of before
     holds; the answer was that it "no longer holds".
