@@ -114,9 +114,13 @@ def note_ended_loads(state, w, time_s):
     """Let worker w, which forms a step, learn of loads that ended by `time_s`.
 
     The requests of these loads run from step `known_step` on. Nodes of loads that the worker knows to have
-    ended may be evicted again.
+    ended may be evicted again. Nodes of requests that have left, of which a step knew that is simulated in a
+    run with others without being formed, have counted as used since.
     """
     offload, worker = state.offload, state.workers[w]
+    memory = offload.memories[w]
+    while memory.head[LEFT] != NONE and 0 <= offload.loads[memory.head[LEFT]].left_step < worker.steps - 1:
+        _use_most_recently(state, w, pop_first(offload.loads, memory, LEFT))
     r = offload.memories[w].head[LOADING]
     while r != NONE:
         load = offload.loads[r]
@@ -157,12 +161,32 @@ def _is_found(state, w, node):
     matter, as no other worker fills a memory that is not shared.
     """
     worker, offload = state.workers[w], state.offload
-    is_there = find_entry(state, _memory_number(state, w), node) != NONE
-    if offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0:
-        return is_there
-    if worker.formed_s == np.inf:
-        return is_there
-    return offload.stored_s[node] <= worker.formed_s and (is_there or offload.left_s[node] > worker.formed_s)
+    formed_s = worker.formed_s
+    is_now = offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0
+    if is_now or formed_s == np.inf:
+        return find_entry(state, _memory_number(state, w), node) != NONE
+    return offload.stored_s[node] <= formed_s < offload.left_s[node] or offload.returned_s[node] <= formed_s
+
+
+@kernel_jit
+def _note_stored(state, w, node, time_s):
+    """Note that a node is in the memory of worker w from now on, if that is a shared store."""
+    offload = state.offload
+    if offload.memories[w].is_shared:
+        if offload.stored_s[node] == np.inf:
+            offload.stored_s[node] = time_s
+        else:
+            offload.returned_s[node] = time_s
+
+
+@kernel_jit
+def _note_gone(state, w, node, time_s):
+    """Note that a node is in the memory of worker w no more, if that is a shared store."""
+    offload = state.offload
+    if offload.memories[w].is_shared:
+        if offload.returned_s[node] < np.inf:
+            offload.stored_s[node], offload.returned_s[node] = offload.returned_s[node], np.inf
+        offload.left_s[node] = time_s
 
 
 @where_has("offload", lambda state, w, r: ZERO)
@@ -225,6 +249,7 @@ def hold_nodes(state, w, r, nodes, time_s):
             e = add_entry(state, number, node)
             _list_in_memory(state, w, e)
             caches.entries[e].is_cached = 1
+            state.offload.left_s[node] = np.inf  # As if it had stayed.
     _mark_offer(state, w, r, first, first + nodes, 0)
     return has_all
 
@@ -339,14 +364,11 @@ def store_step(state, l, time_s):
     """Store the new nodes of prompts in the step that is formed on lane l. Then the nodes of requests that
     left count as used.
     """
-    w, offload = state.lanes[l].worker, state.offload
-    memory, steps = offload.memories[w], state.workers[w].steps
+    w = state.lanes[l].worker
+    memory = state.offload.memories[w]
     if memory.is_shared:
         _release_known_loads(state, w)
     else:
-        # Those of which a step knew that is simulated in a run with others, without being formed, come first.
-        while memory.head[LEFT] != NONE and 0 <= offload.loads[memory.head[LEFT]].left_step < steps - 1:
-            _use_most_recently(state, w, pop_first(offload.loads, memory, LEFT))
         _store_prompts(state, l, time_s)
     while memory.head[LEFT] != NONE and _has_seen_leave(state, w, memory.head[LEFT]):
         _use_most_recently(state, w, pop_first(state.offload.loads, memory, LEFT))
@@ -415,8 +437,7 @@ def _store_prompt(state, w, r, time_s):
         for i in range(first, end):
             if find_entry(state, memory, node_at(state, r, i)) == NONE:
                 _list_in_memory(state, w, add_entry(state, memory, node_at(state, r, i)))
-                if state.offload.memories[w].is_shared:
-                    state.offload.stored_s[node_at(state, r, i)] = time_s
+                _note_stored(state, w, node_at(state, r, i), time_s)
         load.stored = end
     _mark_offer(state, w, r, first, end, 0)
 
@@ -450,8 +471,7 @@ def _make_room(state, w, missing, time_s):
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if _can_leave(caches.entries[e]):
-            if state.offload.memories[w].is_shared:
-                state.offload.left_s[np.int64(caches.entries[e].node)] = time_s
+            _note_gone(state, w, np.int64(caches.entries[e].node), time_s)
             _unlist_in_memory(state, w, e)
             drop_entry(state, e)
             excess -= 1

@@ -69,13 +69,14 @@ class Offload(NamedTuple):
 
     memories: npt.NDArray[np.void]  # (W,) MEMORY
     loads: npt.NDArray[np.void]  # (n,) LOAD
-    # Of a shared store, (nodes,): since when each node is in it, and until when it was (before a later return
-    # to it, or now). Else empty.
+    # Of a shared store, (nodes,): since when and until when each node was in it, and since when it is there
+    # again; infinite if not so. Else empty.
     stored_s: npt.NDArray[np.float64]
     left_s: npt.NDArray[np.float64]
+    returned_s: npt.NDArray[np.float64]
 
 
-NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD), np.zeros(0), np.zeros(0))
+NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD), np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 def make_offload(
@@ -113,4 +114,5 @@ def make_offload(
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE
     most_nodes = len(trace.prefix_ids) if kv_offload.is_shared else 0  # If no prompts share any.
-    return Offload(memories, loads, np.full(most_nodes, np.inf), np.full(most_nodes, -np.inf))
+    never = np.full((3, most_nodes), np.inf)
+    return Offload(memories, loads, never[0].copy(), never[1].copy(), never[2].copy())
