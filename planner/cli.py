@@ -11,8 +11,6 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
     130  interrupted                 143  ended by SIGTERM
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

@@ -1,7 +1,5 @@
 """The values that every stage shares: GPU, limit, SLO. They are frozen, with units in the names of fields."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ To add a routing by score, write one row and its function. `find_router_differen
 router does for a row. A router without an entry in the row lacks the policy, and the manifests say so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -2,8 +2,6 @@
 The names of columns end in their units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any

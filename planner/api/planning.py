@@ -1,7 +1,5 @@
 """`plan`: from a question and its traffic to a certified plan, for one LLM or for several on one stock."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shows the stage that a long question has reached: one line in a notebook, nothing in a program."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import time

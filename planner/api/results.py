@@ -1,7 +1,5 @@
 """The results of `fleetplan.plan` and others: figures as attributes, tables as DataFrames, pages as text."""
 
-from __future__ import annotations
-
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 reserved, on-demand and spot GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`plan watch`: compares live metrics with what a plan was made for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

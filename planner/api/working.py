@@ -1,7 +1,5 @@
 """Where plans and simulations are computed, for everything inside a `with` block."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 from planner.parallel.executors import Executor

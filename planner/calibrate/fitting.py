@@ -5,8 +5,6 @@ A table that does not determine all coefficients of the formula is refused, with
 steps to measure.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

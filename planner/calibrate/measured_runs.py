@@ -18,8 +18,6 @@ The covariance is the inverse of the Hessian of the sum; the standard error of a
 from sigma.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ A first word that is no command of this module names a table: `plan catalog gpus
 keep other commands fast.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from pathlib import Path

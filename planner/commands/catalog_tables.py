@@ -2,8 +2,6 @@
 Imports within functions keep other commands fast.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 

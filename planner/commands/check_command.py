@@ -2,8 +2,6 @@
 Imports within functions keep other commands fast.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -2,8 +2,6 @@
 Imports within functions keep other commands fast.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -2,8 +2,6 @@
 within functions keep other commands fast.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -2,8 +2,6 @@
 functions keep other commands fast.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Tables and JSON of commands on stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`plan schema`: the JSON Schemas of files and answers. Imports within functions keep other commands fast."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

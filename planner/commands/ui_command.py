@@ -1,7 +1,5 @@
 """`plan ui`: the planner in a browser. What takes long to import is imported within `show_ui`."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -16,8 +16,6 @@ assumes that more workers never do (MORE in day/search/day_optimum.py), only the
 (solvers/paid_work.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

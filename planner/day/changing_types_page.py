@@ -2,8 +2,6 @@
 of a table and values of day.json.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -22,8 +22,6 @@ window has one of three causes:
     as many    it had as many in the mean, but at other moments, or with a queue from the window before
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 

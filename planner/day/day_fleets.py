@@ -11,8 +11,6 @@ Each of these fleets keeps its worker types all day; `cheapest_fleet` also asks 
 (planner/day/changing_types.py).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Writes the manifests of the controller that a day study chose, for every target that can run it."""
 
-from __future__ import annotations
-
 from planner.day import autoscaling
 from planner.day.day_study import STATIC, ControllerDay, DayAnswer
 from planner.errors import InputError

@@ -3,8 +3,6 @@
 The files are day.html with its charts, day.csv, windows.csv, events.csv and day.json.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

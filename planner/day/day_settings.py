@@ -18,8 +18,6 @@ day:
   types: change              # the optimum may also change worker types and roles; or fixed: it may not
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ one bill and one optimum for all LLMs: where their peaks come at different hours
 another gives back.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

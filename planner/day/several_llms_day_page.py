@@ -2,8 +2,6 @@
 manifests. Sentences and tables of one LLM are those of planner/day/day_page.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from html import escape

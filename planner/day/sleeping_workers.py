@@ -11,8 +11,6 @@ This is the slowest case: the only free GPUs are those of a worker that has just
 counts as in use from the moment at which the controller adds its worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 number of drafted tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.errors import InputError

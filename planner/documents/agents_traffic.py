@@ -16,8 +16,6 @@ agents:
   most_tokens: 200000
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ worker of a type sustains in each bucket (solvers/allocation.py has the formulat
 Mélange's own configuration is read too (Griggs et al. 2024, arXiv:2404.14527).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

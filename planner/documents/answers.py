@@ -5,8 +5,6 @@ planner/documents/schemas/answer_schemas.py makes the JSON Schemas of these clas
 they are computed, and tests check them against the schemas.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired, TypedDict
 
 from planner.documents.certificate import Status

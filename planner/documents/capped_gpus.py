@@ -3,8 +3,6 @@
 Power and slowdowns are those of planner/models/power.py; price, memory and links are the GPU's own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

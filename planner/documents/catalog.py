@@ -9,8 +9,6 @@ slos.yaml, spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file ther
 fits there come before the shipped ones. Each kind of row is parsed by its own module (imports below).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -5,8 +5,6 @@ A fact is a dataclass of facts.py. planner/reports writes each as a sentence in 
 names the class, then the fields. Sentences are never parsed: a certificate is read from the values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -5,8 +5,6 @@ of a row in catalogs/gpus.yaml and of prices.yaml count. The search does not use
 shown with its bill by each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from planner.documents.catalog import Catalog

@@ -1,7 +1,5 @@
 """One value of a document by its dotted path: `slo.ttft.p90` is the key p90 in ttft in slo."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 and among the warnings of a plan.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

@@ -10,8 +10,6 @@ so. What the file says of `mixed_steps` and of the constants (`host`, `rest`, `f
 planner/models/engine.py explains them. `speculative`: planner/documents/speculative.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -16,8 +16,6 @@ itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` 
 catalog's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

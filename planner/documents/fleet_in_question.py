@@ -4,8 +4,6 @@ Keys that fleet.yaml lacks are taken from slo.yaml: `prices`, `sold_as` and `ele
 `host_overhead`, `lora` and `network`. A plan.yaml has all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

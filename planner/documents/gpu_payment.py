@@ -19,8 +19,6 @@ Electricity is added to the hourly price of a GPU, as if the GPU always drew its
 stays a sum over its GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, get_args

@@ -10,8 +10,6 @@
 bandwidth of its link.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ tiers = read_kv_tiers()
 tiers["cpu-memory"].usd_per_h(256e9)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

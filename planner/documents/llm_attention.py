@@ -8,8 +8,6 @@ Each family of LLMs has a key of its own for the kinds of its layers: `layer_typ
 transformers make of the same keys. `planner/models/llm.py` explains the kinds of attention.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -8,8 +8,6 @@ matrices, without norms and biases, and is taken to be served in 16 bits. An LLM
 refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter

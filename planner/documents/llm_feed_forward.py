@@ -2,8 +2,6 @@
 token uses some. `shape` is the part of config.json that describes the text model.
 """
 
-from __future__ import annotations
-
 import math
 
 from planner.documents.llm_attention import (

@@ -12,8 +12,6 @@ disk into the host's memory (planner/models/lora.py). `longer` is the share by w
 raised in a plan with `robust: step_times`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.errors import InputError

@@ -19,8 +19,6 @@ The demand is a CSV in requests/s with a column per LLM and a row per window, an
 for labels; or a trace per LLM, counted in windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@
 `planner.fleet.Network` and `Topology` explain the keys.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, cast
 

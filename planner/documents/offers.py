@@ -8,8 +8,6 @@ prices.yaml has these lists by GPU; `plan catalog prices` writes it. An offer in
 of the one in the GPU's row from the same provider and for the same term.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The simulation itself is not in these files: planner/search/evidence/written_pla
 `WrittenPlan.check_percentile` compares the result with the written one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ prefill and 2 decode workers it is 3 and 1. Such a part was not simulated by its
 its share, because bursts weigh more on few workers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The section `policies`: how fleet.yaml and slo.yaml write names and settings of planner/policies.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

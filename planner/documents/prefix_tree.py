@@ -9,8 +9,6 @@ nodes:
   - {name: tool-a, after: system, tokens: 2000, rate: 4}      # requests/s whose shared prefix ends here
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The search computes these facts (search/evidence/robustness.py), certificate.jso
 and the report draws them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

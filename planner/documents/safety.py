@@ -1,7 +1,5 @@
 """`safety:` in slo.yaml: in what share of scenarios a fleet must keep the SLO."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -18,8 +18,6 @@ Keys beside `llms` are shared by all entries. Two entries may serve the same LLM
 takes the rows whose `model` is the entry's name; if there are none, those with the name of its LLM.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A line of an SLO is a metric, a percentile and a limit: `ttft: {p90: 2 s}`; plan
 metrics.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

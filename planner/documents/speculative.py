@@ -10,8 +10,6 @@ plus the time `draft_step`. Without `draft` the share is estimated from the draf
 where the acceptance comes from. planner/models/speculation.py has the formula.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

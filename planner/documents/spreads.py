@@ -12,8 +12,6 @@ kernels, 16 bit:
 Of the rows that apply to a worker the first one counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args

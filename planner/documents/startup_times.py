@@ -8,8 +8,6 @@ facts.wake_s(llm, worker_type, 1, "nvme-raid0")    # from level 1 of vLLM's slee
 How the phases of a start add up: planner/models/startup.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -21,8 +21,6 @@ quietly dropped would certify the wrong fleet. planner/documents/several_llms_qu
 for several LLMs on one stock, with the functions of this module for each LLM.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Mapping

@@ -20,8 +20,6 @@ planner/traffic/described.py and planner/traffic/agents.py draw the requests, an
 `p95: 5000` is a percentile of lengths. A row of catalogs/tasks.yaml has the keys from `input` on.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

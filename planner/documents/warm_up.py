@@ -7,8 +7,6 @@ blocks add a `prompt` (token ids, or text) to each row. A prompt is sent again i
 for `keep_alive_s`, so that it stays in the cache.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

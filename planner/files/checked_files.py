@@ -2,8 +2,6 @@
 and then renamed, so that a run that is killed leaves no half file.
 """
 
-from __future__ import annotations
-
 import codecs
 import fcntl
 import gzip

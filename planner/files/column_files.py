@@ -6,8 +6,6 @@ part of it. Columns that cannot be read back count as missing, and the caller go
 cannot be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap

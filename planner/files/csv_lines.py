@@ -5,8 +5,6 @@ between, and says nothing. A field over several lines counts as intended if its 
 of the field, and if at most one of its lines could be a row of its own: one may look like a row by chance.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

@@ -2,8 +2,6 @@
 and fleetplan/__main__.py calls `save_and_tidy` before it ends the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 

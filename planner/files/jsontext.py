@@ -9,8 +9,6 @@
 - objects nested too deep.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Resources that the machine or a limit on the process (ulimit) refuses: memory, threads, open files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

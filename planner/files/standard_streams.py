@@ -1,7 +1,5 @@
 """The numbers of the standard streams."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -7,8 +7,6 @@ A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark
 `planner.calibrate.measured_runs` corrects a fit by either of the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

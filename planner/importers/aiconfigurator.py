@@ -5,8 +5,6 @@ A row of that file has the mean TTFT and TPOT of one run: a closed loop, whose r
 lengths. The file does not say how many requests were sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Its inter_token_latency is our TPOT: for an answer of n tokens, the time from th
 divided by n - 1. Beside every value stands its unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ glossary, and `queue`, the time before a request is scheduled. Statistics are me
 A percentile from a histogram is known only up to the edge of its bucket: p99_at_most.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -12,8 +12,6 @@ Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com
 learn.microsoft.com/azure/virtual-machines/sizes (2026-11).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

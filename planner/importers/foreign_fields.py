@@ -2,8 +2,6 @@
 leaves out, and compute statistics of latencies.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Its inter_token_latency_ms is our TPOT: for an answer of n tokens, the time from
 divided by n - 1. Its time_per_output_token_ms includes the first token and is not used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

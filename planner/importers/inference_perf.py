@@ -5,8 +5,6 @@ first to the last token over n - 1: our tpot. Its inter_token_latency is a gap b
 file names neither LLM nor GPU. A summary_lifecycle_metrics.json mixes all stages, so it states no load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

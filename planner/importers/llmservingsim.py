@@ -21,8 +21,6 @@ The step table is made of steps drawn at random. A regular grid would be biased:
 are quicker than their neighbours, because GEMMs are cut into tiles.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Prometheus' samples over a range of time (prometheus_range.py) count finished re
 UsageCompletionsResult) holds requests and tokens per bucket, and so of lengths only the mean.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -13,8 +13,6 @@ Sources: github.com/opencost/opencost, core/pkg/opencost/asset_json.go at 5f6533
 opencost.io/docs/integrations/api.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

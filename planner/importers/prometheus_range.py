@@ -12,8 +12,6 @@ samples that are further apart than `GAP_S` counters are unknown.
 Source: prometheus.io/docs/prometheus/latest/querying/api, and prometheus/prometheus, cmd/promtool/tsdb.go.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ proportion to the buckets' counts and evenly within a bucket, then scaled to the
 Prompts and outputs are drawn independently.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -6,8 +6,6 @@ lies: the bucket's upper edge is kept as `p99_at_most`, which is a bound and no 
 time, so the rate needs --duration, or --rate or --concurrency.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

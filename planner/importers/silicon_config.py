@@ -25,8 +25,6 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
                   checkpoint of which only the norms are in 16 bits (GLM-5-FP8) for one in 16 bits.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

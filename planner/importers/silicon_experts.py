@@ -1,7 +1,5 @@
 """The time of the experts of an LLM [ms], from the kernel tables that silicon.py explains."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

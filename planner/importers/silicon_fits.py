@@ -5,8 +5,6 @@ Several data-parallel ranks may share the experts: each rank computes its own at
 compute the tokens of all ranks together (`joint`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ By default vLLM multiplies mxfp4 in 16 bits on Blackwell; with VLLM_USE_FLASHINF
 FlashInfer multiply in 8, on tensor cores twice as fast. AIConfigurator measured that kernel in SGLang alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -12,8 +12,6 @@ H200 it ships H100's numbers. AIConfigurator, which is optional, is imported ins
                     no measured layer takes less than the launches of its kernels, 0.39 ms
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any

@@ -21,8 +21,6 @@ than noise, they mix the times of two kernels, and are refused. (Those for KV in
 B300 and GB200, have 0.46 us a token at some lengths and 0.66 us at others.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -11,8 +11,6 @@ catalogs/gpus.yaml: its A100 has 40 GB, and one name may stand for an SXM and a 
 apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

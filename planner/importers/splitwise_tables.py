@@ -3,8 +3,6 @@
 Splitwise (Patel et al. 2024) is a simulator of prefill and decode pools; its tables were measured with vLLM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

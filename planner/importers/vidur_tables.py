@@ -10,8 +10,6 @@ head, sampling and the host. The seconds of each operator stay in the table besi
 (`StepTable.operators`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The file holds {avg_latency, latencies, percentiles} and no lengths: options giv
 the last request of the batch to finish, so it is the largest E2E of a closed loop as large as the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

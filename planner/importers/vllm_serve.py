@@ -7,8 +7,6 @@ GPU and tensor parallelism only if the user wrote them with --metadata (gpu=...,
 them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

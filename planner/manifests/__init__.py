@@ -1,7 +1,5 @@
 """The plan as manifests: one module per target; all take the engine's settings from engine_command.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache

@@ -6,8 +6,6 @@ name. Over several nodes they use the hosts' networks, because NIXL (which moves
 of its own choice; there NODE_0, NODE_1 ... in the environment (or in nodes.env) are the nodes' addresses.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.files.checked_files import to_yaml

@@ -1,7 +1,5 @@
 """Notes in manifests: sentences on how a deployment routes or queues differently from what was simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

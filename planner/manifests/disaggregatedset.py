@@ -4,8 +4,6 @@ llm-d's guide to disaggregation has this form beside its Helm charts. Every pool
 LeaderWorkerSet (lws.py); the router is that of plain Kubernetes (kubernetes.py).
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command, kubernetes, lws

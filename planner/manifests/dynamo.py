@@ -6,8 +6,6 @@ that spans nodes by `multinode`; for data-parallel ranks it adds the flags that 
 node, and a front end on each node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes

@@ -11,8 +11,6 @@ queue there takes longer than the prefill would. To compare these times it has a
 worker's prefills.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.fleet import Fleet, Policies, Pool

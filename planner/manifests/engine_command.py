@@ -2,8 +2,6 @@
 stands on which node.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ chart/, beside this module. `helm template` makes the objects of kubernetes.yaml
 where helm is installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path

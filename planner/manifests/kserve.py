@@ -6,8 +6,6 @@ is not root. vLLM's own image runs as root, so the engine is llm-d's image, whic
 token for the hub goes to the storage initializer, by the secrets of a service account.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from planner.fleet import Fleet, Pool

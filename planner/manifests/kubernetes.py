@@ -5,8 +5,6 @@ not choose: a Service spreads connections blindly, and the plan's routing would 
 run pods take parts of theirs from this module.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitor
 (PodMonitor); gateway.networking.k8s.io/v1 (Gateway, HTTPRoute); Grafana's sidecar for dashboards.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, get_args
 

@@ -7,8 +7,6 @@ those that vLLM 0.32 reads (vllm/distributed/mooncake_store.py,
 docs/features/mooncake_store_connector_usage.md), options those of Mooncake's deployment guide.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

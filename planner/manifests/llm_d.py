@@ -11,8 +11,6 @@ front end for its own ranks (--data-parallel-hybrid-lb), and a shell computes th
 in llm-d's guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool

@@ -7,8 +7,6 @@ objects are those of plain Kubernetes. Pods that run --headless have the role la
 router selects.
 """
 
-from __future__ import annotations
-
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes
 from planner.manifests.engine_command import APP, HTTP_PORT, PART, ROLE

@@ -4,8 +4,6 @@ and a dashboard over what vLLM's workers export.
 Sources: prometheus.io/docs/prometheus/latest/configuration/alerting_rules; Grafana's dashboard JSON model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ from it. All further arguments go to `vllm serve`. The worker's GPUs are those t
 (HIP_VISIBLE_DEVICES on AMD) names.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from planner.files.checked_files import to_yaml

@@ -4,8 +4,6 @@ The chart labels pods by their pool. Its router is given the names of the pools 
 decode, and passes the KV connector's parameters from a prefill worker to a decode worker.
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool

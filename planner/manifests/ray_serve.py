@@ -4,8 +4,6 @@ Each version of Ray comes with one of vLLM (ENGINE). `engine_kwargs` are vLLM's 
 place of dashes.
 """
 
-from __future__ import annotations
-
 import re
 
 from planner.domain import Gpu

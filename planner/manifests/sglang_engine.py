@@ -7,8 +7,6 @@ choice, which planner/models/memory.py computes. The prefix cache is on by defau
 hits, the cache can only help. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.engine import Engine

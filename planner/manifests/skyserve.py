@@ -3,8 +3,6 @@
 A service has one kind of replica, so a fleet of several pools is refused.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from planner.domain import Gpu

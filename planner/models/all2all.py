@@ -20,8 +20,6 @@ The constants of the formulas rest on tables of aiconfigurator-core 0.12.0: Deep
 MAPE_FRAC on average (`python benchmarks/all2all.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

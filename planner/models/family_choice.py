@@ -13,8 +13,6 @@ this form. For the others it is refitted to their predictions, with a held-out e
 can also use the form of the family "corrected" as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

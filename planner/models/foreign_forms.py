@@ -6,8 +6,6 @@ Forms that are read from a file also compute their shortest step (`shortest_s`).
 times is refused by it, because simulated time would run backwards and never end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -43,8 +43,6 @@ vLLM derives the "GPU KV cache size" that it logs: the number of requests of `ma
 each with a whole step's tokens in its windows, times that length (benchmarks/kv_capacity.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ other; a load has the bytes that one GPU needs, times the TP degree. `is_common`
 different TP degrees share blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

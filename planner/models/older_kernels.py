@@ -93,8 +93,6 @@ AIConfigurator's tables have both engines (vLLM 0.24, SGLang 0.5.14; up to 128 s
 B200, B300, GB200 and GB300. n was not fitted to any run.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from planner.domain import Gpu

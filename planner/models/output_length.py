@@ -8,8 +8,6 @@ holds outputs of k w + 1 ... (k + 1) w tokens. Its classifier reads the prompt a
 predictor of a given accuracy, so that a plan shows what that accuracy would be worth.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

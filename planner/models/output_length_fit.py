@@ -3,8 +3,6 @@
 This module is apart from `output_length.py` because scikit-learn takes most of a second to import.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

@@ -13,8 +13,6 @@ The simulator has up to PP micro-batches in flight, so a pipeline with fewer is 
 Ranks on several nodes: `planner/models/all2all.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

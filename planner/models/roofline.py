@@ -29,8 +29,6 @@ multiplies them in 16 bits. int4 and mxfp4 weights are read as 4 bits and multip
 and Triton kernels).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The file has a row for each format in which weights are multiplied. `planner/mod
 times of a row, and `planner/models/lora.py` the time that adapters add.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache

@@ -9,8 +9,6 @@ and names 512 for a 13B LLM on an A100, whose roofline gives 558 here. max_n is 
 MOST_TOKENS: the pairs of attention make longer ones slower per token again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.models.foreign_forms import DistServeSteps, StepForm

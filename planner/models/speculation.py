@@ -23,8 +23,6 @@ Acceptance follows Leviathan, Kalman, Matias 2023 (arXiv:2211.17192, equation 1 
 Steps follow vLLM: every sequence is checked at full width, whatever was accepted before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

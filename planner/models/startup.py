@@ -15,8 +15,6 @@ Tracing, compiling and capturing are bound by the host's CPU and grow with layer
 page cache and the compiled kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.models.llm import Llm

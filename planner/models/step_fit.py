@@ -3,8 +3,6 @@
 This module is apart from `latency.py` because scikit-learn takes most of a second to import.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self

@@ -15,8 +15,6 @@ time of the step [s]. Columns `op_NAME_s` are the seconds of one operator in the
 `t_s`. Other columns are kept and ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

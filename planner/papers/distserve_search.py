@@ -24,8 +24,6 @@ multiplies the goodput of one instance and rounds up; only a simulation of the w
 holds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

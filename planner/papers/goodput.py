@@ -19,8 +19,6 @@ Runs at different rates serve the same requests, closer together or further apar
 changes the verdict. A run stops as soon as a limit can no longer be kept.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ document for programs.
 beside this one: distserve_search.py, vidur_search.py and splitwise_search.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

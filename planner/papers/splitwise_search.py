@@ -17,8 +17,6 @@ benchmarks/splitwise_provisioning.py has the search for the highest rate.
 TBT is computed as the paper's program does: (E2E - TTFT) over all output tokens, the first included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -19,8 +19,6 @@ By the rule `goodput.Steady` a rate counts as served only if the SLO is kept. Vi
 with one run at the capacity.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

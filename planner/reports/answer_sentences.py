@@ -1,7 +1,5 @@
 """Texts on a plan's three answers (on paper, production, with a loss) and on their scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner.documents import facts

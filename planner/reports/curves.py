@@ -3,8 +3,6 @@
 Every curve has about POINTS points, so that a chart is no larger for a million requests than for a thousand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ be seen on white). Altair and vl-convert are imported inside functions, because 
 second.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

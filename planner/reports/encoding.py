@@ -3,8 +3,6 @@
 Altair is imported inside the functions: it takes most of a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Certificate, screen and report take their sentences from here. Reasons why an op
 in search/problem/reasons.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The charts of a plan, each with its caption: for the report, its PNG files and the browser alike."""
 
-from __future__ import annotations
-
 from planner.domain import Metric
 from planner.reports import charts, screen_charts
 from planner.reports.drawing import CaptionedChart

@@ -5,8 +5,6 @@ planning took. Numbers are rounded to ten significant digits, in requests.csv to
 and the column `arrival_s` have all their digits, because they are simulated again.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

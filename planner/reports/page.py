@@ -4,8 +4,6 @@ The page has every chart twice: as an SVG, which needs no script and is printed,
 specification, which page.js draws in place of the SVG so that the chart is interactive.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -2,8 +2,6 @@
 `plan prefixes`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Renders report.html: the first screen with the answer, why the plan is not cheaper, details."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """A plan as tables of text, for the report and the browser alike."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

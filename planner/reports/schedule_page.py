@@ -4,8 +4,6 @@ page.
 Workers on reserved or on-demand GPUs are `firm`; those on spot may be interrupted.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -8,8 +8,6 @@ fleet holds. "In scenarios" means traffic drawn anew and other step times, in wh
 the SLO. No text uses one of the two terms for the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The first screen of an answer as HTML: the report begins with it, and the browser's pages show it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -2,8 +2,6 @@
 each LLM a folder with the files of a plan for one LLM, so that every command works on it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from html import escape
 

@@ -1,7 +1,5 @@
 """Simulates a fleet on given requests to the end, judges it by an SLO, and sums the results up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from planner.domain import Slo

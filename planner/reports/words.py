@@ -1,7 +1,5 @@
 """Sentences and short texts about a plan, for the report, the command line and the browser."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Sequence

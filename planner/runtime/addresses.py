@@ -1,7 +1,5 @@
 """Addresses of servers, as users name them."""
 
-from __future__ import annotations
-
 import ipaddress
 from urllib.parse import SplitResult, urlsplit
 

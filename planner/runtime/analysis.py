@@ -5,8 +5,6 @@ The parts of the analysis are in measured_against_simulated, own_clock, step_fit
 validation_document and validation_files write its result.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A prompt of text may have more or fewer tokens than in the trace, and an answer 
 The counted lengths are simulated, so that a difference in length is no error of the prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ A request is charged with the most it can cost. If its answer says how many toke
 corrected to their price. A request that failed keeps its full charge, because it may be billed.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ been without a request for longest is ended to make room, so that silent ones lo
 that has sent no whole head of a request after `idle_s` is ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import resource

@@ -6,8 +6,6 @@ counted, and computes `Dialect.tokens_per_word` from these counts. It computes `
 tokens that the endpoint adds to every prompt, such as those of a chat template or a begin-of-text token.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -4,8 +4,6 @@ The key goes into the header of requests to the given address and nowhere else: 
 and the key is removed from every text of the server before it is shown.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -6,8 +6,6 @@ were such requests if `EngineTimes.requests` exceeds the number of ours. No scra
 endpoint's API key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

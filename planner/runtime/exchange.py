@@ -3,8 +3,6 @@
 The router's side towards workers is planner/runtime/upstream.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -13,8 +13,6 @@ machine without GPU or vLLM.
 /metrics has vLLM's names, labels and buckets. Source: vllm, vllm/v1/metrics/loggers.py (0.32).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

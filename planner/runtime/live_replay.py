@@ -13,8 +13,6 @@ requests that have no outcome. The time between two interruptions is a part of t
 one of an earlier part, the earlier one counts as answered at the start of the new part.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import io

@@ -17,8 +17,6 @@ cannot see all that an engine does, so the state differs from that of a simulati
   the requests so far, with more weight on recent ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Collection, Sequence

@@ -17,8 +17,6 @@ neither side counts the prefill worker's token, which the client does not see. W
 count it, as the first one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -14,8 +14,6 @@ judged on it, and as E2E the time from the first step with the request, whose KV
 last token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

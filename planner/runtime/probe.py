@@ -1,7 +1,5 @@
 """Probes an endpoint before traffic goes to it: which LLM it serves, its dialect, how it counts tokens."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

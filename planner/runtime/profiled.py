@@ -8,8 +8,6 @@ engines.yaml       the engine's constants as fitted to both tables (planner/cali
 `--catalog` with the folder of these files makes a plan with these constants.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

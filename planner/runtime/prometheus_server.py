@@ -1,7 +1,5 @@
 """Asks a Prometheus server for series over HTTP; prometheus_range.py reads its answers."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.parse

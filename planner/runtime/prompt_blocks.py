@@ -1,7 +1,5 @@
 """Names of the KV blocks of a prompt, and a small number for each name in use, to index arrays with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

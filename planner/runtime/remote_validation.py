@@ -7,8 +7,6 @@ twice, and a refusal is an outcome. If too many requests fail, the run ends. The
 inside a function, because it may import torch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

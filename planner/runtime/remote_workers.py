@@ -5,8 +5,6 @@ between two health checks the router does not notice it, and believes that the w
 cached before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -8,8 +8,6 @@ change. To plan with other GPUs and settings, use `plan --catalog DIR/catalog`, 
 times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache

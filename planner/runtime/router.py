@@ -9,8 +9,6 @@ too long are failures too. planner/runtime/trust.py decides which workers get no
 which request has killed too many workers to be tried again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The router's metrics in Prometheus' text format."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol

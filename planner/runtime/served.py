@@ -16,8 +16,6 @@ The profiler starts this module in a process of its own, because vLLM's CPU engi
 that has loaded Numba, which the router needs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import json

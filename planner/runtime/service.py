@@ -1,7 +1,5 @@
 """Runs the router as a service: a limited log, and an orderly end when SIGTERM comes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

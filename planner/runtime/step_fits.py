@@ -1,7 +1,5 @@
 """Compares the step times that engines logged with the plan's fits, and corrects the fits by these times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 

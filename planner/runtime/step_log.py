@@ -35,8 +35,6 @@ This module runs inside the engine, so it imports little; planner/runtime/engine
 is imported inside `hook_vllm`, because the fake engine logs without it.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

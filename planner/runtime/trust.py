@@ -11,8 +11,6 @@ single request, or with the suspect on trial there, that is a strike against thi
 the router refuses it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 OpenAI API, and no longer than the request allows.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

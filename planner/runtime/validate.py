@@ -9,8 +9,6 @@ continued with the missing requests; a complete run is compared again without st
 profiling is imported inside a function, because it may import torch.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -5,8 +5,6 @@ into the sentences and the rows of errors that report.html and the screen show.
 "Undisturbed" times are by a clock of the engine that stands still meanwhile (`Validation` in analysis.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -3,8 +3,6 @@ the fleet and catalog with corrected step times. Altair is imported inside funct
 second.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

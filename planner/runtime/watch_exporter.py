@@ -3,8 +3,6 @@
 prometheus_client is optional, so it is imported on use.
 """
 
-from __future__ import annotations
-
 from planner.errors import InputError
 from planner.studies.plan_watch import WatchedPlan
 from planner.studies.watch_words import GAUGES, prometheus_samples

@@ -10,8 +10,6 @@ reaches only this process, which stops the engines. If this process is killed, t
 (planner/runtime/launch.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import glob
 import json

@@ -21,8 +21,6 @@ sustains no less. The loads of buckets on a worker add up linearly, and workers 
 must leave room for queueing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -33,8 +33,6 @@ under each line a request costs a worker at least beta times its tokens and alph
 request then has the price of its cheapest option, of those whose KV cache holds it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

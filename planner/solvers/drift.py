@@ -25,8 +25,6 @@ Journal of Statistics in Data Science 2 (2024), arXiv:2203.03532, with their sub
 after Huber, Robust Statistics (1981).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

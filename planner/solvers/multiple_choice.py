@@ -10,8 +10,6 @@ Vars   x_f in {0, 1}  whether f is chosen
         limit_y   sum_f a_yf x_f <= A_y         for all y
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

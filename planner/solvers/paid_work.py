@@ -33,8 +33,6 @@ or the sum of pi'_i over all measured requests but the d_v dearest of each windo
 by started hours or whole nodes is higher, so the bounds hold for it too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

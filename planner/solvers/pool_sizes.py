@@ -35,8 +35,6 @@ HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP
 end. The one assumption is that more workers never hurt, so that a cut also rules out all smaller sizes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

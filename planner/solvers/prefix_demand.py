@@ -3,8 +3,6 @@
 The letters in comments beside fields are those of the program in prefix_replication.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

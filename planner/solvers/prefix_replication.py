@@ -36,8 +36,6 @@ then goes to a solver as a whole, with the placement found so far as its start.
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace

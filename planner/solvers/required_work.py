@@ -27,8 +27,6 @@ of its whole session. In all other sessions the latest arrival of a request is t
 that each took all the time that the SLO gives.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -28,8 +28,6 @@ cheapest type, and ignores what starts cost. schedule_pricing.py solves the mode
 million.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -25,8 +25,6 @@ L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are th
 Letters: K kinds of workers, G of GPUs, T windows, R rows of a window.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -4,8 +4,6 @@ A fleet pays for the fewest nodes of each kind that hold the GPUs of its workers
 alone is a lower bound of what is paid, and more GPUs never cost less.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ requests. To know when to fit anew, the paper asks for change-point detection, w
 1987), which takes one value after the other.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

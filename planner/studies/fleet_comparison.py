@@ -8,8 +8,6 @@ still busy after that time, so its bill is counted to the last token. Without an
 the last token, because only an SLO tells whether a backlog grows.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

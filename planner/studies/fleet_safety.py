@@ -5,8 +5,6 @@ that it misses first.
 no search proposed. Fleets that are compared go through the same scenarios, each until its test decides.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.documents.facts import KeptIn

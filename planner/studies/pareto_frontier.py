@@ -20,8 +20,6 @@ that share.
                            PROBED_BELOW_FRACS below it are simulated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

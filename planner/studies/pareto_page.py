@@ -1,7 +1,5 @@
 """The frontier of `pareto` as a page, a picture, a CSV and JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -7,8 +7,6 @@ a plan for production are fleets on paper, because to find a fleet for productio
 long as the plan. With `fleet: per_gpu` in slo.yaml they are fleets for production.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -14,8 +14,6 @@ In this module `amounts` are sums over the requests of each window (requests, to
 they are divided by (seconds, requests).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What the prompts of a trace share, and with a fleet, which worker should keep which prefix."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -23,8 +23,6 @@ and Smirnov is the largest difference between two cumulative distributions, a sh
 thousands of requests any D is significant, so its size is judged as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

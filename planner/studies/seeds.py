@@ -13,8 +13,6 @@ The interval of a figure (`repeats.confidence_interval`) is for its mean over al
 of the seed, but not how the trace of another day would differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

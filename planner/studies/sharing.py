@@ -4,8 +4,6 @@ The fleet of a class is planned for its own requests of the plan's traffic, and 
 and those for all requests. Requests of no class get a fleet of their own too, for the lines for all requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

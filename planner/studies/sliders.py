@@ -6,8 +6,6 @@ limits times every factor on them. More traffic is the same requests in less tim
 There is no search, no other draw of the traffic and no loss of a worker: this is what the fleets do on paper.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

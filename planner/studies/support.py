@@ -1,7 +1,5 @@
 """How well the catalog knows an LLM on a GPU: a row per way to split it, and a badge that sums them up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ its attention. A token of output takes its share of a step with the mean number 
 read its KV cache. Prompt tokens that a prefix cache has take no time. Idle time is paid in the same shares.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -17,8 +17,6 @@ prefix:
 for a prompt of L cached tokens and u = 16 more, a KV block.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The result of `plan watch` (plan_watch.py) as sentences, as a document, and as Prometheus gauges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

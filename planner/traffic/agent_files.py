@@ -18,8 +18,6 @@ agent that overlap do not wait for each other. Each conversation has a clock of 
 as many agents are at work as there are conversations. A corpus may have a file for each conversation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

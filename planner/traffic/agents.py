@@ -17,8 +17,6 @@ Each has a separate stream of random numbers, so the first agents stay as they a
 At time 0 each agent is at a random position in its first session, and all begin within the time of one turn.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, field

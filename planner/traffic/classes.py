@@ -3,8 +3,6 @@
 A `Selector` (planner/domain.py) describes a class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np

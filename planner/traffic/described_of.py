@@ -7,8 +7,6 @@ time correlate as in the trace. Sessions and shared prefixes are described by th
 within functions: it takes a tenth of a second.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.domain import ROUNDING

@@ -4,8 +4,6 @@ clock, or a time before that of an earlier row. The readers of traces (formats.p
 The limits below were set by hand.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.traffic.trace import FloatArray

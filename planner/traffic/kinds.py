@@ -8,8 +8,6 @@ RAGPulse's fortnight, 0.30 for Azure's chat, 0.37 for a day of ServeGen and 0.44
 trace.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

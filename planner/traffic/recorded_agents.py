@@ -11,8 +11,6 @@ If a session is taken twice, it is another conversation each time: its blocks ha
 several sessions of the corpus share, such as those of a system prompt, keep their ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

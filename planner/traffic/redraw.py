@@ -16,8 +16,6 @@ block away. The sessions of the first block are drawn from among themselves, wit
 their times. The same is done with all sessions if they begin together.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -11,8 +11,6 @@ Recorded agents often have a clock each, so all of their sessions begin with the
 number of agents at work, and not how users come and go (`begin_together`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

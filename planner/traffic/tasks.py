@@ -13,8 +13,6 @@ arrivals a_i and end-to-end times e_i,
 Arrays over requests hold a task's value at its last request in the trace, and NaN at its other requests.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

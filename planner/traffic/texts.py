@@ -3,8 +3,6 @@
 The trace has the number of each text; the lengths of the texts are in other files beside the trace.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

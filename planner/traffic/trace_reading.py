@@ -12,8 +12,6 @@ Traces with prefixes or sessions are parsed every time: their files are mostly i
 copy, and they may depend on further files beside them.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Whether a date names its time zone."""
 
-from __future__ import annotations
-
 import re
 
 _OFFSET = r"(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$"  # Z, +01, +0100 or +01:00 at the end.

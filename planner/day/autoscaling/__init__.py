@@ -4,8 +4,6 @@ They are the target's own manifests (planner/manifests) without fixed sizes, and
 controller. The table PAIRS says which controller can be written for which target; other pairs are refused.
 """
 
-from __future__ import annotations
-
 from planner import manifests
 from planner.day.autoscaling import (
     cronjobs,

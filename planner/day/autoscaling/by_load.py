@@ -16,8 +16,6 @@ The expressions are PromQL. The workers for a load are a step function of it (`w
 LoadRule.workers_for_load).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Turns a controller that was simulated into the autoscaler that is deployed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import fields

@@ -2,8 +2,6 @@
 each pool has a job, which sets the size at its time of day.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner.day.autoscaling import keda_object

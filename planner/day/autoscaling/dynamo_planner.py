@@ -5,8 +5,6 @@ and defaults.py in ai-dynamo 1.6.1 from PyPI; they are passed as JSON in `--conf
 as in ai-dynamo/dynamo, examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at 04521f4.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

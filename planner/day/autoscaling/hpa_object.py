@@ -5,8 +5,6 @@ Fields and their ranges: Kubernetes' API, k8s.io/api/autoscaling/v2. `tolerance`
 gate HPAConfigurableTolerance, which is on from 1.35.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner.day.autoscaling import prometheus_queries

@@ -6,8 +6,6 @@ triggers the HPA follows the one that asks for most workers. A cron trigger asks
 `start` to `end`; while no trigger asks for any, the pool has `minReplicaCount`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

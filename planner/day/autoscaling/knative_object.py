@@ -5,8 +5,6 @@ its own and Knative's activator before it. Annotations and their ranges: knative
 pkg/apis/autoscaling/register.go; settings of a whole cluster: config/core/configmaps/autoscaler.yaml.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests

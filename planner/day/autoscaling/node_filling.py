@@ -2,8 +2,6 @@
 the simulation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

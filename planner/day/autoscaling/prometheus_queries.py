@@ -9,8 +9,6 @@ Recording rules (recording_rules.py, by_load.py) also take their labels and thei
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ before it adds or removes replicas. So settings are made only for those controll
 concurrency too.
 """
 
-from __future__ import annotations
-
 from planner.day.autoscaling import hpa_object, knative_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
 from planner.errors import InputError

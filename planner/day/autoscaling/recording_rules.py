@@ -23,8 +23,6 @@ The simulated controllers (planner/day/controllers) have the same rules, but the
 earlier seasons, not the last one alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 The files that the target writes for the fleet are parsed, and the objects that describe a pool are changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

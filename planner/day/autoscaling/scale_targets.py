@@ -1,7 +1,5 @@
 """How the workers of a pool are addressed on targets whose pools can be scaled: object, pods and metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool

@@ -5,8 +5,6 @@ its crds (llmd.ai v1alpha1: what to scale, the model, the cost of a replica) and
 HPA); and internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner.day.autoscaling import hpa_object, keda_object, prometheus_queries

@@ -7,8 +7,6 @@ planner/solvers/worker_rule.py), and a shift of requests' mean length multiplies
 length. The paper leaves out start-up times and what switching costs, and so does the rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

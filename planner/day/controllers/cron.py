@@ -9,8 +9,6 @@ capacity table for the highest rate of this hour on any earlier day, times 1 + `
 earlier day covers gets the sizes of the busiest hour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ add one, and at all workers to take one away; here both look at the pool's mean,
 the mean length of the prompts that finished last.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ interpolates throughputs in profiling runs; here they follow from the plan's ste
 the largest batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

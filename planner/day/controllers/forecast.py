@@ -5,8 +5,6 @@ rate of the plan's capacity table divided by a pool's workers at that rate. As u
 no forecast of the last `hold_s` needs more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

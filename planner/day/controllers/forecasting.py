@@ -13,8 +13,6 @@ brings 130 MB of wheels (`pip download statsforecast`, 2026-11-21) and needs pan
 installed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from typing import NamedTuple

@@ -11,8 +11,6 @@ pool gets one worker when a trigger is active (the metric above `activation`, or
 pool goes to zero when no trigger has been active for `cooldown`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ the pool does not shrink until a whole stable window has needed less. A pool goe
 passed after a stable window without any request.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

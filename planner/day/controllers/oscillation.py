@@ -1,7 +1,5 @@
 """Finds where a controller starts workers and gives them up before they are ready."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

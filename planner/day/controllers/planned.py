@@ -14,8 +14,6 @@ Load or rate is multiplied by the growth that the forecast (planner/day/controll
 size falls only if no decision within `hold` asked for more.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The names are those of vLLM 0.11 to 0.32 (`vllm/v1/metrics/loggers.py`). Request
 no worker are counted by the gateway and not by an engine; `Knowledge.limbo_of` has their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

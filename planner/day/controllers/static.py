@@ -1,7 +1,5 @@
 """The controller whose sizes never change: a plan without autoscaling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

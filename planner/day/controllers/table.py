@@ -9,8 +9,6 @@ rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubern
 the metrics of its pool.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Daily windows with a number of workers: from one time of day to another, on some days of the week."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

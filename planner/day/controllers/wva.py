@@ -14,8 +14,6 @@ the wanted size as a metric that an HPA follows, with the chart's windows of fou
 Readings here are means over a pool, so all of its workers are saturated, or none is.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

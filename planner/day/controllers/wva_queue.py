@@ -17,8 +17,6 @@ keeps the targets of both; replicas = ceil(rate / that rate).
 or decode pool has the target of its own phase only (the original has no such pools).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

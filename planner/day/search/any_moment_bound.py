@@ -18,8 +18,6 @@ The search ends after a counted amount of work (`MOST_WORK`), not of time, so th
 any machine.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

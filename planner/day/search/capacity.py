@@ -6,8 +6,6 @@ laying copies over it. The table does not say when traffic comes, so a controlle
 the future.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace

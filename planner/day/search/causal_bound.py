@@ -36,8 +36,6 @@ are x after s:
   missed    sum_s sum_x w_sx sum_j P(j, s) sum_(e with n_ec > x_c for some c) q_je
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

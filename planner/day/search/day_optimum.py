@@ -25,8 +25,6 @@ The optimum is that of a grid: sizes change at given moments, and at no other. A
 at other moments may cost less; none costs less than `DayOptimum.proved` (solvers/paid_work.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -7,8 +7,6 @@ become one life. Then all lives are shortened, and the whole day is simulated an
 finer_day.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

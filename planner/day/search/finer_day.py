@@ -15,8 +15,6 @@ change with which the day misses fewer windows. The timetable is only used if it
 the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

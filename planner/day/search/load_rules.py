@@ -9,8 +9,6 @@ in another, and bursts come and go. The busiest windows are also simulated with 
 reaches above the highest load of the day.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

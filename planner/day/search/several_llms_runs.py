@@ -6,8 +6,6 @@ are the columns of one problem, and the windows of all LLMs are numbered in the 
 simulated by itself, because LLMs share only GPUs and paid nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -12,8 +12,6 @@ Each cut holds if more workers, and less work before, never hurt (MORE in day/se
 several worker types they may, so a cut is tried with each pool at its first and at its raised size.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """All JSON Schemas by the name of their file, for `plan schema` and the folder schemas/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

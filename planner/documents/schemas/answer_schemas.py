@@ -5,8 +5,6 @@ A float may be null, because figures that are not finite are written as null. Fu
 later version may add some. The first paragraph of a class's docstring is its description.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Mapping

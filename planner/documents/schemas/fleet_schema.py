@@ -1,7 +1,5 @@
 """The JSON Schemas of fleet.yaml, and of plan.yaml, which is a fleet with what is known of it."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from planner.documents import fits, fleet_file

@@ -2,8 +2,6 @@
 (`task.KEYS` and others); their values are described here. `with_help` adds the text that an editor shows.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, get_args
 

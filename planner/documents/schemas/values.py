@@ -4,8 +4,6 @@ A schema says what has the right shape. Whether values fit together, or name a r
 reader of the file knows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

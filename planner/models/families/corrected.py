@@ -9,8 +9,6 @@ all of them. The covariance is fixed, not fitted: a profile with 13 sizes of pre
 seven lengths as well. They were set once, for all tables of docs/models.md together.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares

@@ -28,8 +28,6 @@ are >= 0. The time of a decode may jump at `large_batch`, as in the paper; `plan
 reports such a jump.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.models.families.step_family import TwoPhases, fit_nonnegative, prefill_tokens, squared_lengths

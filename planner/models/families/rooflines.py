@@ -7,8 +7,6 @@ N, A_p, D, K and P are those of planner/models/latency.py. f, a, b, d and e are 
 `scaled=False` nothing is learned: s_0 = 0 and the rest 1, the roofline without any profile.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -6,8 +6,6 @@
 Below the first median and beyond the last one the nearest slope goes on.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.models.families.step_family import TwoPhases, prefill_tokens

@@ -6,8 +6,6 @@ family has that form exactly, else None: then `planner.models.family_choice` ref
 predictions and states the error of the refit.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

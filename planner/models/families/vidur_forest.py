@@ -13,8 +13,6 @@ query-key pairs from an empty cache. A forest averages times it has seen, so it 
 profile it stays at the last value, whatever `beyond` (step_family.py) says. It is not monotone.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What other kinds of fleets would cost: simpler ones, and each GPU type alone in one mixed pool."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

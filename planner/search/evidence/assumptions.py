@@ -3,8 +3,6 @@
 reports/fact_sentences.py has the sentence of each fact, also of each `Assumption` by its name.
 """
 
-from __future__ import annotations
-
 import math
 
 from planner.documents.facts import (

@@ -4,8 +4,6 @@ certify.py calls these functions. They return facts (documents/facts.py), which 
 reports/fact_sentences.py makes sentences of them.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -16,8 +16,6 @@ simulated on the whole trace while time is left, and the report says what the sm
 The plan stays the fleet of the busiest part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

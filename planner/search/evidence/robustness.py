@@ -14,8 +14,6 @@ answers: by BUDGET_REQUESTS plus BUDGET_TIMES the requests of the trace, and for
 MORE_REQUESTS. Parts for which these limits or the clock leave no room are named in the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar

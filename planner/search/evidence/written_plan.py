@@ -1,7 +1,5 @@
 """Reads a written plan: the certificate from its file, everything else by simulating its fleet again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ options: `chosen` holds the numbers of these options, `counts` their workers. Fl
 have the filler option in their first columns, with 0 workers.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

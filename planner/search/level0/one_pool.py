@@ -9,8 +9,6 @@ No option is simulated below the count that the SLO requires under any policy (m
 of a prefill and a decode pool: two_pools.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

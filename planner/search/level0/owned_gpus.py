@@ -6,8 +6,6 @@ one type is made from the smallest fleet of that type: since all GPUs beyond the
 is also the cheapest. `planner/search/problem/owned_first.py` decides which of its workers are owned.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ random questions all of whose fleets were simulated (`python benchmarks/brute_fo
 for SEATS from single decode pools (`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -32,8 +32,6 @@ The search always works on the pairs whose next p has the lowest price, and ends
 that of the best fleet. cheapest.py does this for one LLM or for several; here it is called for one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

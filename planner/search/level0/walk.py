@@ -8,8 +8,6 @@ that it left out are not simulated here either, so the answer is not exact. Besi
 `every_mix` lists the fleets of any mix for the search beyond level 0 (mixed/mixed_fleets.py).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ ends here, with an error that names limits which the nearest of these fleets wou
 no other fleet keeps the SLO, so the error does not claim a proof.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

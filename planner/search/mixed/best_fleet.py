@@ -8,8 +8,6 @@ A search may start from known fleets, and reuse the simulations of other searche
 (planner/studies/what_if.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

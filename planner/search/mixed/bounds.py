@@ -3,8 +3,6 @@
 A fleet's value is its objective: USD/h, GPUs or Watts. The model is docs/formulations.md's, "Lower bound".
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

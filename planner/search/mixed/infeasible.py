@@ -5,8 +5,6 @@
 power) from `infeasible` on. Looser limits of the SLO that are kept: least_limits.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

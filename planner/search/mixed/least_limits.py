@@ -8,8 +8,6 @@ within PRECISION or WORK_S is spent. The floor of a limit is the least value [s]
 with every request on an idle worker.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

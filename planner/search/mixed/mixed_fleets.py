@@ -5,8 +5,6 @@ simulator decides whether they hold. A fleet that fails is cut: no later proposa
 workers of every option. The best fleet is then improved by exchanging workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

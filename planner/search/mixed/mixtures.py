@@ -12,8 +12,6 @@ Only the largest fleets are simulated: those to which no worker can be added wit
 objective of the best fleet. If one of them fails, smaller ones are assumed to fail too.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args

@@ -7,8 +7,6 @@ the next round changes one more policy, until none saves anything. That a race o
 assumption of the certificate (level0/pruning_rules.py, POLICY_RACE).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

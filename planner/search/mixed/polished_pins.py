@@ -7,8 +7,6 @@ used if a fleet with fewer workers holds with it, or if the same fleet comes les
 (`_nearness_to_missing`). A pinned prefix stays in the KV cache of the workers that it is placed on.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Fits a router's settings one after another, by simulating a fleet that keeps the SLO."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ worker adds to the objective (`option.objective`), and the kind of node on which
 whole (`option.node`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

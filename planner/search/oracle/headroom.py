@@ -8,8 +8,6 @@ trace a few requests decide, and the assumption may be wrong. So for a short tra
 result are simulated too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

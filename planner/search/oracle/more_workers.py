@@ -11,8 +11,6 @@ scenario of production's own test, so neither "exact" nor "certified" rests on i
 worker more may hurt (`may_take_for_granted`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ once, not with each query; of a scenario only its number is sent, and its reques
 says whether the SLO is kept, and how many requests had to be simulated until that was clear.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import weakref

@@ -9,8 +9,6 @@ The clock does not count the work of solvers between simulations. Each solver ha
 far longer than it usually needs.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -11,8 +11,6 @@ A leaf is a pinned prefix that is not the beginning of another one (prefix_placi
 of its beginnings too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ A search simulates hundreds of fleets, so each placement is made quickly. For th
 looks for a placement with a smaller largest load, and for a lower bound on that load.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ Only the longest stable prefixes (prefix_placing.py) take part: those that no ot
 Requests that begin with a shorter stable prefix, or with none, are not replaced.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

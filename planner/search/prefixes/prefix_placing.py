@@ -11,8 +11,6 @@ Seconds of work are those of the master problem (`least_seconds`): the least tha
 worker. Memory for prefixes is what running requests leave by Little's law; it depends in turn on the hits.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

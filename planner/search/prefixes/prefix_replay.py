@@ -7,8 +7,6 @@ leaves out steps, preemption, and the time until the blocks of a prompt are comp
 is sent.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections import OrderedDict

@@ -5,8 +5,6 @@ Where electricity is paid in addition to prices, GPUs in use are billed at their
 search, and idle GPUs of whole nodes at their idle power.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ process: a worker is down with probability `Spot.down_frac`, for a time drawn un
 of a restart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal

@@ -4,8 +4,6 @@ Both tests use what the backlog test (planner/simulator/slo_verdict.py) requires
 last tenth of the window must have their second token soon after their arrival.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

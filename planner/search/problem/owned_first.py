@@ -7,8 +7,6 @@ fleet's price and not its simulation. `planner/search/level0/owned_gpus.py` sear
 GPUs well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A stage that asks it otherwise (on more draws, under other policies, in scenario
 the functions at the end of this module.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ These texts are here and not in planner.reports, because errors of planner.searc
 imports no reports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import singledispatch
 

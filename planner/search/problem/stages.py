@@ -1,7 +1,5 @@
 """The messages by which a plan reports its progress, and its stages, from which the time left is guessed."""
 
-from __future__ import annotations
-
 from typing import Self
 
 STAGE_BEGINS = {

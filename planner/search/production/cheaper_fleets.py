@@ -10,8 +10,6 @@ are late than a percentile allows. So refuting a cheaper fleet usually takes one
 If all these simulations take little effort, all cheaper fleets are simulated, as on paper (level0/walk.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from planner.documents.facts import CheaperMiss

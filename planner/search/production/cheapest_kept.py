@@ -14,8 +14,6 @@ fleet fails, these join the S scenarios and the fleet grows again. A cheaper fle
 many is tested too, because S is small.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The answer "with a loss": the cheapest fleet that keeps the SLO after the loss of any one worker."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, replace

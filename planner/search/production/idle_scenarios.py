@@ -6,8 +6,6 @@ the traffic of a scenario takes time. So first the requests of the trace are tak
 scenario; the scenario's own traffic is drawn only if they come near a limit.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from planner.documents.facts import IdleMisses

@@ -7,8 +7,6 @@ policy, in the search's scenarios. A fleet counts as cheaper once it has passed 
 production is planned with the best policies on paper, and with pinned prefixes where they are a choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -2,8 +2,6 @@
 much more traffic, or how much longer steps, it bears), and below which price a fleet is really cheaper.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial

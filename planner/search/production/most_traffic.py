@@ -8,8 +8,6 @@ scenarios depend on the rate, and a search for production is limited in simulate
 refuted is not proved impossible. certify.py then tests the fleet in scenarios that the search has not seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ L40S and two decode workers on owned A100, for 1.81 USD/h. If one of the A100 is
 are enough, for 1.41 USD/h.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ cheapest_kept.py searches for it in scenarios that it sees. The fleet is then te
 (like_price.py).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace

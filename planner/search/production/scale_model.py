@@ -12,8 +12,6 @@ No model is built if requests share prefixes or adapters, because a sample of th
 None is built either if the SLO must be kept on several draws of the traffic: each would need its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -7,8 +7,6 @@ with a loss   the fleet keeps the SLO in that share of scenarios after the loss 
               (fleet_with_a_loss.py)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from planner.documents import facts

@@ -12,8 +12,6 @@ Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a wi
 LLM, v a window of its SLO.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ query simulates is known to the others. The least sufficient amount of a limit i
 amounts: one query minimises the use of that limit under all other limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@
 All stages but the last two are on paper (shared_paper.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

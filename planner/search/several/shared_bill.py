@@ -14,8 +14,6 @@ kinds are planned too:
 Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence

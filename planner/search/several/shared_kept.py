@@ -7,8 +7,6 @@ the LLMs fleets one after another: each gets a fleet of one worker type per pool
 leave of the limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ Each LLM is first searched alone, as if it had the limits for itself; later stag
 LLM costs less than alone, so the certificate can say what each pays for sharing (`gives_way_facts`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

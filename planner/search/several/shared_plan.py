@@ -3,8 +3,6 @@
 `planner/search/several/several_llms.py` builds it, and the reports read it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

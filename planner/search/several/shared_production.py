@@ -15,8 +15,6 @@ Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO 
 plan states nothing about all LLMs keeping theirs at the same time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

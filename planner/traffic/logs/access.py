@@ -15,8 +15,6 @@ The time in a line of nginx is the end of the answer (nginx.org, ngx_http_log_mo
 the arrival of the request (envoyproxy.io, "Access logging").
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

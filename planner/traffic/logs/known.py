@@ -6,8 +6,6 @@ of `usage_details` that begin with input and output add up, as its server does).
 envoyproxy/ai-gateway (commit f3336c5, accesslogs-envoy-proxy-llm.yaml).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ gather.py then makes a trace of the rows. trace_reading.py calls this module for
 the formats of traces (formats.FORMATS).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ from 1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_toke
 show which request waits for which (span_waits.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ answers are not logged, the length of an answer is known only for requests with 
 their max_tokens. This module counts token ids, and keeps no text of prompts.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
