@@ -510,7 +510,8 @@ def why_undeployable(fleet: Fleet) -> str:
             f"no image is known of SGLang {fleet.engine.version}: write its release with three numbers under "
             f"engine: version, such as 0.5.9, or leave version out for {sglang_engine.NEWEST}"
         )
-    if others := sorted({pool.type.gpu.name for pool in fleet.running_pools if _is_other(pool.type.gpu)}):
+    gpus = [pool.type.gpu for pool in fleet.running_pools]
+    if others := sorted({gpu.name for gpu in gpus if gpu.node_selector.startswith(OTHER_LABELS)}):
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "
             "vLLM for NVIDIA and AMD do not run there"
@@ -528,11 +529,6 @@ def why_not_started(fleet: Fleet) -> str:
     if fleet.engine is not None and fleet.engine.name != "vllm":
         return f"the plan was made for {NAMES[fleet.engine.name]}, and what is started here is vLLM alone"
     return why_undeployable(fleet)
-
-
-def _is_other(gpu: Gpu) -> bool:
-    """Whether the label of its nodes is that of an accelerator of neither NVIDIA nor AMD."""
-    return gpu.node_selector.startswith(OTHER_LABELS)
 
 
 def engine_image(worker: WorkerType) -> str:

@@ -78,7 +78,8 @@ def steps(fleet: Fleet) -> list[str]:
         urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
         lines.append(f"    {urls} bash vllm/{name}.sh")
     worker_options = " ".join(
-        f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _quoted_pool_names(fleet)
+        f"--workers {shlex.quote(engine_command.one_line(pool.name))}=http://HOST:{FIRST_PORT},..."
+        for pool in fleet.running_pools
     )
     lines += [
         "",
@@ -87,11 +88,6 @@ def steps(fleet: Fleet) -> list[str]:
         f"    plan serve plan.yaml {worker_options}",
     ]
     return lines
-
-
-def _quoted_pool_names(fleet: Fleet) -> list[str]:
-    """The pools' names as plan.yaml has them, quoted for a shell."""
-    return [shlex.quote(engine_command.one_line(pool.name)) for pool in fleet.running_pools]
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:

@@ -127,7 +127,9 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     rows = [
         {
             "search": name,
-            "fleet": _name_pools(fleet),
+            "fleet": " + ".join(
+                f"{pool.count} {pool.role} of tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools
+            ),
             "GPUs": fleet.gpus,
             "USD/h": round(fleet.price_usd_per_h, 2),
             f"carries ({rate_rps:g} needed)": round(goodput_rps[name], 2),
@@ -456,13 +458,6 @@ def _make_machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = M
             "alone; ask `plan` or another search"
         )
     return machine
-
-
-def _name_pools(fleet: Fleet) -> str:
-    """The pools of a fleet in words, as "2 prefill of tp4 pp1 + 1 decode of tp8 pp1"."""
-    return " + ".join(
-        f"{pool.count} {pool.role} of tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools
-    )
 
 
 def _refuse_slowdowns(task: PlanQuestion) -> None:

@@ -161,7 +161,8 @@ def cheapest_designs(
         if is_stopped or out_of_time():  # What the last simulations found has been used above.
             return ended(is_exact=False)
         rounds += 1
-        text = f"at least {f'{bound:,.2f} {unit}'.rstrip()}, {_best_in_words(upper)}"
+        best_text = "none found yet" if math.isinf(upper) else f"best so far {upper:,.2f}"
+        text = f"at least {f'{bound:,.2f} {unit}'.rstrip()}, {best_text}"
         if text != shown_text:
             progress(text)
             shown_text = text
@@ -172,11 +173,6 @@ def cheapest_designs(
                 candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(candidates, ceilings[i])
         is_stopped = not _answer_all(questions)
-
-
-def _best_in_words(value: float) -> str:
-    """The value of the best choice so far, for progress."""
-    return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 
 def _answer_all(questions: Sequence[DesignQuery]) -> bool:

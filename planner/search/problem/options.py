@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.documents import facts
 from planner.documents.catalog import Catalog
@@ -280,12 +281,9 @@ class _Split:
         if self.all2all and budgets == TOKEN_BUDGETS:
             budgets = (MOST_LOW_LATENCY_TOKENS, *budgets)
         if self.all2all:
-            budgets = tuple(budget for budget in budgets if self._all2all_of(budget) == self.all2all)
+            all2all = partial(all2all_of, self.tp * self.dp, int(self.gpu.gpus_per_node))
+            budgets = tuple(budget for budget in budgets if all2all(budget) == self.all2all)
         return replace(engines, budgets=budgets).settings(self.pp, self.dp)
-
-    def _all2all_of(self, budget_tokens: int) -> All2All:
-        """The kind of all-to-all with this token budget."""
-        return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
     def latency(self, llm: Llm, catalog: Catalog, engines: EngineChoices, captured: int) -> StepLatency:
         """Step times of this split, with what the engines and a robust question add to them. The largest

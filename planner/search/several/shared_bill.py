@@ -76,7 +76,8 @@ def plan_by_bill(
         cost_error = failed
     progress("the least bill without the limit on cost")
     # Without the limit another plan may be found that is within it; if not, the error names its bill.
-    without_limit = _least_bill_plan(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
+    unlimited = _with_tasks(question, lambda task: replace(task, cost_limit_usd_per_h=None))
+    without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
     bill = without_limit.bill.usd_per_h
     if bill <= limit * (1 + CHEAPER_FRAC):
         cost_use = LimitUse(COST, limit, bill)
@@ -283,8 +284,3 @@ def _without_kinds(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
         if _kind_of_gpu(gpu) not in kinds or gpu in task.owned
     }
     return replace(task, stock=stock)
-
-
-def _lift_cost(task: PlanQuestion) -> PlanQuestion:
-    """The task without the limit on cost."""
-    return replace(task, cost_limit_usd_per_h=None)
