@@ -77,8 +77,8 @@ def goodput(
 ) -> Document:
     """Find the highest rate at which a fleet keeps an SLO: how much do these GPUs carry?
 
-    fleet and slo as for simulate; slo is a question or limits. Of a plan's folder its own SLO and
-    requests count where none are given.
+    fleet and slo as for simulate; slo is a question or limits. With the folder of a plan, slo and trace may
+    be left out: the plan's own count.
     """
     try:
         result = simulating.goodput(fleet, trace, slo, seeds=seeds)

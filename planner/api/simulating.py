@@ -243,7 +243,7 @@ class GoodputResult(Result):
         # While the first requests come and the last ones leave, a fleet has less to do than in steady state.
         # In a short trace that is a large part of the time.
         short = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
-        spot = words.spot_up_text(self.fleet)
+        spot = words.spot_caveat(self.fleet)
         return [*([short] if self.fleet_goodput.is_short else []), *([spot] if spot else [])]
 
     def to_dict(self) -> dict[str, Any]:

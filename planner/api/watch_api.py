@@ -16,7 +16,7 @@ from planner.documents.plan_folder import read_written
 from planner.errors import InputError
 from planner.importers.prometheus_range import PrometheusSeries, read_series
 from planner.importers.vllm_metrics import NAMES, LiveTraffic, live_traffic
-from planner.reports.words import spot_up_text
+from planner.reports.words import spot_caveat
 from planner.runtime.prometheus_server import query_range
 from planner.studies import watch_words
 from planner.studies.plan_watch import (
@@ -42,8 +42,7 @@ class MetricsSource:
     """Where metrics come from: the address of a Prometheus, or files of ranges.
 
     `look_back_s` (`--window`) is how far back to look, `window_s` (`--step`) the length of the windows that
-    are tested. `model` is the label model_name, `match` further labels of a selector, such as
-    'namespace="prod"'.
+    are tested. `model` is the label model_name, `match` more labels in PromQL, such as 'namespace="prod"'.
     """
 
     places: Sequence[str]
@@ -55,7 +54,7 @@ class MetricsSource:
     def __post_init__(self) -> None:
         if not self.places:
             raise InputError("--prometheus: expected an address such as http://prometheus:9090, or files")
-        if not 2 * self.window_s <= self.look_back_s:
+        if self.look_back_s < 2 * self.window_s:
             raise InputError(
                 f"--window: {self.look_back_s:g} s holds fewer than two windows of --step {self.window_s:g} s"
             )
@@ -126,8 +125,8 @@ class WatchResult(Result):
         sentences = watch_words.watch_sentences(self.watched)[1:]
         if spares := self.plan.written.spot_spares:
             sentences.append(watch_words.spot_sentence(spares))
-        elif on_spot := spot_up_text(self.plan.written.fleet):
-            sentences.append(f"how far the plan holds: {on_spot}, so it may end sooner")
+        elif on_spot := spot_caveat(self.plan.written.fleet):
+            sentences.append(f"{on_spot}, so the plan may hold less far than this says")
         if self.replan is not None:
             sentences.append(watch_words.replan_sentence(self.replan, self.plan.written.fleet))
         return sentences
@@ -137,7 +136,7 @@ class WatchResult(Result):
         document = watch_words.watch_document(self.watched)
         if self.replan is None:
             return document
-        return document | {"replan": replan_document(self.replan, drift=None)}  # The document has the drift.
+        return document | {"replan": replan_document(self.replan, drift=None)}  # `document` has the drift.
 
     def to_frame(self) -> pd.DataFrame:
         """One row per quantity that was compared with the plan."""
@@ -232,8 +231,8 @@ def replan(
     horizon_h: float = 24.0,
     time_limit_s: float = 120.0,
 ) -> Replan:
-    """What `plan replan` would change for the traffic as it is now. `horizon_h`, as of that command, is the
-    time over which a cheaper fleet must save what the move costs.
+    """What `plan replan` would change for the traffic as it is now. Within `horizon_h` a cheaper fleet must
+    save what the move to it costs.
     """
     catalog_rows = read_catalog(catalog)
     study = Study(current_trace(plan, watched), catalog_rows, time_limit_s=time_limit_s)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
 UNFINISHED_CODE = OutOfTimeError.exit_code
-ALL_COMPARED = (
+NO_GPU_NAMED = (
     "no GPU was named, so all were compared on which some LLM was measured: --gpus h100,l40s takes two"
 )
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
@@ -50,8 +50,9 @@ QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it ca
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of one run. `trace` may be missing if `slo` names one for every LLM or describes the
-    traffic. Without `slo` the question is `question_options`; without `out` no file is written.
+    """The options of one run, as `plan --help` has them. `trace` may be missing if `slo` describes traffic or
+    names a trace for every LLM. Without `slo` the question is `question_options`; without `out` no file is
+    written.
     """
 
     slo: Path | None
@@ -108,7 +109,7 @@ def plan_one(options: PlanOptions) -> None:
 
 
 def _plan_one(options: PlanOptions) -> None:
-    """As `plan_one`, with the folder reserved already, and the machines that simulate for it known."""
+    """As `plan_one`, when the folder is reserved and the executor is set."""
     from planner.api.inputs import requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
@@ -152,9 +153,9 @@ def _plan_one(options: PlanOptions) -> None:
         study = Study(
             requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
         )
-        searched = searched_requests(task, requests, work_limit_s(options.time_limit_s))
+        searched_count = searched_requests(task, requests, work_limit_s(options.time_limit_s))
         # The search may use what reading took and writing will take off the time limit.
-        writing_s = 0.0 if options.out is None else report_s(searched) * progress.wall_per_cpu()
+        writing_s = 0.0 if options.out is None else report_s(searched_count) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s
         best_so_far = BestSoFar(options.out)
         try:
@@ -195,7 +196,7 @@ def _print_plan(plan: Plan, options: PlanOptions, written: tuple[str, ...]) -> N
     if options.verbose or options.explain:
         _print_details(plan, explain=options.explain)
     if options.question_options is not None and "--gpus" not in options.flags:
-        print_lines(ALL_COMPARED)
+        print_lines(NO_GPU_NAMED)
     if options.out is not None:
         _print_written(options.out, written)
     print_next(plan.trace, options.out, verbose=options.verbose)
@@ -243,7 +244,7 @@ def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Tr
         if options.resume:
             raise InputError("--resume: name the folder of the run that is to go on with -o")
         return None
-    # With other values of these options the search simulates other fleets: its answers are of another run.
+    # Other values of these options make the search simulate other fleets, whose answers are of no use here.
     catalog = None if options.catalog is None else str(options.catalog)
     run_settings = (options.prove, options.explain, options.per_gpu, catalog)
     answer_file = AnswerFile(
@@ -323,7 +324,7 @@ def plan_several(options: PlanOptions) -> None:
     from planner.reports.several_llms_report import NAMES
 
     for option, value, advice in (
-        ("--explain", options.explain, "the answer has without it what more of a shared limit saves"),
+        ("--explain", options.explain, "without it the answer says what more of a shared limit saves"),
         ("--resume", options.resume, "run without it, or plan each LLM by itself"),
         ("--target", options.target, f"write deploy: {{target: {options.target}}} beside llms"),
         ("--prove", options.prove, "leave it out, or plan each LLM by itself"),
@@ -471,7 +472,7 @@ def _print_tables(plan: Plan) -> None:
     from planner.reports.output import verdict_document
     from planner.reports.words import commitment_rows
 
-    # Where GPUs of a node stay idle, the bill is of whole nodes, and a pool's part of it is by the GPU.
+    # If GPUs of a node stay idle, the bill is for whole nodes, and more than the sum over the pools.
     by_gpu = "USD/h by the GPU" if plan.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in plan.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in plan.fleet.pools)
@@ -485,7 +486,7 @@ def _print_tables(plan: Plan) -> None:
             **({"DP": pool.type.dp} if has_ranks else {}),
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
-            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
+            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),  # One token is no draft.
             by_gpu: round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in plan.fleet.pools

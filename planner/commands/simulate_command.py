@@ -56,7 +56,7 @@ ExplainOption = Annotated[
     bool, typer.Option("--explain-routing", help="Compare the routing with the best packing of its requests.")
 ]
 MomentsOption = Annotated[
-    int | None, typer.Option("--explain-moments", help="With --explain-routing: at so many moments (20).")
+    int | None, typer.Option("--explain-moments", help="With --explain-routing: at this many moments (20).")
 ]
 OperatorsOption = Annotated[
     bool, typer.Option("--operators", help="Which operators the steps spend their time on.")
@@ -160,10 +160,10 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
 def _say_doubts(fleet: Fleet, requests: Trace) -> None:
     """Print first what a simulation of these requests on this fleet does not model."""
     from planner.reports.fact_sentences import fact_sentences_of
-    from planner.reports.words import spot_up_text
+    from planner.reports.words import spot_caveat
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
-    if spot := spot_up_text(fleet):
+    if spot := spot_caveat(fleet):
         print_warnings([spot])
     if fleet.engine is not None and fleet.engine.is_nearest:
         print_warnings([f"engine {fleet.engine.title}: {fleet.engine.basis}"])

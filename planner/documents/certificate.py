@@ -26,6 +26,8 @@ Say = Callable[[Any], str]
 ROUNDING_FRAC = 1e-12  # A difference by a smaller share of a value is a rounding error.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
 """The keys of the part `certificate` that hold facts as sentences."""
+IN_VALUES = ("answers", "commitments", "robustness", "scenarios_drawn", "repeats", "for_targets")
+"""The keys that hold facts as values, without their `kind`: each key has facts of one class."""
 
 Written = TypeVar("Written")  # A class whose fields are written to the file.
 
@@ -72,7 +74,8 @@ class Certificate:
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
     `answers`, `scenarios_drawn`, `assumptions`, `robustness`, `commitments`, `repeats` and `routers`: they
-    are about the plan. `binding` has facts of both kinds; reports mark those about the fleet on paper.
+    are about the plan. `binding` has facts of both kinds; reports mark those about the fleet on paper. The
+    `neighbours` are the fleet with a worker fewer.
 
     `bound` is the master problem's lower bound over all fleets and policies; `level0` the optimum over fleets
     with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper` fleets
@@ -173,15 +176,8 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
             {**plain_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
         ],
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in IN_SENTENCES},
-        "answers": [plain_values(answer) for answer in certificate.answers],
-        "commitments": [plain_values(each) for each in certificate.commitments],
-        "robustness": None if certificate.robustness is None else plain_values(certificate.robustness),
-        "scenarios_drawn": (
-            None if certificate.scenarios_drawn is None else plain_values(certificate.scenarios_drawn)
-        ),
-        "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
+        **{name: plain_values(getattr(certificate, name)) for name in IN_VALUES},
         "routers": [{**plain_values(each), "keeps": each.keeps} for each in certificate.routers],
-        "for_targets": [plain_values(each) for each in certificate.for_targets],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }
@@ -215,7 +211,7 @@ def plain_values(value: Any) -> Any:
         return [plain_values(item) for item in value]
     if isinstance(value, Mapping):
         return {key: plain_values(item) for key, item in value.items()}
-    if isinstance(value, facts.OfLlm):
+    if isinstance(value, facts.OfLlm):  # Its warning may be of several classes, so it has a `kind`.
         return {"llm": value.llm, "warning": fact_document(value.warning)}
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain_values(getattr(value, each.name)) for each in fields(value)}
@@ -275,12 +271,10 @@ def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
 
 
 def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
-    """The `values` of the sentences `written`, unchanged; raises ValueError if there are not as many of
-    both.
-    """
+    """The `values`, unchanged; raises ValueError if they are not as many as the sentences `written`."""
     sentences = value_of(tuple[str, ...], written, where)
     if not isinstance(values, list) or len(values) != len(sentences):
-        raise ValueError(f"facts: {where} has other than one fact for each of its sentences")
+        raise ValueError(f"facts: {where} must have one fact for each of its sentences")
     return values
 
 

@@ -14,7 +14,7 @@ from planner.files.document_values import Section
 
 # The commitments: their keys in slo.yaml, and the terms of offers.
 KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
-OWN = "slo.yaml"  # In place of a provider, for prices that the user gave.
+IN_SLO = "slo.yaml"  # In place of a provider, for prices that the user gave.
 
 
 def parse_commitments(
@@ -35,7 +35,7 @@ def parse_commitments(
         # A GPU with a power cap that slo.yaml does not price is paid as the same GPU without the cap.
         row = name if name in prices_in_slo else catalog.gpus[name].base
         if row in prices_in_slo:
-            terms = _own_terms(*prices_in_slo[row])
+            terms = _terms_in_slo(*prices_in_slo[row])
         else:
             terms = _offered_terms(
                 catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h
@@ -55,14 +55,14 @@ def parse_commitments(
     return offers_by_gpu
 
 
-def _own_terms(prices: object, where: str) -> dict[Term, ProviderOffer]:
+def _terms_in_slo(prices: object, where: str) -> dict[Term, ProviderOffer]:
     """The terms that slo.yaml prices for one GPU; none where it has a single price."""
     if not isinstance(prices, Mapping):
         return {}
     gpu_prices = Section.from_document(prices, where)
     keys: dict[str, Term] = {"on_demand": "on-demand", **KEYS}
     return {
-        term: ProviderOffer(OWN, term, gpu_prices.at_least(key, "usd_per_h"), date="", source="")
+        term: ProviderOffer(IN_SLO, term, gpu_prices.at_least(key, "usd_per_h"), date="", source="")
         for key, term in keys.items()
         if key in gpu_prices
     }

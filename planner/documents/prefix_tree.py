@@ -109,7 +109,8 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
         return replicate_prefixes(demand, replicas, room, time_limit_s=time_limit_s, rng=rng)
 
     if question.largest_load is None:
-        return place_on(question.replicas or 1)  # `replicas` is given if `largest_load` is not.
+        assert question.replicas is not None  # One of the two is given.
+        return place_on(question.replicas)
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
         # No placement has a largest load below hot_bound (solvers/prefix_replication.py), so where that is
@@ -121,8 +122,8 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
     uncached_load = float(demand.rate_rps @ demand.work_s)  # Of one replica that does everything.
     raise InfeasibleError(
         f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "
-        f"{uncached_load:.4g} s of work per second without caches; with "
-        f"{uncached_load / MOST_REPLICAS:.3g} they are not",
+        f"{uncached_load:.4g} s of work per second without caches; a largest_load of "
+        f"{uncached_load / MOST_REPLICAS:.3g} is within reach",
         kind="capacity",
         constraint="largest_load",
         relaxation=f"a largest_load of {uncached_load / MOST_REPLICAS:.3g}",
@@ -130,7 +131,7 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
 
 
 def tree_document(question: TreeQuestion, replication: Replication) -> dict[str, Any]:
-    """The answer as plain values: loads, bounds, and the replicas and hit share of every node."""
+    """The answer as plain values. Each of `bound` and `relaxed_bound` bounds the largest load below."""
     demand = question.demand
     through_rps = demand.subtree_sum(demand.rate_rps)  # Requests whose prefix passes through the node.
     hits_rps = replication.hits_rps(demand)

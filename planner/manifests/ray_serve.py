@@ -65,7 +65,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes requests to each pool, as a sentence of the README."""
+    """Ray's rule that routes requests to each pool, as a sentence of the README."""
     router_lines = [
         f"{pool.role} by {find_router_difference(_planned_routing(fleet, pool), RAY_SERVE).name}"
         for pool in fleet.running_pools
@@ -80,7 +80,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
     app = engine_command.llm_label(fleet)
     pools_by_service = engine_command.pool_services(fleet, "ray-serve")
     applications = []
-    for label, (pool, prefill) in pools_by_service.items():
+    for label, (pool, prefill) in pools_by_service.items():  # A mixed pool, or a decode pool and its prefill.
         name, prefix = (app, "/") if len(pools_by_service) == 1 else (f"{app}-{label}", f"/{label}")
         pool_config = _config(fleet, pool, max_model_len)
         builder = "build_openai_app"
@@ -131,11 +131,11 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
     """Ray's class for the plan's routing to `pool`, or for the nearest; None for Ray's default."""
     planned = _planned_routing(fleet, pool)
-    deployed = find_router_difference(planned, RAY_SERVE)
-    if deployed.name not in _ROUTER_CLASSES:
+    ray_rule = find_router_difference(planned, RAY_SERVE)
+    if ray_rule.name not in _ROUTER_CLASSES:
         return None
-    router: Document = {"request_router_class": _ROUTER_CLASSES[deployed.name]}
-    if planned.needs_caches and not deployed.is_lacking:
+    router: Document = {"request_router_class": _ROUTER_CLASSES[ray_rule.name]}
+    if planned.needs_caches and not ray_rule.is_lacking:  # Ray has the planned rule itself.
         router["request_router_kwargs"] = {
             "imbalanced_threshold": fleet.policies.balance_requests,
             "match_rate_threshold": fleet.policies.cache_threshold_frac,

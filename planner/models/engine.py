@@ -7,7 +7,7 @@
                                                 host time that overlaps with no step
 
 SGLang computes prompts outside of CUDA graphs, so its host launches the kernels of every layer. For layers of
-latent attention that takes long: in a step with prompts h is longer by k times their number. Where steps are
+latent attention that takes long: in a step with prompts h is longer by k for each such layer. Where steps are
 not `mixed_steps`, a step is of prompts or of decodes, and prompts go first. In vLLM k is 0, and steps are
 mixed.
 
@@ -124,5 +124,5 @@ class Engine:
 
 
 def vllm_version_of(engine: Engine | None) -> str:
-    """The version of vLLM by which a worker's memory is computed; for other engines the deployed version."""
+    """The version of vLLM that computes a worker's memory; for other engines the deployed version does."""
     return engine.version if engine is not None and engine.name == "vllm" else DEPLOYED_VERSION

@@ -163,9 +163,6 @@ def limit_text(limit: Limit) -> str:
     )
 
 
-NOT_EXHAUSTED = "NOT exhausted"
-
-
 def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
     """How far it is proved that the best fleet with one worker type per pool was found.
 
@@ -174,7 +171,7 @@ def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
     """
     if is_exact:
         return "exact"
-    return "found by search" if is_exhausted else NOT_EXHAUSTED
+    return "found by search" if is_exhausted else "NOT exhausted"
 
 
 def policies_line(fleet: Fleet) -> str:
@@ -213,7 +210,7 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
 
 
 def measured_line(plan: Plan) -> str:
-    """Sentences on the backlog test, on rejected requests, and on the measured window."""
+    """What the verdict rests on: the backlog test, rejected requests, and the measured window."""
     verdict = plan.verdict
     backlog = capitalise_first(backlog_text(verdict.patient_frac, verdict.patience_s)) + "."
     rejected = (
@@ -243,11 +240,11 @@ def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") ->
     if cheaper is None or simulated > cheaper:
         return f"{simulated:,} {less} ones were simulated and fail"
     if cheaper == 0:
-        return f"no {less} one has the workers that the work takes"
+        return f"no {less} one is large enough for the work"
     if cheaper == simulated:
-        return f"all {cheaper:,} {less} ones with the workers that the work takes were simulated and fail"
+        return f"all {cheaper:,} {less} ones that are large enough for the work were simulated and fail"
     simulated_text = f"{simulated:,} were simulated and fail"
-    return f"of {cheaper:,} {less} ones with the workers that the work takes {simulated_text}"
+    return f"of {cheaper:,} {less} ones that are large enough for the work {simulated_text}"
 
 
 def too_small_text(certificate: Certificate) -> str:
@@ -301,11 +298,9 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _rates_text(rate_rps: float, refuted_rps: float | None, none_found: str) -> str:
-    """A rate that is carried, and the lowest simulated one that is not, at which no fleet was found; the text
-    `none_found` says so.
-    """
+    """A rate that is carried, and the lowest one at which no fleet was found, as `none_found` says."""
     if refuted_rps is None:
-        return f"{rate_rps:g} requests/s, the time was over before more was refuted"
+        return f"{rate_rps:g} requests/s, time ran out before a higher rate was refuted"
     return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none_found}"
 
 
@@ -336,7 +331,7 @@ def proof_lines(plan: Plan) -> list[str]:
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
         f"{percent_text(certificate.gap_frac)} to {proved}; the assumptions say what it takes for granted.",
-        f"{'On paper, without those of scenarios: ' if certificate.answers else ''}"
+        f"{'On paper, scenarios not counted: ' if certificate.answers else ''}"
         f"{count_text(certificate.simulations, 'simulation')}, {count_text(certificate.cuts, 'cut')}, "
         f"seed {certificate.seed}.",
     ]
@@ -390,8 +385,8 @@ def list_text(parts: Sequence[str]) -> str:
 
 
 def sold_singly_text(gpus: Iterable[str], *, is_of_fleet_file: bool = False) -> str:
-    """What to write where these GPUs, which the catalog sells by the node, are rented singly: in
-    slo.yaml, or in the file of a fleet.
+    """The keys of slo.yaml, or of a fleet's file, for GPUs that the catalog sells by the node and the user
+    rents singly.
     """
     sold_as = f"sold_as: {{{', '.join(f'{gpu}: gpu' for gpu in dict.fromkeys(map(row_of, gpus)))}}}"
     where = f"{sold_as} into the fleet's file" if is_of_fleet_file else f"fleet: {{{sold_as}}}"
@@ -407,7 +402,7 @@ def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
     return f"{count_text(bill.idle_gpus, 'GPU')} of whole nodes paid and idle; {singly}"
 
 
-def spot_up_text(fleet: Fleet) -> str:
+def spot_caveat(fleet: Fleet) -> str:
     """What simulations of one fleet leave out of its spot workers, where it has some; else empty."""
     if not any(market_of(pool.type.gpu.name) == SPOT for pool in fleet.running_pools):
         return ""

@@ -131,7 +131,7 @@ class PercentileRow:
 
     @property
     def error_frac(self) -> float:
-        """Predicted over measured, less 1.
+        """Predicted over measured, minus 1.
 
         It is infinite if 0 was measured and more was predicted, and NaN without values.
         """
@@ -226,7 +226,7 @@ class Measurement:
     journal: Journal
     logs: Mapping[str, EngineLog]
 
-    def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
+    def logged_requests(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
         """The engines' logs of each request, by (part, request) and then by worker.
 
         Logs of an older run in the same folder are left out, as are requests of the warm-up, whose names are
@@ -235,16 +235,16 @@ class Measurement:
         starts = {part.part: part.start_s for part in self.journal.parts}
         by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
         for worker, log in self.logs.items():
-            for name, served in log.requests.items():
+            for name, logged in log.requests.items():
                 if not (match := _REQUEST_NAME.search(name)):
                     continue  # A request of the warm-up, or of another client.
                 part, request = int(match[1]), int(match[2])
-                if served.queued_s >= starts.get(part, math.inf):
-                    by_request.setdefault((part, request), {})[worker] = served
+                if logged.queued_s >= starts.get(part, math.inf):
+                    by_request.setdefault((part, request), {})[worker] = logged
         return by_request
 
     @property
-    def has_first_token_of_decode(self) -> bool:
+    def decode_sends_first_token(self) -> bool:
         """Whether the client of a pair sees its first token only from the decode worker."""
         engines = [pool.type.engine for pool in self.fleet.pools if pool.role == "prefill"]
         return any(engine is not None and engine.first_token == "decode" for engine in engines)
@@ -252,7 +252,7 @@ class Measurement:
     @property
     def is_timed_by_engines(self) -> bool:
         """Whether every finished request is in the logs of all workers that served it."""
-        served = self.served()
+        served = self.logged_requests()
         finished = [sent for sent in self.journal.sent.values() if sent.status == "finished"]
         return (
             bool(self.logs)
@@ -282,7 +282,7 @@ def compare_parts(
     parts: Sequence[tuple[ComparedRun, ...]], slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
     """Join the (predicted, measured) parts one after the other, and compare them as one run."""
-    predicted, measured = (_join_parts([part[side] for part in parts]) for side in (0, 1))
+    predicted, measured = map(_join_parts, zip(*parts, strict=True))
     finished = STATUS_OF["finished"]
     chosen = measured_mask(measured.requests)
     chosen &= (measured.requests.status == finished) & (predicted.requests.status == finished)
@@ -290,7 +290,7 @@ def compare_parts(
     values: dict[str, list[tuple[Floats, Floats | None]]] = {
         metric: [side.values_s(metric, chosen) for side in (predicted, measured)]
         for metric, row in METRICS.items()
-        if not row.is_of_agents
+        if not row.is_of_agents  # These are of tasks, which a measured run does not tell apart.
     }
     if (measured.session >= 0).any():
         session_times = [side.sessions_s(chosen) for side in (predicted, measured)]
@@ -327,7 +327,7 @@ def compare_part(
     Requests without an outcome were in flight when the part was interrupted. They are simulated too, as load,
     and arrive at their times in the trace.
     """
-    served = measurement.served() if measurement.is_timed_by_engines else {}
+    served = measurement.logged_requests() if measurement.is_timed_by_engines else {}
     sent_trace, order = _simulated_trace(measurement, part, served)
     if served:
         # Times by the engines' logs begin after the front end, so the simulation is without one.
@@ -343,6 +343,7 @@ def compare_part(
     )
     session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
     weights = np.ones(len(gaps))
+    # The simulation's gaps do not say of which request they are, so those of the load are among them.
     return ComparedRun(predicted, *gaps_s(simulation), session), ComparedRun(measured, gaps, weights, session)
 
 
@@ -356,7 +357,7 @@ def _simulated_trace(
     """
     # A request's number is larger than those of its parents, the requests that it waits for. So parents come
     # first.
-    trace, requests = measurement.trace, sorted(part.requests)
+    trace, requests, all_sent = measurement.trace, sorted(part.requests), measurement.journal.sent
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)
     for child, parent in trace.after.tolist():
@@ -364,29 +365,27 @@ def _simulated_trace(
             parents_of.setdefault(child, []).append(parent)
     start_s: dict[int, float] = {}
     for request in requests:
-        due_s = float(trace.arrival_s[request]) - part.first_s
+        due_s = float(trace.arrival_s[request]) - part.first_s  # In the trace the part begins at first_s.
         parents = [parent for parent in parents_of.get(request, ()) if parent in in_part]
         if parents:
             # A lower limit that sorts the request behind its parents; the simulation sets the time.
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
-        elif (sent := measurement.journal.sent.get(request)) and sent.part == part.part:
+        elif (sent := all_sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(
                 measurement, sent, served.get((part.part, request), {}), part
             )[0]
         else:
-            # The parents were answered in an earlier part, so the user's thinking began before this one.
+            # The parents were answered in an earlier part: of the user's thinking at most think_s are left.
             think_s = float(trace.think_s[request]) if request in parents_of else 0.0
             start_s[request] = max(due_s, think_s)
     # By the engines' clock a request may start a moment before its part does.
     requests.sort(key=lambda request: max(start_s[request], 0.0))
     arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
     sent_trace = trace.select(requests, arrival_s=arrival_s)
-    if measurement.has_first_token_of_decode:
+    if measurement.decode_sends_first_token:
         return sent_trace, requests
     # A pair of workers computes one token more (the module's docstring says why).
-    is_pair = [
-        len(sent.workers) == 2 if (sent := measurement.journal.sent.get(r)) else False for r in requests
-    ]
+    is_pair = [r in all_sent and len(all_sent[r].workers) == 2 for r in requests]
     return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
 
 
@@ -412,7 +411,7 @@ def _request_times_s(
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
     # The engines whose tokens reach the client.
-    visible = engines[-1:] if measurement.has_first_token_of_decode else engines
+    visible = engines[-1:] if measurement.decode_sends_first_token else engines
     token_s = np.concatenate([engine.token_s for engine in visible])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
@@ -420,7 +419,7 @@ def _request_times_s(
 def _measured_simulation(
     measurement: Measurement,
     part: ReplayPart,
-    like: Simulation,
+    predicted: Simulation,
     ended: Sequence[Sent],
     served: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
     slo: Slo,
@@ -428,19 +427,19 @@ def _measured_simulation(
 ) -> tuple[Simulation, Floats]:
     """The measured requests in the simulator's form, and the gaps between tokens that ended in the window.
 
-    `ended` are the outcomes, in the order of the requests of `like`, and `served` the engines' logs. Values
-    that no measurement gives, such as classes, are those of the simulation `like`.
+    `ended` are the outcomes, in the order of the requests of `predicted`, and `served` the engines' logs.
+    Values that no measurement gives, such as classes, are those of `predicted`.
     """
     n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
-    reports_hits = like.cached_tokens is not None and bool(served)
-    number_of = {name: number for number, name in enumerate(like.worker_names)}
+    reports_hits = predicted.cached_tokens is not None and bool(served)
+    number_of = {name: number for number, name in enumerate(predicted.worker_names)}
     workers = np.full((n, 2), -1)  # The numbers of the prefill and of the decode worker; -1: of none.
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     status = np.array([STATUS_OF[sent.status] for sent in ended])
-    arrival_s = like.arrival_s.copy()  # Requests that were not answered are taken to arrive as predicted.
+    arrival_s = predicted.arrival_s.copy()  # Requests without an answer are taken to arrive as predicted.
     all_gaps: list[Floats] = []
     gap_of: list[int] = []  # The request of each array in `all_gaps`.
     violations = np.zeros(len(slo.limits), dtype=np.int64)
@@ -468,14 +467,14 @@ def _measured_simulation(
     for j, limit in enumerate(slo.limits):
         if limit.metric_row.is_of_gaps:
             # A limit of a class applies to the gaps of the requests of this class.
-            applies = np.repeat(like.limited_requests(limit)[gap_of], [len(gaps) for gaps in all_gaps])
+            applies = np.repeat(predicted.limited_requests(limit)[gap_of], list(map(len, all_gaps)))
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
-    logs = [measurement.logs.get(name) for name in like.worker_names]
+    logs = [measurement.logs.get(name) for name in predicted.worker_names]
     # Steps before the start of this part are those of the warm-up, or of other parts.
     steps = [None if log is None else log.steps[log.steps.start_s >= part.start_s] for log in logs]
     return (
         replace(
-            like,
+            predicted,
             **values,
             arrival_s=arrival_s,
             prefill_worker=workers[:, 0],
@@ -486,7 +485,7 @@ def _measured_simulation(
             violations=violations,
             counted=counted,
             complete=True,
-            runs=like.runs[:0],
+            runs=predicted.runs[:0],
             end_s=end_s,
             window_s=(window_s[0], min(window_s[1], end_s)),
             worker_busy_s=np.array([0.0 if s is None else s.t_s.sum() for s in steps]),
@@ -509,22 +508,22 @@ def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
     )
 
 
-def _join_parts(runs: Sequence[ComparedRun]) -> ComparedRun:
-    """Join the parts of a run in time: each begins at the last arrival of the part before."""
-    if len(runs) == 1:
-        return runs[0]
+def _join_parts(parts: Sequence[ComparedRun]) -> ComparedRun:
+    """Join the parts of a run without pauses: each begins at the last arrival of the part before."""
+    if len(parts) == 1:
+        return parts[0]
     shift_s, arrivals = 0.0, []
-    for run in runs:
-        arrivals.append(run.requests.arrival_s + shift_s)
+    for part in parts:
+        arrivals.append(part.requests.arrival_s + shift_s)
         shift_s = float(arrivals[-1].max())
     whole: dict[str, Any] = {
-        name: np.concatenate([getattr(run.requests, name) for run in runs])
-        for name in _per_request_columns(runs[0].requests)
+        name: np.concatenate([getattr(part.requests, name) for part in parts])
+        for name in _per_request_columns(parts[0].requests)
     }
     whole["arrival_s"] = np.concatenate(arrivals)
-    last = runs[-1].requests
+    last = parts[-1].requests
     totals: dict[str, Any] = {
-        name: sum(getattr(run.requests, name) for run in runs)
+        name: sum(getattr(part.requests, name) for part in parts)
         for name in ("worker_busy_s", "worker_steps", "worker_tokens", "violations", "counted")
     }
     start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
@@ -533,15 +532,15 @@ def _join_parts(runs: Sequence[ComparedRun]) -> ComparedRun:
         **whole,
         **totals,
         window_s=(start_s + warm_up_s(end_s - start_s), end_s),
-        complete=all(run.requests.complete for run in runs),
+        complete=all(part.requests.complete for part in parts),
         runs=last.runs[:0],  # Steps of single parts cannot be joined, and nothing here reads them.
         nominal_end_s=np.inf,  # The arrivals of parts are shifted, so that no nominal end fits them.
     )
     return ComparedRun(
         requests,
-        np.concatenate([run.gap_s for run in runs]),
-        np.concatenate([run.gap_weight for run in runs]),
-        np.concatenate([run.session for run in runs]),
+        np.concatenate([part.gap_s for part in parts]),
+        np.concatenate([part.gap_weight for part in parts]),
+        np.concatenate([part.session for part in parts]),
     )
 
 
@@ -572,7 +571,7 @@ def outside_s(measurement: Measurement) -> Floats:
     """
     if not measurement.is_timed_by_engines:
         return np.zeros(0)
-    served = measurement.served()
+    served = measurement.logged_requests()
     times_outside_s = []
     for sent in measurement.journal.sent.values():
         if sent.status == "finished":

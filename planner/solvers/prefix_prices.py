@@ -123,11 +123,12 @@ class PrefixPrices:
         return self.demand.work_s - np.bincount(classes, weights=saved_s, minlength=len(self.demand))
 
     def session_s(self, placed: Bools) -> Floats:
-        """s: the work of sessions that the remaining memory saves on each replica of x (V, R), or on one
-        (V,).
-        """
-        remaining_tokens = self.memory_tokens - self.demand.tokens @ placed
-        return self.sessions.at(self.replicas * remaining_tokens) / self.replicas
+        """s(x) [s/s] on each replica of x (V, R), or on one (V,)."""
+        return self._saved_s_per_s(self.memory_tokens - self.demand.tokens @ placed)
+
+    def _saved_s_per_s(self, free_tokens: Ints) -> Floats:
+        """The work of sessions that a replica's free memory saves: its share if all replicas had as much."""
+        return self.sessions.at(self.replicas * free_tokens) / self.replicas
 
     def best_replica(self, most_rps: Floats, price_s: Floats, *, fits: bool = True) -> tuple[float, Bools]:
         """T(mu) and the x (V,) that attains it, for b `most_rps` (V,) and mu `price_s` (V,). Tokens are
@@ -143,10 +144,7 @@ class PrefixPrices:
         cells = self.memory_tokens // cell_tokens
         need = -(-demand.tokens // cell_tokens) if fits else demand.tokens // cell_tokens
         spare_tokens = self.memory_tokens - cell_tokens * cells
-        session_s = (
-            self.sessions.at(self.replicas * (cell_tokens * np.arange(cells + 1) + spare_tokens))
-            / self.replicas
-        )
+        session_s = self._saved_s_per_s(cell_tokens * np.arange(cells + 1) + spare_tokens)
         worth, placed = _knapsack(self.order, self.size, need, gain, session_s)
         worth_uncached = float(most_rps @ np.maximum(price_s - demand.work_s, 0.0))
         return worth_uncached + worth, placed
@@ -156,9 +154,9 @@ class PrefixPrices:
         that was refuted, or `low`.
         """
         demand = self.demand
-        fits = demand.path_sum(demand.tokens) <= self.memory_tokens
+        path_fits = demand.path_sum(demand.tokens) <= self.memory_tokens
         # The least work of a request, and the most work of sessions that memory can save on a replica.
-        cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
+        cached_s = demand.work_s - demand.path_sum(demand.prefill_s * path_fits)
         spared_s = float(self.sessions.saved_s_per_s[-1]) / self.replicas
         start = cached_s
         for _ in range(BISECTIONS):  # Each one halves the interval from `low` to `high`.
@@ -196,9 +194,10 @@ class PrefixPrices:
             if best_value > beyond * (1 + SAME_FRAC):
                 break
             if stalled >= PATIENCE:
-                step_length, stalled, price_s, mean_slope = step_length * SHORTER, 0, best_price_s, None
+                step_length *= SHORTER
                 if step_length < SHORTEST:
                     break
+                stalled, price_s, mean_slope = 0, best_price_s, None
                 continue
             # The slope in mu: T rises with the price of every class that its replica serves, which are those
             # whose price is above their work there.
@@ -221,7 +220,7 @@ class PrefixPrices:
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(replicas)], axis=1)
         session_s = self.session_s(placed)
         rates_rps = np.zeros(placed.shape)
-        if not len(used_classes):
+        if not len(used_classes):  # Loads are then negative: memory saves work of sessions, and adds none.
             return RoutedPlacement(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
         # Columns: the rate of each class on each replica, class after class, and L at the end.
         rates = len(used_classes) * replicas
@@ -259,8 +258,8 @@ class PrefixPrices:
         return RoutedPlacement(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
-        """x (V, R) with the replicas `empty` filled one after another. Each is filled for the work that
-        requests have on the best of the others.
+        """x (V, R) with the replicas `empty` filled one after another. The prices mu of each filling are
+        what the requests cost on the other replica that serves them with least work.
         """
         placed = placed.copy()
         placed[:, empty] = False

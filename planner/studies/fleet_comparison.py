@@ -30,7 +30,7 @@ from planner.reports.fact_sentences import backlog_text, more_text
 from planner.reports.page import charts_html as figures_html
 from planner.reports.page import page_html, table_html
 from planner.reports.simulated_run import simulate_recorded
-from planner.reports.words import describe_fleet, idle_gpus_text, spot_up_text
+from planner.reports.words import describe_fleet, idle_gpus_text, spot_caveat
 from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
@@ -162,7 +162,7 @@ class FleetComparison:
             if (slo_results := row.summary["slo"]) and not slo_results["is_steady"]:
                 text = backlog_text(slo_results["patient_frac"], slo_results["patience_s"])
                 notes.append(f"{row.variant.name}: {text}")
-            if spot := spot_up_text(row.variant.fleet):
+            if spot := spot_caveat(row.variant.fleet):
                 notes.append(f"{row.variant.name}: {spot}")
             if idle := idle_gpus_text(bill_fleet(row.variant.fleet), is_of_fleet_file=True):
                 notes.append(f"{row.variant.name}: {idle}")

@@ -128,10 +128,11 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
 
 
 def _check_tenants(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for guarantees to tenants that the trace does not name."""
+    """Raise InputError for guarantees of a trace with less than two tenants, or to tenants that it lacks."""
     if slo.guarantees and len(trace.tenants) < 2:
+        named = "one tenant alone" if trace.tenants else "no tenants"
         raise InputError(
-            f"slo: tenants: {trace.name} names {'no tenants' if not trace.tenants else 'one tenant alone'}, "
+            f"slo: tenants: {trace.name} names {named}, "
             "which share nothing; give it a column tenant, or drop tenants"
         )
     for guarantee in slo.guarantees:

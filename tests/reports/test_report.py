@@ -326,9 +326,9 @@ def test_of_a_plan_that_costs_nothing_the_others_are_smaller() -> None:
 @pytest.mark.parametrize(
     ("cheaper", "simulated", "said"),
     [
-        (5195, 99, "of 5,195 cheaper ones with the workers that the work takes 99 were simulated and fail"),
-        (99, 99, "all 99 cheaper ones with the workers that the work takes were simulated and fail"),
-        (0, 0, "no cheaper one has the workers that the work takes"),
+        (5195, 99, "of 5,195 cheaper ones that are large enough for the work 99 were simulated and fail"),
+        (99, 99, "all 99 cheaper ones that are large enough for the work were simulated and fail"),
+        (0, 0, "no cheaper one is large enough for the work"),
         (385, 420, "420 cheaper ones were simulated and fail"),
         (None, 7, "7 cheaper ones were simulated and fail"),
     ],
