@@ -117,7 +117,7 @@ def fit_table(
             "added" if is_kernel_time else "separated from the GPU's"
         )
     basis = f"fitted: {source}; host overhead {host}"
-    if about.get("shares_cores") == "true":
+    if about.get("shares_cores") == "true":  # The times include waits for cores.
         basis += ON_WALL
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
@@ -145,7 +145,7 @@ def fit_table(
 
         choice = choose_step_family(table, folds=FOLDS)
         families, form = dict(choice.errors_by_family), choice.form
-        # `latency` has five numbers: its errors are those of the refit, if the family has another form.
+        # If the family has another form, `latency` approximates it, and `converted` are the errors of that.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
@@ -275,8 +275,7 @@ def calibrate_files(
     # Where a catalog has no fit it answers with a roofline, so the same answer without `base` shows this.
     if base is not None and latency == _catalog_of_fits(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
-    budget, seats, kv_tokens = settings
-    engine = MeasuredEngine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
+    engine = MeasuredEngine(llm, gpu, tp, *settings, default_engine(catalog.engines.values()))
     result = calibrate_host(latency, steps=steps, runs=runs, engine=engine)
     names = ", ".join(path.name for path in paths)
     source = f"{base.name if base else 'the catalog'}, calibrated by {names}"

@@ -112,13 +112,14 @@ def find_goodput(
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
         print_warnings(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
-        # Whether the requests are the plan's own. Its SLO may count even where they are not.
+        # Whether the requests are the plan's own; the SLO may be the plan's even if they are not.
         is_planned = (
             trace is None and is_plan_folder(file) and not (slo is not None and describes_traffic(slo))
         )
         planned = planned_slo_and_trace(file, catalog_rows) if is_planned or slo is None else None
-        if is_planned and planned is not None:
-            requests = planned[1]
+        planned_slo, planned_trace = (None, None) if planned is None else planned
+        if is_planned and planned_trace is not None:
+            requests = planned_trace
         else:
             requests = read_requests(
                 trace, slo, catalog_rows, drop_invalid=drop_invalid, is_rate_given=traffic is not None
@@ -134,7 +135,7 @@ def find_goodput(
         result = goodput(
             searched_fleet,
             requests,
-            planned[0] if slo is None and planned is not None else slo,
+            planned_slo if slo is None else slo,
             traffic="poisson" if arrivals == Arrivals.poisson else traffic,
             seeds=seeds,
             tolerance_frac=tolerance,
@@ -166,7 +167,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
         print_mapping({"note": sentence}, "")
     if is_planned:
         print_mapping(
-            {"note": "not the plan's headroom, which is of the plan's own requests in less time"}, ""
+            {"note": "not the plan's headroom, for which the plan's own requests arrive in less time"}, ""
         )
     rows = [
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
@@ -190,7 +191,7 @@ def search(
     trace: TraceArgument = None,
     rate: shared_options.RateOption = None,
     nodes: Annotated[
-        int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on so many nodes.")
+        int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on this many nodes.")
     ] = 1,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="vidur: GPUs of the deployment.")] = 8,
     offline: Annotated[

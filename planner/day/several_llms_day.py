@@ -159,7 +159,7 @@ def study_day_together(
         replace(question, trace=later) for question, (_, later) in zip(llm_questions, parts, strict=True)
     ]
     terms = joint_terms([terms_of(question) for question in judged], stock, judged[0].step_s)
-    progress("how much traffic so many workers carry")
+    progress("how much traffic each number of workers carries")
     knowledge_by_llm = [
         gather_knowledge(question, later if train is None else train, train)
         for question, (train, later) in zip(llm_questions, parts, strict=True)
@@ -290,14 +290,13 @@ def _simulate_day(
     """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated."""
     parts, used_knowledge = [], []
     for question, (chosen, _), knowledge in zip(judged, tuned, knowledge_by_llm, strict=True):
-        knowledge = knowledge_of(chosen, knowledge, question.trace)
-        used_knowledge.append(knowledge)
+        used_knowledge.append(knowledge_of(chosen, knowledge, question.trace))
         parts.append(
             ElasticFleet(
                 fleet=question.fleet,
                 trace=question.trace,
                 pools=question.pools,
-                controller=chosen(knowledge),
+                controller=chosen(used_knowledge[-1]),
                 limits=question.slo.limits,
                 every_s=question.slo.every_s,
             )
@@ -359,7 +358,10 @@ def _find_optimum(
     described_days = [(row, controller_status(row.name)) for row in rows if row.keeps]
     if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
         described_days.append(
-            (of_each, "of each LLM what a controller did, or sizes that change at steps of `every`")
+            (
+                of_each,
+                "for each LLM the cheaper of a controller's day and sizes that change at steps of `every`",
+            )
         )
     cheapest_row, words = min(described_days, key=lambda described: described[0].usd, default=(best, ""))
     if cheapest_row.usd < best.usd:

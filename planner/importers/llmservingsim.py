@@ -143,11 +143,9 @@ class Profile:
 
         def cached() -> int:
             """Cached tokens of each prompt: none in half of the draws, and none if no prefix was measured."""
-            return (
-                int(rng.integers(2)) * draw_log_uniform(least, longest_prefix)
-                if longest_prefix > least
-                else 0
-            )
+            if longest_prefix <= least:
+                return 0
+            return int(rng.integers(2)) * draw_log_uniform(least, longest_prefix)
 
         while True:
             prompts = draw_log_uniform(1, MOST_PROMPTS)
@@ -155,10 +153,8 @@ class Profile:
             yield StepShape(
                 0, 0, 0, draw_log_uniform(1, most_decodes_alone), draw_log_uniform(least, longest_context)
             )
-            prompts, decodes = (
-                draw_log_uniform(1, MOST_PROMPTS),
-                draw_log_uniform(1, most_decodes_with_prefills),
-            )
+            prompts = draw_log_uniform(1, MOST_PROMPTS)
+            decodes = draw_log_uniform(1, most_decodes_with_prefills)
             new = int(rng.integers(least, max((most - decodes) // prompts, least) + 1))
             yield StepShape(prompts, new, cached(), decodes, draw_log_uniform(least, longest_context))
 

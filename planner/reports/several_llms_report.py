@@ -19,8 +19,8 @@ from planner.units import count_text, in_unit, show_amount
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 # The note below the three answers.
 OF_EACH_SLO = (
-    "Each LLM keeps its own SLO in the share of its scenarios that it asks for; they are drawn apart, and "
-    "nothing is said of all LLMs at once. With a loss: the LLMs in turn, each beside the others' fleets."
+    "Each LLM keeps its own SLO in the share of its scenarios that it asks for. They are drawn for each by "
+    "itself, so all together are not tested. With a loss: each LLM in turn, beside the others' fleets."
 )
 
 
@@ -188,7 +188,7 @@ def proof_lines(plan: SharedPlan) -> list[str]:
     value, level0_bound, bound = (
         in_unit(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
-    if plan.level0 is None:  # Not computed: fleets of several types have a lower value.
+    if plan.level0 is None:  # Not computed, because the plan's fleets, of several types, have a lower value.
         level0 = f"no fleets have less than {level0_bound}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "

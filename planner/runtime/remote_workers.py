@@ -85,12 +85,12 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
 
     Raises InputError unless every worker of the plan has an address and no two have the same.
     """
-    workers_of = {pool.name: pool.count for pool in fleet.running_pools}
-    if unknown := set(addresses) - set(workers_of):
+    count_by_pool = {pool.name: pool.count for pool in fleet.running_pools}
+    if unknown := set(addresses) - set(count_by_pool):
         raise InputError(
-            f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(workers_of)}"
+            f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(count_by_pool)}"
         )
-    for name, count in workers_of.items():
+    for name, count in count_by_pool.items():
         if (given := len(addresses.get(name, ()))) != count:
             raise InputError(f"--workers: {name}: the plan has {count} workers, found {given} addresses")
     all_urls = [url for urls in addresses.values() for url in urls]
@@ -104,7 +104,9 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
         if all_urls.count(url) > 1:
             raise InputError(f"--workers: {url} is given twice")
     return [
-        Remote(f"{name}-{number}", url) for name in workers_of for number, url in enumerate(addresses[name])
+        Remote(f"{name}-{number}", url)
+        for name in count_by_pool
+        for number, url in enumerate(addresses[name])
     ]
 
 

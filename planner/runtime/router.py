@@ -497,16 +497,16 @@ class LiveRouter:
         The block ends with a WorkerError if the worker goes down or has not begun to answer within `limit_s`;
         then `w` joins `failed`.
         """
-        timeout, others = asyncio.timeout(None), self.attempts[w]  # `_watch` ends the block by `timeout`.
+        timeout, attempts = asyncio.timeout(None), self.attempts[w]  # `_watch` ends the block by `timeout`.
         reply.sent_s, reply.limit_s, reply.heard_s, reply.overdue = _now_s(), limit_s, 0.0, ""
         # If a worker dies, only a request that was alone on it is known to be the cause (trust.py).
-        reply.is_shared = bool(others)
-        if len(others) == 1:  # If there are more, each was marked when the second one came.
-            next(iter(others.values())).is_shared = True
+        reply.is_shared = bool(attempts)
+        if len(attempts) == 1:  # If there are more, each was marked when the second one came.
+            next(iter(attempts.values())).is_shared = True
         try:
             try:
                 async with timeout:
-                    others[timeout] = reply
+                    attempts[timeout] = reply
                     yield
             except TimeoutError:
                 name = self.backends[w].name
@@ -520,7 +520,7 @@ class LiveRouter:
             self._note_failure(w, error)
             raise
         finally:
-            others.pop(timeout, None)
+            attempts.pop(timeout, None)
             self.trust.end_trial(w, reply)
             self.live.note_left(reply.seat, _now_s(), reply.tokens)
             self.may_be_sent.set()

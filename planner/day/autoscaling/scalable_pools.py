@@ -29,7 +29,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = 30  # Kubernetes kills a pod so long after the end of draining: Kubernetes' default for any pod.
+GRACE_S = 30  # From the end of draining until Kubernetes kills the pod; its default for any pod.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

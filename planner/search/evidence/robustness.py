@@ -131,7 +131,7 @@ class _RobustnessSearch:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.test_scenarios is None:
             return 1
-        fleets = 2 * WORKERS_BESIDE + 1  # The part "workers" simulates so many in each scenario.
+        fleets = 2 * WORKERS_BESIDE + 1  # The part "workers" simulates this many in each scenario.
         # That part may take half of the budget, hence the factor 2.
         per_scenario = fleets * 2 * len(self.problem.trace) * self._agents_effort()
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))

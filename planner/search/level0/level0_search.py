@@ -105,8 +105,7 @@ class _Level0Options:
         if not runs_pairs(problem.task):
             prefill = decode = []
         # A proved bound must not count the work of sessions in which a request may be late. A guess may count
-        # it: it takes the trace without its waits (`after`), so that all requests arrive at their nominal
-        # times.
+        # it, and is made for the trace without waits (`after`): all requests arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -427,11 +426,11 @@ def workers_for_backlog_test(
 ) -> float:
     """About how many decode workers pass the backlog test behind a prefill that takes no time
     (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in
-    so many seconds.
+    this many seconds.
 
     The test allows half of the last tenth of the requests to wait longer than twice the SLO's patience. So
-    all requests up to the middle of that tenth, which are `served_frac` of all, must be served twice the
-    patience after it has arrived.
+    the requests up to the middle of that tenth, `served_frac` of all, must be served no later than twice the
+    patience after the last of them has arrived.
     """
     served_frac = 1 - BACKLOG_FRAC / 2
     patience_s = problem.slo.patience_s(judged_span_s(problem.trace))

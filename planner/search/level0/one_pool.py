@@ -136,7 +136,7 @@ def first_incumbent(
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), item.too_many))
             if count < item.least or count <= search.most_failed.get(name, 0):
-                return  # So many workers are known to fail.
+                return  # This many workers are known to fail.
             if holds(((option, count),)):
                 holding[name] = ((option, count),)
             else:

@@ -31,7 +31,7 @@ WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
 # system prompt that all agents share, and nine tenths are in its own earlier turns. So a router that follows
 # only matches with an agent's own turns spreads the agents evenly.
 THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
-MOST_TYPES = 4  # So many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
+MOST_TYPES = 4  # This many of the fastest ways to split the LLM over GPUs are simulated. Set by hand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,9 @@ def _router_settings(policies: Policies) -> list[Policies]:
 
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
-    """The fleets to simulate, of one mixed option each: of each of the fastest ways to split the LLM over
-    GPUs the worker type with the largest token budget of a step and, where gaps between tokens are
-    limited, the type with the smallest. There, too, a prefill and a decode worker for each agent, because no
-    prompt comes between the tokens of a decode worker.
+    """The fleets to simulate. For each of the fastest ways to split the LLM over GPUs, mixed workers with the
+    largest token budget of a step. Where gaps between tokens are limited, also mixed workers with the
+    smallest, and a prefill and a decode worker for each agent: no prompt delays a decode worker's tokens.
     """
     description = problem.task.described
     assert description is not None and description.agents is not None
@@ -129,8 +128,8 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
     """The error that none of these fleets keeps the SLO, with the limits that the nearest of them would keep.
     It is the nearest of those within the question's limits on money, power and stock, if there are any.
     """
-    allowed = [each for each in misses if problem.allows(each.counts)]
-    nearest = min(allowed or misses, key=lambda each: each.excess)
+    allowed = [near for near in misses if problem.allows(near.counts)]
+    nearest = min(allowed or misses, key=lambda near: near.excess)
     missed, misses_attainment = nearest.verdict.missed, not nearest.verdict.attainment_holds
     fleet_text = " and ".join(
         f"{count} x {option.type.name}" + ("" if option.role == "mixed" else f" for {option.role}")

@@ -332,7 +332,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
-    """A function that says whether a fleet of so many workers of the option, and of no other, holds."""
+    """A function that says whether a fleet of this many workers of the option, and of no other, holds."""
     return lambda count: oracle.holds(((option, count),))
 
 

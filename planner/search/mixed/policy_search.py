@@ -465,8 +465,8 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     candidates: list[Counts] = []
     for i in range(len(best)):
         # The fleet without one worker of pool i; a pool without workers is left out.
-        fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
-        if has_whole_pairs(other for other, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
+        fewer = tuple((option, n) for option, n in add_workers(best, -1, [i]) if n > 0)
+        if has_whole_pairs(option for option, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role
@@ -490,11 +490,11 @@ def gains_of(
     takes cheaper GPUs saves nothing.
     """
     unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective_of(best))
-    in_unit = [problem.without_tie_break(each.value) for each in gains]
+    raced_values = [problem.without_tie_break(each.value) for each in gains]
     return [
-        facts.PolicyGains(label_of(problem, each.policies), least, value - least, unit, answer)
-        for each, least in zip(gains, in_unit, strict=True)
-        if least < value
+        facts.PolicyGains(label_of(problem, each.policies), raced_value, value - raced_value, unit, answer)
+        for each, raced_value in zip(gains, raced_values, strict=True)
+        if raced_value < value
     ]
 
 

@@ -30,7 +30,7 @@ from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 # The simulator's arrays of a scenario are kept from query to query, unless the scenario has more requests
 # than this: there are dozens of scenarios, and their arrays would fill the memory.
 MOST_REUSED_REQUESTS = 20_000
-# A worker process keeps the `TraceSimulations` of so many traces and scenarios; the oldest is dropped first.
+# A worker process keeps the `TraceSimulations` of at most this many traces and scenarios, the newest.
 MOST_TRAFFICS = 16
 
 
@@ -220,8 +220,8 @@ def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, 
     with lock:
         sent_to, reference, name = _sent.get(traffic, (None, None, ""))
         if sent_to is not crew:
-            name = f"{id(crew)} {id(traffic)} {next(_name_numbers)}"
-            _sent[traffic] = crew, reference, name = crew, send(), name
+            reference, name = send(), f"{id(crew)} {id(traffic)} {next(_name_numbers)}"
+            _sent[traffic] = crew, reference, name
         return reference, name
 
 

@@ -268,7 +268,7 @@ class Leaf:
 def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
     """The longest prefixes that are placed on each replica, the most used first."""
     demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed  # placed: (V, R).
-    end_tokens = demand.path_sum(demand.tokens)  # A node's prefix ends at so many tokens of the prompt.
+    end_tokens = demand.path_sum(demand.tokens)  # A node's prefix ends at this many tokens of the prompt.
     # A node is used by its own requests and by those of longer prefixes, which lie in its subtree.
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
     leaf_of_node: dict[int, Leaf] = {}

@@ -100,7 +100,7 @@ def find_common_share(
     `on_paper` are the fleets on paper, which fit the `limits` together. Raises StoppedError if the time is
     over before the share that these keep is known.
     """
-    # The bisection is over whole counts of scenarios, as one LLM has them: that which has most.
+    # The bisection is over counts of scenarios, out of those of the LLM that has most.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), limits, is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)

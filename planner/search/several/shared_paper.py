@@ -139,8 +139,8 @@ def _plan_shared(
         together, left_to_each = _search_within_others(parts, *mixed, deadline)
         least = sum(map(_level0_value, together))
         level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
-        gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-        return SharedPaper(together, left_to_each, level0, False, gives, oracles)
+        paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
+        return SharedPaper(together, left_to_each, level0, False, paid_for_sharing, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         # If a simulated fleet holds although a larger one fails, there may be a better choice.
@@ -154,8 +154,8 @@ def _plan_shared(
         problems.append(design.llm_problem)
         chosen.append(design.counts(vector))
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
-    gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-    binding = (*gives, *joint_limits.price_limits(queries, rows, shared.value, unit))
+    paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
+    binding = (*paid_for_sharing, *joint_limits.price_limits(queries, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
@@ -211,7 +211,7 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
         min((result.level0.search for _, result in each), key=lambda search: search.value) for each in alone
     ]
     least = sum(search.value for search in level0)
-    is_exact = all(search.level0.search.is_exhausted for each in alone for _, search in each)
+    is_exact = all(result.level0.search.is_exhausted for each in alone for _, result in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
     has_draws = any(problem.draws for each in alone for problem, _ in each)
     is_reachable = least <= sum(search.value for search in best) * (1 + ROUNDING)
@@ -245,10 +245,10 @@ def _simulate_all_cheaper(
     """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
     designs which ones hold.
 
-    In a better choice an LLM costs at most the value of `shared` less the least values of the others alone;
-    these must be exact. Returns whether all such fleets were simulated.
+    In a better choice an LLM costs at most the value of `shared` minus the least values of the others alone,
+    which must be exact. Returns whether all such fleets were simulated.
     """
-    alone_values = [min(search.level0.search.value for _, search in each) for each in searched]
+    alone_values = [min(result.level0.search.value for _, result in each) for each in searched]
     for problem, fleet_search in itertools.chain.from_iterable(searched):
         if not fleet_search.level0.search.is_exact or problem.draws:
             return False
@@ -333,7 +333,7 @@ def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Co
 
 
 def _simulate_in_turn(
-    alone: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
+    searched: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
 ) -> None:
     """Search the LLMs one after another, each within what those before it leave, in orders that begin with
     each of them, until one order serves all.
@@ -343,7 +343,7 @@ def _simulate_in_turn(
 
     def serve(k: int, remaining: FleetLimits) -> Counts | None:
         value_of: dict[Counts, float] = {}  # The best fleet under each choice of policies, with its value.
-        for problem, _ in alone[k]:
+        for problem, _ in searched[k]:
             if is_over(until):
                 return None
             progress("LLMs one after another on what is left")
@@ -352,4 +352,4 @@ def _simulate_in_turn(
                 value_of.setdefault(level0.best, level0.value)
         return min(value_of, key=value_of.__getitem__, default=None)
 
-    joint_limits.serve_in_turn(len(alone), limits, serve)
+    joint_limits.serve_in_turn(len(searched), limits, serve)
