@@ -548,7 +548,7 @@ def policy_inputs(place: str = "ask") -> Form:
         min_value=0,
         step=1,
         key=f"{place}_spare",
-        help="The SLO holds after losing so many workers of any one pool, or nodes with all on them.",
+        help="The SLO holds after losing this many workers of any one pool, or nodes with all on them.",
     )
     chosen["spare_of"] = kind_column.selectbox(
         "Losses of", (question.WORKERS, question.NODES), key=f"{place}_spare_of"

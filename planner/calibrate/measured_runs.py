@@ -350,7 +350,9 @@ def _run_trace(run: MeasuredRun, seed: int) -> Trace:
         spread = run.length_spread_frac if len(values) < n else 0.0
         drawn = np.array(values) * (rng.uniform(1 - spread, 1 + spread, n) if spread else np.ones(n))
         lengths.append(np.maximum(np.rint(drawn), 1).astype(np.int64))
-    if run.concurrency is not None:  # The simulation keeps so many requests in flight, whatever the arrivals.
+    if (
+        run.concurrency is not None
+    ):  # The simulation keeps this many requests in flight, whatever the arrivals.
         arrival_s = np.zeros(n)
     elif run.arrival_s:
         order = np.argsort(run.arrival_s, kind="stable")
@@ -388,7 +390,7 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
 
 
 def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
-    """KV tokens of the measured engine by the memory model, with a token budget of `budget` and so many
+    """KV tokens of the measured engine by the memory model, with a token budget of `budget` and this many
     seats. Raises InputError if the LLM does not fit.
     """
     kv_tokens = worker_memory(

@@ -51,7 +51,7 @@ AgentsOption: TypeAlias = Annotated[
     typer.Option(
         "--agents",
         min=1,
-        help="Put so many agents to work at once, each on one recorded session after another.",
+        help="Put this many agents to work at once, each on one recorded session after another.",
     ),
 ]
 DurationOption: TypeAlias = Annotated[

@@ -85,7 +85,7 @@ def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
     first = answers[0]
     least = max(pool.least for pool in first.question.pools)
     if first.question.is_least_given and least:
-        return f"least: {least} keeps so many workers in every pool; leave it out, or give 0"
+        return f"least: {least} keeps this many workers in every pool; leave it out, or give 0"
     pools: dict[PoolKey, tuple[Pool, ElasticPool]] = {}
     for answer in answers:
         own = zip(answer.question.fleet.pools, answer.question.pools, strict=True)

@@ -331,7 +331,7 @@ def study_day(
     # The controllers' tables and rules are made of this traffic.
     known_traffic = judged if train is None else train
     judged_question = replace(question, trace=judged)
-    progress("how much traffic so many workers carry")
+    progress("how much traffic each number of workers carries")
     knowledge = gather_knowledge(question, known_traffic, train)
     capacity = knowledge.capacity
     progress(f"{STATIC}: the day")

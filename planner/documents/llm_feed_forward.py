@@ -152,9 +152,8 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
 
 
 def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
-    """The feed-forward block of a layer of Llama-Nemotron. The layer names a factor `ffn_mult`; the width is
-    2/3 of so many times the hidden width, rounded up to a multiple of _NEMOTRON_MULTIPLE. Or the layer names
-    the width itself.
+    """The feed-forward block of a layer of Llama-Nemotron. The layer names the width, or a factor `ffn_mult`:
+    then the width is 2/3 of that many times the hidden width, rounded up to a multiple of _NEMOTRON_MULTIPLE.
     """
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):

@@ -277,7 +277,7 @@ class PlanQuestion:
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
     gpu_limit: int | None = None
-    # The SLO must hold after the loss of any so many workers, or nodes; at most one of the two is above 0.
+    # The SLO must hold after the loss of this many workers, or nodes, whichever; at most one is above 0.
     spare_workers: int = 0
     spare_nodes: int = 0
     stages: tuple[int, ...] = (1,)  # Numbers of pipeline stages that a worker may have.

@@ -23,7 +23,7 @@ from planner.errors import InputError
 from planner.units import LARGEST, parse_quantity
 
 LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
-MOST_SHOWN_CHARS = 60  # An error message shows at most so many characters of a value.
+MOST_SHOWN_CHARS = 60  # An error message shows at most this many characters of a value.
 # A name is suggested in place of an unknown one if difflib finds them at least so alike. Set by hand.
 LEAST_LIKENESS = 0.5
 

@@ -56,7 +56,7 @@ WIDTH_TOLERANCE_S, PLACE_TOLERANCE_FRAC = 1.0, 1e-3
 # A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
 # share, the histogram is shifted to the mean by its sum, and a note says so.
 _SHIFT_FRAC = 0.02
-# If so many requests or more waited on average in an interval, engines did not keep up. Set by hand.
+# If this many requests or more waited on average in an interval, engines did not keep up. Set by hand.
 _BEHIND_WAITING = 1.0
 HEAD_BYTES = 4096  # The beginning of a file that tells its format.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.

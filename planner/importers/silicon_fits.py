@@ -34,7 +34,7 @@ DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens is too small for real prompts.
 OFF_GRID_STEPS = (
-    900  # Each fit is compared with so many random steps, which are not in its table; set by hand.
+    900  # Each fit is compared with this many random steps, which are not in its table; set by hand.
 )
 # A fit whose mean error is larger is not written, so that the roofline is used. The error is that on the
 # fit's own table; with data-parallel ranks it is that on the random steps. The limit is set by hand.

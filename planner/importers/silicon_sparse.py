@@ -77,7 +77,7 @@ class SparsePrompts:
         self._parabola = np.polyfit(PARABOLA_LENGTHS, parabola_ms, 2)
 
     def step_ms(self, prompts: int, new: int, cached: int) -> float:
-        """t: milliseconds of so many prompts, which have `new` tokens after `cached` ones each."""
+        """t: milliseconds of this many prompts, which have `new` tokens after `cached` ones each."""
         return self._one_decode_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
 
     def _prompt_ms(self, length: int) -> float:

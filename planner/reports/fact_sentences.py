@@ -917,7 +917,7 @@ def _(fact: facts.WorstHour) -> str:
 
 
 def _holding_text(fact: facts.WorstHour) -> str:
-    """The price of so many more of the plan's workers that every hour holds; empty if it is not known."""
+    """The price of this many more of the plan's workers that every hour holds; empty if it is not known."""
     paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
     if paid is None or planned is None:
         return ""

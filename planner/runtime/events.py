@@ -223,7 +223,7 @@ def _grow_output(state, r, tokens, time_s):
 
 @small_jit
 def _cached_tokens(request, tokens):
-    """Tokens whose KV a worker holds after so many tokens of output: all but the last one.
+    """Tokens whose KV a worker holds after this many tokens of output: all but the last one.
 
     0 if the request left before its prompt was computed.
     """

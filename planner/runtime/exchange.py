@@ -134,7 +134,7 @@ def read_request(
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
     """Read the body and unpack it, if it is packed with gzip or deflate.
 
-    A body of more than `most_bytes`, packed or unpacked, is refused as soon as so many have come. The web
+    A body of more than `most_bytes`, packed or unpacked, is refused as soon as this many have come. The web
     server is set not to unpack bodies itself, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:

@@ -54,7 +54,7 @@ from profiling.vllm_install import is_cpu_build
 LEVEL_S = 6.0  # Each level of load is measured for this time, long enough for hundreds of steps.
 SETTLE_S = 1.0  # Steps in this time after a level's start are left out, because the batch is still filling.
 MOST_PROMPT_TOKENS = 1024  # Longer prompts would leave too few steps in a level.
-LEVEL_REQUESTS = 50_000  # So many requests are drawn for a level, more than clients can send in LEVEL_S.
+LEVEL_REQUESTS = 50_000  # This many requests are drawn for a level, more than clients can send in LEVEL_S.
 # Answers have from 16 to 63 tokens, so few that many requests begin and end in LEVEL_S.
 OUTPUT_TOKENS = (16, 64)
 CPU_KV_BYTES = 2 * 2**30  # The most KV cache of an engine on a CPU; most machines have this much memory left.

@@ -27,7 +27,7 @@ class Steps:
     table: StepTable
     predicted_s: Floats
     errors: Mapping[str, float]  # Kind of step (step_fit.errors_by_regime) -> mean relative error.
-    bias_frac: float  # Predicted over measured seconds, each summed over all steps, less 1.
+    bias_frac: float  # Predicted over measured seconds, each summed over all steps, minus 1.
 
 
 def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:

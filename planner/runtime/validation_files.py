@@ -158,7 +158,7 @@ def _errors_note(values: Mapping[str, Any]) -> str:
     """A note below the table of errors: which requests and which clock they are of."""
     return (
         f"<p class=note>{values['compared']} requests that arrived after the warm-up and finished on both "
-        "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
+        "sides. Error: predicted over measured, minus one. Without interruptions (engines on a CPU): on the "
         "engines' own clocks, which stand still while the machine works for others; each worker by itself. "
         "Sessions: from the first request's arrival to the last one's end, and (served) the part of that in "
         "which a request was with the engines; what router and client take between turns is measured only. "

@@ -118,7 +118,7 @@ class LiveDrift:
 
     @property
     def change_frac(self) -> float:
-        """The live mean relative to the plan's mean, less 1."""
+        """The live mean relative to the plan's mean, minus 1."""
         return self.now / self.planned - 1
 
     @property

@@ -29,7 +29,7 @@ GAUGES: Mapping[str, str] = {
     HEADROOM: "how much more traffic of the present lengths the plan carries, as a share",
     "fleetplan_holds_until_rps": "requests per second up to which the plan keeps its SLO",
     "fleetplan_drifted": "1 where a quantity has left what the plan was made for",
-    "fleetplan_drift_frac": "a quantity relative to what was planned, less 1",
+    "fleetplan_drift_frac": "a quantity relative to what was planned, minus 1",
     "fleetplan_slo_kept": "1 kept, 0 missed, NaN where the metrics do not say",
     "fleetplan_watched_timestamp_seconds": "end of the last window that was watched",
 }

@@ -81,7 +81,7 @@ def described_of(trace: Trace) -> Description:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """The value to so many significant digits, as the document shows it."""
+    """The value to this many significant digits, as the document shows it."""
     return float(f"{value:.{digits}g}")
 
 

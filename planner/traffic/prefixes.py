@@ -160,7 +160,7 @@ def block_uses(trace: Trace) -> Blocks:
 
 
 def no_block_uses(requests: int) -> Blocks:
-    """The uses of blocks in a trace of so many requests without block ids: none."""
+    """The uses of blocks in a trace of this many requests without block ids: none."""
     empty = np.zeros(0, np.int32)
     return Blocks(np.zeros(requests + 1, np.int64), empty, empty, empty)
 

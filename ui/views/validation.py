@@ -97,7 +97,7 @@ def _draw_validation(document: Document) -> None:
         draw.draw_chart(
             {
                 "spec": live_spec(bars),
-                "caption": "Error of each percentile: predicted over measured, less one.",
+                "caption": "Error of each percentile: predicted over measured, minus one.",
             }
         )
     if document["slo"]:
@@ -123,7 +123,7 @@ def _draw_validation(document: Document) -> None:
             (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
             for row in document["steps"]
         ]
-        draw.draw_table(("pool", "steps", "predicted over measured seconds, less one"), steps)
+        draw.draw_table(("pool", "steps", "predicted over measured seconds, minus one"), steps)
 
 
 def _headline(agrees: bool | None, is_kept: bool | None) -> str:

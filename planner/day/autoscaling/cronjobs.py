@@ -13,8 +13,8 @@ FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
 # The next three are set by hand.
 LATEST_S = 600  # Kubernetes skips a job that could not start within this time.
-MOST_RETRIES = 5  # Kubernetes gives a job up after so many failed pods.
-KEPT_FAILED_JOBS = 3  # So many failed jobs stay to be looked at, and one that succeeded.
+MOST_RETRIES = 5  # Kubernetes gives a job up after this many failed pods.
+KEPT_FAILED_JOBS = 3  # This many failed jobs stay to be looked at, and one that succeeded.
 # The resource of each kind of object, as access rights and kubectl name it.
 _RESOURCES = {
     "Deployment": "deployments",

@@ -90,7 +90,7 @@ class EngineProfile:
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
     def itl_s(self, sequences: float, context_tokens: float) -> float:
-        """The time of a decode step of so many sequences with this context each, which is the gap between two
+        """The time of a decode step of this many sequences with this context, which is the gap between two
         tokens (inter-token latency) [s].
         """
         per_sequence_s = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens

@@ -42,7 +42,7 @@ class FleetplanSettings(ControllerSettings):
 
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(
-        0.0, SHARE, "by load: never fewer workers than so many of earlier windows needed", most=1.0
+        0.0, SHARE, "by load: never fewer workers than this share of earlier windows needed", most=1.0
     )
     hold_s: float = settings_field(
         300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=DAY_S

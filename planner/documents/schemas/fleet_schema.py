@@ -83,7 +83,7 @@ def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
 
 
 def worker_schema(catalog: Catalog) -> Schema:
-    """One pool: so many workers of one type in one role."""
+    """One pool: this many workers of one type in one role."""
     schemas: dict[str, Schema] = {
         "name": with_help(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
         "role": with_help(one_of(get_args(Role)), "What its workers do; default: mixed."),

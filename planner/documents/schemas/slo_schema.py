@@ -241,7 +241,7 @@ def traffic_section(catalog: Catalog) -> Schema:
         "scale": with_help(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
         "window": with_help(TEXT, "The part of the trace: whole, first 10 min, busiest 10 min."),
         "draws": with_help(
-            whole_number_schema(), "The SLO must be kept on each of so many draws of the traffic."
+            whole_number_schema(), "The SLO must be kept on each of this many draws of the traffic."
         ),
         "map": with_help({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
         "timezone": with_help(TEXT, "Of times in a log that have none: Europe/Berlin."),
