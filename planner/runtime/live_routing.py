@@ -82,12 +82,12 @@ class LiveFleet:
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
         # Whether the policy changes roles between prefill and decode. A worker that is to change takes no
-        # more requests (draining), then restarts in the other role (turning). The caller takes workers with a
-        # new role from `turned` and restarts them.
-        self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
+        # more requests (`is_draining`), then restarts in the other role (`is_restarting`). The caller takes
+        # workers with a new role from `role_changed` and restarts them.
+        self.changes_roles = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
         self.is_draining = np.zeros(len(self.types), bool)
-        self.is_turning = np.zeros(len(self.types), bool)
-        self.turned: list[int] = []
+        self.is_restarting = np.zeros(len(self.types), bool)
+        self.role_changed: list[int] = []
         self._set_most_tokens()
         self.free_seats: list[int] = []
         self._add_seats(SEATS)
@@ -206,13 +206,13 @@ class LiveFleet:
         # A view of the state, which the compiled functions read and write: 0, 1, DRAINING or TURNING.
         status = self.workers["is_up"]
         status[:] = self.is_up
-        if self.flips:
+        if self.changes_roles:
             status[self.is_draining] = layout.DRAINING
-            status[self.is_turning] = layout.TURNING
+            status[self.is_restarting] = layout.TURNING
         excluded_workers = list(excluded)
         status[excluded_workers] = 0
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
-        if self.flips:
+        if self.changes_roles:
             # The event may have begun or ended the draining of workers; excluded ones were 0 and keep theirs.
             still_drains = status == layout.DRAINING
             still_drains[excluded_workers] = self.is_draining[excluded_workers]
@@ -228,8 +228,8 @@ class LiveFleet:
             self.roles[w] = "prefill" if code == layout.PREFILL else "decode"
             self.is_draining[w] = False
             if self.policies.flip_restart_s > 0:
-                self.is_up[w], self.is_turning[w] = False, True
-            self.turned.append(w)
+                self.is_up[w], self.is_restarting[w] = False, True
+            self.role_changed.append(w)
             self._set_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
@@ -283,7 +283,7 @@ class LiveFleet:
 
     def note_up(self, worker: int, time_s: float = 0.0) -> None:
         """Note that the worker is up, and idle since `time_s`."""
-        self.is_up[worker], self.is_turning[worker] = True, False
+        self.is_up[worker], self.is_restarting[worker] = True, False
         self.workers["idle_since_s"][worker] = time_s
 
     def note_down(self, worker: int, time_s: float) -> None:

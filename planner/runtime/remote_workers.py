@@ -41,10 +41,10 @@ class Remote:
     is_up: bool = False
     starts: int = 0
     gave_up: str = ""
-    can_turn = False  # Whoever starts a remote worker chose its role.
+    can_change_role = False  # Whoever starts a remote worker chose its role.
 
-    def turn(self, role: Role) -> None:
-        raise NotImplementedError  # The router calls this only where `can_turn` is true.
+    def change_role(self, role: Role) -> None:
+        raise NotImplementedError  # The router calls this only where `can_change_role` is true.
 
     async def watch(self, every_s: float) -> None:
         """Check /health every `every_s`, until cancelled.

@@ -97,9 +97,9 @@ class Backend(Protocol):
     is_up: bool
     starts: int  # How often we have started its engine.
     gave_up: str  # Why the engine is not started again for a while; else empty.
-    can_turn: bool  # Whether `turn` can restart the engine in another role.
+    can_change_role: bool  # Whether `change_role` can restart the engine in another role.
 
-    def turn(self, role: Role) -> None: ...
+    def change_role(self, role: Role) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class LiveRouter:
             )
         self.live = LiveFleet(fleet, lengths=lengths, history=history)
         self.backends = list(backends)
-        if self.live.flips and not all(backend.can_turn for backend in self.backends):
+        if self.live.changes_roles and not all(backend.can_change_role for backend in self.backends):
             raise InputError(
                 f"policies.pools is {fleet.policies.pools!r}: engines that are started elsewhere keep their "
                 "role; leave it out, or let `plan serve` start them"
@@ -547,7 +547,7 @@ class LiveRouter:
             # A suspect goes neither where another suspect is on trial nor where a health check failed.
             barred = self.trust.with_suspects(now_s) | silent if reply.is_suspect else set[int]()
             w = self._pick(choose, reply.seat, failed, barred, now_s)
-            self._restart_turned()
+            self._restart_role_changed()
             if w is not None:
                 if not reply.is_suspect or await self._passes_health_check(w, reply):
                     return w
@@ -607,15 +607,15 @@ class LiveRouter:
                 self.live.note_left(reply.seat, _now_s())
         return is_alive
 
-    def _restart_turned(self) -> None:
+    def _restart_role_changed(self) -> None:
         """Restart idle workers whose role the policy has changed, unless a change takes no restart
         (`flip_restart_s` is 0). No request goes to them until they are up again.
         """
-        while self.live.turned:
-            w = self.live.turned.pop()
+        while self.live.role_changed:
+            w = self.live.role_changed.pop()
             LOG.warning("worker %s: becomes a %s worker", self.backends[w].name, self.live.roles[w])
             if self.fleet.policies.flip_restart_s > 0:
-                self.backends[w].turn(self.live.roles[w])
+                self.backends[w].change_role(self.live.roles[w])
 
     def _note_who_is_up(self, now_s: float) -> None:
         """Note which workers went down or came up. A worker with a new identity has done both."""

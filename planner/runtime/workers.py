@@ -153,15 +153,15 @@ class LiveWorker:
         self.starts = 0  # How often the engine was started.
         self.gave_up = ""  # Why the engine is not started again, or not for a while; empty where it is.
         self.start_settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
-        self.turn_requested = asyncio.Event()  # Set when its place gets another role than its engine has.
+        self.role_requested = asyncio.Event()  # Set when its place gets another role than its engine has.
         self.process: asyncio.subprocess.Process | None = None
 
-    can_turn = True  # `turn` works here, as this process starts the engine itself (`router.Backend`).
+    can_change_role = True  # This process starts the engine itself (`router.Backend`).
 
-    def turn(self, role: Role) -> None:
+    def change_role(self, role: Role) -> None:
         """Have `run` stop the engine and start it again in this role; returns at once."""
         self.place = replace(self.place, pool=replace(self.place.pool, role=role))
-        self.turn_requested.set()
+        self.role_requested.set()
 
     @property
     def log(self) -> Path:
@@ -181,7 +181,7 @@ class LiveWorker:
                     self.note(self.place.name, UP.format(self.starts))
                     reason = await self._until_down()
                     self.is_up = False
-                    if self.turn_requested.is_set():
+                    if self.role_requested.is_set():
                         self.note(self.place.name, f"restarts as a {self.place.pool.role} worker")
                         await self._stop()
                         continue
@@ -215,7 +215,7 @@ class LiveWorker:
     async def _start(self) -> str:
         """Start the engine's process; returns the reason if that fails, else an empty text."""
         self.starts += 1
-        self.turn_requested.clear()
+        self.role_requested.clear()
         try:
             port = free_port()
             self.url, self.foreign_server = f"http://127.0.0.1:{port}", ""
@@ -289,16 +289,16 @@ class LiveWorker:
         misses = 0
         assert self.process is not None
         exit_task = asyncio.ensure_future(self.process.wait())
-        turn_task = asyncio.ensure_future(self.turn_requested.wait())
+        role_task = asyncio.ensure_future(self.role_requested.wait())
         try:
             async with self._client() as client:
                 while True:
                     await asyncio.wait(
-                        [exit_task, turn_task],
+                        [exit_task, role_task],
                         timeout=self.patience.health_every_s,
                         return_when=asyncio.FIRST_COMPLETED,
                     )
-                    if turn_task.done():
+                    if role_task.done():
                         return "turns"  # The caller restarts the engine in its new role.
                     if exit_task.done():
                         return f"died ({_exit_text(exit_task.result())})"
@@ -310,7 +310,7 @@ class LiveWorker:
                         return f"did not answer /health {misses} times"
         finally:
             exit_task.cancel()
-            turn_task.cancel()
+            role_task.cancel()
 
     @property
     def _exit(self) -> int | None:

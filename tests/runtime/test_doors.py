@@ -567,7 +567,7 @@ def test_requests_are_counted_once_however_often_they_are_tried() -> None:
 def test_a_worker_that_starts_again_ends_no_others_rest() -> None:
     """Both rest after failures, and worker 1 comes up with a new identity: only its own record is cleared."""
     backends: list[Any] = [
-        SimpleNamespace(name=f"mixed-{w}", identity=f"first {w}", is_up=True, can_turn=False)
+        SimpleNamespace(name=f"mixed-{w}", identity=f"first {w}", is_up=True, can_change_role=False)
         for w in range(2)
     ]
     router = LiveRouter(backends, fleet_of(("mixed", "mixed", 2)))

@@ -63,8 +63,8 @@ def turned_as_told(fleet: Fleet, trace: Trace, found: Simulation, restart_s: flo
             live.note_left(seats[i], time_s, outputs)
             live.release_seat(seats.pop(i))
         drained += int(live.is_draining.any())
-        while live.turned:
-            turned.append(w := live.turned.pop())
+        while live.role_changed:
+            turned.append(w := live.role_changed.pop())
             assert not live.is_draining[w] and not (restart_s and live.workers["assigned"][w])
             if restart_s:
                 coming[w] = time_s + restart_s
@@ -132,12 +132,14 @@ def test_while_a_worker_restarts_it_is_sent_nothing_and_no_other_flips() -> None
         live.note_up(w, 0.0)
     sent = [live.send_to_worker(live.take_seat(100, 5, t), t) for t in (10.0, 11.0, 12.0)]
     assert (
-        sent == [0, 0, 0] and live.turned == [1] and live.roles == ["prefill", "prefill", "decode", "decode"]
+        sent == [0, 0, 0]
+        and live.role_changed == [1]
+        and live.roles == ["prefill", "prefill", "decode", "decode"]
     )
     live.note_up(1, 16.0)
     assert live.send_to_worker(live.take_seat(100, 5, 17.0), 17.0) == 1
     assert live.send_to_worker(live.take_seat(100, 5, 18.0), 18.0) in (0, 1)
-    assert live.turned == [1, 2]
+    assert live.role_changed == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_engines_that_run_elsewhere_do_not_flip() -> None:
 
 
 def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Path) -> None:
-    """A process: after `turn` it has another start, another identity, and the role it was told."""
+    """A process: after `change_role` it has another start, another identity, and the role it was told."""
 
     async def run() -> None:
         fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 1))
@@ -183,7 +185,7 @@ def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Pat
         ) as group:
             worker = group.workers[1]
             before = worker.identity
-            worker.turn("prefill")
+            worker.change_role("prefill")
             await until(lambda: worker.is_up and worker.identity != before)
             assert worker.is_up and worker.starts == 2 and worker.place.pool.role == "prefill"
             told = [what for _, name, what in group.events if name == worker.name]

@@ -64,10 +64,10 @@ class Backend:
     is_up: bool = True
     starts: int = 1
     gave_up: str = ""
-    can_turn: bool = True
+    can_change_role: bool = True
     turns: int = 0
 
-    def turn(self, role: Role) -> None:
+    def change_role(self, role: Role) -> None:
         """As a real one: it is down, then up with another identity."""
         self.role, self.is_up, self.turns = role, False, self.turns + 1
         asyncio.get_running_loop().call_later(TURN_S, self._up)
