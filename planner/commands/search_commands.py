@@ -113,9 +113,7 @@ def find_goodput(
         print_warnings(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own; the SLO may be the plan's even if they are not.
-        is_planned = (
-            trace is None and is_plan_folder(file) and not (slo is not None and describes_traffic(slo))
-        )
+        is_planned = trace is None and is_plan_folder(file) and (slo is None or not describes_traffic(slo))
         planned = planned_slo_and_trace(file, catalog_rows) if is_planned or slo is None else None
         planned_slo, planned_trace = (None, None) if planned is None else planned
         if is_planned and planned_trace is not None:
