@@ -44,9 +44,9 @@ class Backend:
     is_up: bool = True
     starts: int = 1
     gave_up: str = ""
-    can_turn: bool = False
+    can_change_role: bool = False
 
-    def turn(self, role: Role) -> None:
+    def change_role(self, role: Role) -> None:
         raise NotImplementedError
 
 
