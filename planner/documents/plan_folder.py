@@ -32,6 +32,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.files.checked_files import read_json
 from planner.fleet import Fleet
+from planner.traffic.described import WrittenDescription
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -115,8 +116,15 @@ def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) ->
     }
     top_level = {key: value_of(kind, written[key], key) for key, kind in TOP_LEVEL.items()}
     slo = parse_slo(written["slo"], where=f"{path}: slo")
+    described = written["traffic"].get("described")
     trace = replace(
-        _read_traffic(folder), name=traffic["trace"], dropped=traffic["dropped"], notes=traffic["notes"]
+        _read_traffic(folder),
+        name=traffic["trace"],
+        dropped=traffic["dropped"],
+        notes=traffic["notes"],
+        drawn_from=(
+            None if described is None else dataclass_of(WrittenDescription, described, "traffic: described")
+        ),
     )
     if len(trace) != traffic["requests"]:
         raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))

@@ -52,6 +52,7 @@ from planner.simulator.slo_verdict import (
 from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
+from planner.traffic.described import Description, WrittenDescription
 from planner.traffic.trace_writing import to_jsonl
 from planner.units import count_text
 
@@ -183,6 +184,14 @@ def _traffic_summary(plan: Plan) -> Document:
         "rate_rps": trace.rate_rps,
         **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
     }
+
+
+def _described_document(plan: Plan) -> Document:
+    """What a later report must know of described traffic; empty for a trace."""
+    described = plan.trace.drawn_from
+    if not isinstance(described, Description | WrittenDescription):
+        return {}
+    return {"described": {"agent_count": described.agent_count}}
 
 
 def _traffic_jsonl(plan: Plan) -> str:
@@ -328,6 +337,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "alternatives": _alternatives(plan),
         "traffic": {
             **_traffic_summary(plan),
+            **_described_document(plan),
             "dropped": trace.dropped,
             "notes": trace.notes,
             "measured_window_s": simulation.window_s,

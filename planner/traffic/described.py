@@ -114,6 +114,15 @@ class Prefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenDescription:
+    """What the files of a plan keep of the description that its requests were drawn from: how many agents
+    work at once, None if the traffic is not of agents.
+    """
+
+    agent_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """Traffic without a trace: rates, lengths, bursts and sharing, from which requests are drawn.
 

@@ -18,7 +18,7 @@ from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.placement import NodePlacement
-from planner.traffic.described import Description
+from planner.traffic.described import Description, WrittenDescription
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
@@ -137,7 +137,7 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
     if simulation.tasks is None:
         return None
     described = trace.drawn_from
-    agents = described.agent_count if isinstance(described, Description) else None
+    agents = described.agent_count if isinstance(described, Description | WrittenDescription) else None
     if agents is None:
         tasks_per_s = len(simulation.tasks.last) / served_s(trace, simulation)
     else:
