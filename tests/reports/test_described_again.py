@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fleetplan
+from planner.api.results import PlanResult
 from planner.reports.screen import input_bases
 
 
@@ -20,9 +21,10 @@ def test_described_traffic_stays_described(tmp_path: Path) -> None:
         fleet={"gpus": {"l40s-48g": 2}, "per_gpu": False},
         safety="none",
     )
-    assert isinstance(planned, fleetplan.PlanResult)
+    assert isinstance(planned, PlanResult)
     planned.save(tmp_path / "out")
     again = fleetplan.read_plan(tmp_path / "out")
+    assert isinstance(again, PlanResult)
     assert input_bases(again.plan) == input_bases(planned.plan)
     assert input_bases(again.plan)["traffic"] == "given"
     assert again.plan.agent_figures == planned.plan.agent_figures
