@@ -23,11 +23,8 @@ from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, FirstToken, H
 from planner.units import show_exactly
 
 NONE = "none"  # Step times are used as they are.
-# The keys of the section. A plan.yaml also has `basis` to `images`: where the constants come from, whether
-# they are of the nearest version or checked, and the images that the manifests deploy, which nothing reads.
-KEYS = (
-    "name",
-    "version",
+# Keys of an engine's constants, in the section and in a row of the catalog alike.
+_CONSTANTS = (
     "async_scheduling",
     "mixed_steps",
     "latent_launch",
@@ -38,6 +35,13 @@ KEYS = (
     "hand_off",
     "first_hand_off",
     "first_token",
+)
+# The keys of the section. A plan.yaml also has `basis` to `images`: where the constants come from, whether
+# they are of the nearest version or checked, and the images that the manifests deploy, which nothing reads.
+KEYS = (
+    "name",
+    "version",
+    *_CONSTANTS,
     "tokens_per_s",
     "basis",
     "nearest",
@@ -46,23 +50,7 @@ KEYS = (
     "speculative",
 )
 # The keys of a row of catalogs/engines.yaml.
-ROW_KEYS = (
-    "engine",
-    "from",
-    "to",
-    "checked",
-    "async_scheduling",
-    "mixed_steps",
-    "latent_launch",
-    "host",
-    "rest",
-    "front_end",
-    "prompt_token",
-    "hand_off",
-    "first_hand_off",
-    "first_token",
-    "error",
-)
+ROW_KEYS = ("engine", "from", "to", "checked", *_CONSTANTS, "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
 # Seconds above which a value is refused, because it was probably meant in milliseconds. They are set by hand.
 MOST_S = {
