@@ -21,7 +21,7 @@ ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 # a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py; three
 # workers for two cores, because tests with servers and processes wait for them most of their time
 SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
-test: $(VENV)/installed-dev  ## the tests that take less than two seconds, warnings as errors
+test: $(VENV)/installed-dev  ## the tests that take a CPU second or less, and a few more; warnings as errors
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long"
 
 test-long: $(VENV)/installed-dev  ## the others, most of them whole plans; CI runs both

@@ -203,6 +203,7 @@ def modules() -> Iterator[Path]:
         yield from (ROOT / folder).rglob("*.py")
 
 
+@pytest.mark.long
 def test_no_other_module_knows_a_policy_by_name() -> None:
     """But where it is asked for by name: what shortest prompts first would save, examples in messages."""
     names = {row.name for row in TABLE} - ORDINARY

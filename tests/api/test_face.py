@@ -316,6 +316,7 @@ def test_old_prices_are_said_of_several_llms_too() -> None:
         assert [each.gpus for each in warned if isinstance(each, OldPrices)] == [("h100-80g",)]
 
 
+@pytest.mark.long
 def test_simulate_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     small().save(tmp_path)
     table().to_csv(tmp_path / "t.csv", index=False)
@@ -348,6 +349,7 @@ def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
         fleetplan.simulate(fleet, log, PROMISE)
 
 
+@pytest.mark.long
 def test_a_dataframe_is_read_as_the_question_says() -> None:
     """A map and a time zone were read of files alone: 09:00 in Berlin is 08:00 UTC, as in a file."""
     log = pd.DataFrame(

@@ -123,6 +123,7 @@ def test_pareto_is_the_command(slo: Path, tmp_path: Path) -> None:
         fleetplan.pareto(slo, over="rate", limits={"cost": "9 usd/h"})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> None:
     plan.save(tmp_path / "running")
     busier = tmp_path / "busier.yaml"

@@ -694,6 +694,7 @@ def test_a_wrong_command_line_is_a_usage_error(run: Run, here: Path, line: tuple
     assert snapshot(here) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", INFEASIBLE, ids=lambda case: case.name)
 def test_json_says_what_binds_and_what_would_help(run: Run, here: Path, case: Case) -> None:
     prepare(here, case.given)

@@ -138,6 +138,7 @@ def test_the_command_line_alone_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "meant"),
     [("--qps", "--rate"), ("--isl=900", "--input"), ("--model", "--llm"), ("--budget", "limits: {cost")],
@@ -162,6 +163,7 @@ def test_a_limit_in_options_is_sent_to_slo_yaml() -> None:
     assert outcome.code == 2 and "beside llm, slo: {ttft: {p95: 1 s}}" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["simulate --fleet out/", "what-if --slo slo.yaml", "day --trace day.csv"])
 def test_a_file_without_its_option_is_told_which(words: str) -> None:
     """`plan goodput out/` takes a plan as its argument, `plan simulate` as an option."""
@@ -170,6 +172,7 @@ def test_a_file_without_its_option_is_told_which(words: str) -> None:
     assert outcome.code == 2 and f"did you mean: plan {words}" in outcome.err
 
 
+@pytest.mark.long
 def test_a_fleet_or_a_folder_without_its_option_is_told_which(tmp_path: Path) -> None:
     """`plan compare a.yaml` was sent to --slo, and `plan what-if out/` only missed --slo."""
     fleet = tmp_path / "a.yaml"
@@ -325,6 +328,7 @@ def test_no_plan_in_time_is_one_clear_line(tmp_path: Path, run: Run, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_plan_cut_short_keeps_the_slo(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = []
     for looks in (1, 2, 3, 5, 8, 13, 21, 34, 55, 10**9):
@@ -394,6 +398,7 @@ def test_a_relaxation_cut_short_is_never_called_latency(
     assert codes == {3, 4}
 
 
+@pytest.mark.long
 def test_the_shortest_time_limit_ends_with_a_plan_or_a_clear_line(tmp_path: Path) -> None:
     """On a real clock either may come first."""
     outcome = script("plan", "--slo", SLO, "--trace", TRACE, "-o", tmp_path / "out", "--time-limit", 0.1)
@@ -622,6 +627,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(more: tuple[str, ...]) -> 
 START = "import os; os.write(1, b'.'); from fleetplan.__main__ import main; main()"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", every(2, [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 1.5]))
 def test_an_interrupt_is_one_line_and_leaves_nothing(here: Path, after_s: float) -> None:
     """From the moment that Python has started: while modules load, and while a trace never comes."""
@@ -640,6 +646,7 @@ def test_an_interrupt_is_one_line_and_leaves_nothing(here: Path, after_s: float)
     assert {path.name for path in here.iterdir()} == {"slo.yaml", "trace.csv", "pipe.csv"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", some([1.8, 1.0, 1.4, 2.5], 2))
 def test_an_interrupt_of_many_processes_is_one_line(here: Path, after_s: float) -> None:
     """A terminal sends it to all of them: while workers start, and while they work."""
@@ -659,6 +666,7 @@ def test_an_interrupt_of_many_processes_is_one_line(here: Path, after_s: float) 
     assert (running.returncode, out, without_progress(err)) == (130, "", "plan: interrupted\n")
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_solver_that_does_not_hear_it() -> None:
     """Minutes in one call of a library in C, as a solver or a long simulation may take."""
     code = (
@@ -841,6 +849,7 @@ def test_a_foreign_planner_is_told_in_one_line(tmp_path: Path) -> None:
     assert f"{foreign}/__init__.py is another project's" in done.stderr and "pipx install" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["", "simulate", "what-if"])
 def test_an_option_of_one_value_given_twice_is_refused(command: str) -> None:
     """Of two traces the last was planned, without a word of the first."""

@@ -141,6 +141,7 @@ def test_every_command_draws_what_is_described(plan: Plan, command: list[object]
     assert json.loads(out)
 
 
+@pytest.mark.long
 def test_the_requests_of_a_plan_are_simulated_as_they_are(plan: Plan) -> None:
     """With --window whole the section traffic does not count, be it a description."""
     code, _, _ = plan("--slo", "slo.yaml", "-o", "out")

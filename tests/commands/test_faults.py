@@ -46,6 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_the_best_fleet_so_far(here: Path) -> None:
     """Once the search has found one, Ctrl-C writes it, says so in the one line, and exits with 130; the fleet
     can be simulated, and the next plan removes it."""

@@ -55,6 +55,7 @@ def interrupted(
     return run.returncode, said.decode(), time.monotonic() - sent_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_in_background", [False, True])
 def test_what_ends_a_service_leaves_the_best_fleet_as_ctrl_c_does(
     tmp_path: Path, *, is_in_background: bool

@@ -122,6 +122,7 @@ def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path, monkeypatch: 
     assert bad.is_error and "did you mean 'traffic'" in bad.content[0].text
 
 
+@pytest.mark.long
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('not here')\n")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['plan', 'mcp']; "

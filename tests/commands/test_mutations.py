@@ -53,6 +53,7 @@ def test_what_is_no_plain_value_ends_in_one_line(known: dict[str, Kind], name: s
     assert found.codes[1] >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
 def test_a_few_run_to_their_end(known: dict[str, Kind], name: str) -> None:
     assert tried(known, name, WHOLE).faults == []

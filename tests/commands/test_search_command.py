@@ -86,6 +86,7 @@ def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
     assert "the fleet keeps the SLO at no rate" in line and "ttft p90" in line and "limit 1 ms" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

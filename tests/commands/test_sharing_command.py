@@ -193,6 +193,7 @@ def test_every_llm_gets_a_folder_that_commands_take(folder: Path, run: Run) -> N
     assert code == 0 and json.loads(out) == document | {"directory": str(folder / "out")}
 
 
+@pytest.mark.long
 def test_production_of_each_and_of_all_is_written_and_printed(folder: Path, run: Run) -> None:
     """The same question with its default: each LLM's three answers, and their sums."""
     question = {

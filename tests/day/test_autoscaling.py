@@ -570,6 +570,7 @@ def test_a_schedule_begins_at_a_whole_minute() -> None:
         autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("cron", {}, (pool,)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("controller", "step"), [("wva", 3), ("fleetplan", 8), ("hpa", 16), ("cron", 16)])
 def test_hostile_names_change_no_structure_and_no_query(controller: str, step: int) -> None:
     """An LLM's name stands in comments and as the model of a variant; a pool's becomes a label."""
@@ -624,6 +625,7 @@ def test_each_target_that_a_controller_is_written_for_has_its_row() -> None:
     assert scaled == set(scalable_pools.SCALABLE) <= set(manifests.TARGETS)
 
 
+@pytest.mark.long
 def test_every_controllers_defaults_have_a_manifest() -> None:
     """The settings as the table of controllers has them, by the names of their fields."""
     assert set(autoscaling.PAIRS) <= set(table.CONTROLLERS)

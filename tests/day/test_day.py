@@ -109,6 +109,7 @@ def test_interruptions_by_chance_have_no_optimum() -> None:
         runs_of(spot)
 
 
+@pytest.mark.long
 def test_a_grid_finer_than_the_windows_costs_no_more() -> None:
     """Each sequence of the coarse grid is one of the fine."""
     day = replace(random_day(4, disaggregated=False, windows=3, most=3), unit_s=0.0)

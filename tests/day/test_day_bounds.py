@@ -65,6 +65,7 @@ def test_no_controller_costs_less(seeds: range) -> None:
     assert kept > len(seeds) / 3  # or nothing is tested
 
 
+@pytest.mark.long
 def test_a_bound_without_time_left_takes_a_short_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its master had 30 s, whatever was left: a day of 40 s took 84."""
     day, limits_s = random_day(0, disaggregated=False, windows=3, most=3), list[float]()

@@ -127,6 +127,7 @@ def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult)
         assert not row.keeps or row.usd >= answer.optimum.proved_usd * (1 - 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("billing", ["second", "day"])
 def test_llms_that_share_a_node_pay_it_once_in_the_bound_too(billing: str) -> None:
     """One node of 8 holds all workers of both LLMs. The bound counted a node for each."""

@@ -55,6 +55,7 @@ def test_the_report_comes_out_to_the_byte(folder: Path, catalog: Catalog) -> Non
         assert output.render(found, command=command)[name] == (folder / name).read_text(), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policies", ["", "policies: {prefix_cache: true, routing: e2}\n"])
 def test_so_it_does_where_requests_wait_and_share(policies: str, catalog: Catalog, tmp_path: Path) -> None:
     """40 sessions of three turns, each of which begins with the blocks of the one before."""

@@ -820,6 +820,7 @@ def test_random_json(document: Any, tmp_path_factory: pytest.TempPathFactory) ->
         pass
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize(

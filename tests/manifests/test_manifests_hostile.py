@@ -59,6 +59,7 @@ def yaml_of(files: dict[str, str]) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", every(3, range(len(NAMES))))
 @pytest.mark.parametrize("plan", ["mixed", "pairs of two gpus"])
 def test_the_llms_name_arrives_to_the_letter_or_is_refused(number: int, plan: str) -> None:
@@ -160,6 +161,7 @@ def with_gpu(name: str) -> dict[str, str]:
     return manifests.render(fleet, 5000).files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", every(3, range(len(NAMES))))
 def test_the_name_of_a_gpu_stays_in_its_comment(number: int) -> None:
     files, expected = with_gpu(NAMES[number]), with_gpu("tame")

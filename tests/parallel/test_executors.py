@@ -145,6 +145,7 @@ def die(folder: Path, item: int) -> int:
     return item
 
 
+@pytest.mark.long
 def test_results_come_in_the_order_of_the_items(executor: Executor) -> None:
     """0 + 1 + ... + 99,999 = 4,999,950,000, plus the item; the array (800 kB) is mapped by processes."""
     numbers = np.arange(100_000)

@@ -195,6 +195,7 @@ def test_a_slice_has_whole_sessions() -> None:
     assert set(part.arrival_s) & set(times_s.tolist()) and part.arrival_s[-1] > times_s[-1] / 2
 
 
+@pytest.mark.long
 def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: Path) -> None:
     """15 sessions of three turns, 50 ms apart, on two rehearsal engines: every turn was sent 50 ms or more
     after the answer to the one before, all finish, and the sessions' P50 is the simulation's within 25 %.

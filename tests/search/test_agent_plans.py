@@ -77,6 +77,7 @@ def test_a_task_that_no_idle_worker_ends_in_time_is_out_of_reach(monkeypatch: py
     assert isinstance(found, PlanResult) and found.plan.verdict.holds
 
 
+@pytest.mark.long
 def test_a_search_that_ends_without_a_fleet_names_limits_that_one_attains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,6 +300,7 @@ def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> N
         fleetplan.plan(slo, trace=described.plan.trace, **{**question, "policies": {}})
 
 
+@pytest.mark.long
 def test_the_note_on_agents_names_no_rate_and_says_what_their_time_leaves_out() -> None:
     """Agents wait for answers, so how many requests/s they send depends on the fleet."""
     planned = fleetplan.plan({"ttft": {"p90": "1 s"}}, **QUESTION)

@@ -185,6 +185,7 @@ def test_twice_the_prices_give_the_same_plan(seed: int) -> None:
     assert (bounds[0] is None and bounds[1] is None) or bounds[1] == pytest.approx(2 * (bounds[0] or 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_more_stock_never_costs_more(seed: int) -> None:
     problem = instance(seed)
@@ -205,6 +206,7 @@ def test_solvers_agree_on_the_bound(
     assert lower_bound(problem) == (expected if expected is None else pytest.approx(expected, rel=1e-6))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("time_limit_s", [1e-9, 1e-3])
 def test_a_bound_without_time_is_lower_never_higher(

@@ -142,6 +142,7 @@ def by_objective(option: Option) -> float:
     return option.objective
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("seed", some(range(150), 40))
 def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bool) -> None:

@@ -63,6 +63,7 @@ def test_the_bound_is_below_every_fleet_that_holds() -> None:
     assert objective_paid(problem, found.best) == pytest.approx(found.value)
 
 
+@pytest.mark.long
 def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save(tmp_path: Path) -> None:
     """12 owned H100 at their limit: 12 x 0.1092 = 1.31 USD/h; six are rented on one node of eight."""
     prices = {"h100-80g": {"on_demand": "3 usd/h", "reserved_1y": "2 usd/h"}}

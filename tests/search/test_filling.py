@@ -23,6 +23,7 @@ def serves(counts: tuple[int, ...], options: list[Option]) -> bool:
     return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", (3, 42))
 @pytest.mark.parametrize("budget_usd_per_h", (None, 30.0))
 def test_they_are_those_that_no_worker_of_their_last_type_fits_into(

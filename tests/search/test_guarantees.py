@@ -45,6 +45,7 @@ def a_question(slo: dict[str, Any], **sections: object) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_plan_takes_the_queue_that_keeps_a_tenants_share() -> None:
     """One GPU does for the limits, first come, first served, but `good` loses its share there."""
     trace = one_floods()

@@ -20,6 +20,7 @@ from planner.traffic.trace_reading import read_trace
 LORA = {"max_loras": 8, "max_rank": 16, "adapters": ["a", "b", "c"]}
 
 
+@pytest.mark.long
 def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     """Slots for all adapters at once: steps and the KV cache alone make it dearer, or leave it as it is."""
     asked = traffic(requests=200)

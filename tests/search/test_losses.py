@@ -196,6 +196,7 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     assert {pool.type.gpu.name for pool in firm.fleet.pools} == {"h100-80g"}
 
 
+@pytest.mark.long
 def test_spot_and_firm_workers_share_one_stock() -> None:
     fleet = {"gpus": {"h100-80g": 7}, "prices": {"h100-80g": {"on_demand": 3.0} | ON_SPOT}}
     with pytest.raises(InfeasibleError, match="stock of h100-80g from 7"):
@@ -340,6 +341,7 @@ def test_cost_per_million_tokens_by_hand() -> None:
     assert found.usd_per_million_output_tokens == pytest.approx(found.usd_per_million_tokens / share)
 
 
+@pytest.mark.long
 def test_workers_lie_on_the_fewest_nodes() -> None:
     """Every worker once, no node with more than 8 GPUs; as few as the GPUs need, rounded up."""
     found = plan(question(), traffic(rate_rps=40.0), CATALOG)

@@ -83,6 +83,7 @@ def options_of(found: Plan, catalog: Catalog, task: PlanQuestion) -> list[Option
     return options
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(4), 1))
 @pytest.mark.parametrize(
     "slo",
@@ -223,6 +224,7 @@ def test_twice_the_price_is_the_same_fleet(catalog: Catalog, plain: Plan) -> Non
     assert dear.certificate.value == pytest.approx(2 * plain.certificate.value)
 
 
+@pytest.mark.long
 def test_cheap_enough_gpus_win(catalog: Catalog) -> None:
     """At a tenth of its price the A100 must be in the plan; at ten times the price it must not."""
     for price, wins in (("0.2 usd/h", True), ("20 usd/h", False)):
@@ -231,6 +233,7 @@ def test_cheap_enough_gpus_win(catalog: Catalog) -> None:
         assert any(pool.type.gpu.name == "a100-80g" for pool in found.fleet.pools) == wins
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", ["power", "gpus"])
 def test_other_objectives(catalog: Catalog, plain: Plan, wanted: str) -> None:
     """The fleet with fewest Watts (GPUs) uses no more of them than the cheapest fleet does."""
@@ -295,6 +298,7 @@ def test_an_error_names_unchecked_gpus_that_might_cure_it(catalog: Catalog) -> N
         plan(question(catalog, limits={"gpus": 2}, fleet={}), traffic(requests=60, rate_rps=60), catalog)
 
 
+@pytest.mark.long
 def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> None:
     """Among what is taken for granted and in the warnings; its answer is that of vLLM's constants."""
     small = traffic(requests=80, rate_rps=4)

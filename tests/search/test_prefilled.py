@@ -59,6 +59,7 @@ def test_prompts_that_arrive_computed_are_decoded_as_behind_an_instant_engine(
     assert said == {True, False}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("kv_tokens, seats", [(9_000, 2), (9_000, 64), (200_000, 2), (200_000, 8)])

@@ -147,6 +147,7 @@ def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     assert len(mixed_of_gpu) > 1 and len(cheapest_gpus) == 1
 
 
+@pytest.mark.long
 def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     answers = {each.name: each for each in planned().certificate.answers}
     assert list(answers) == ["on-paper", "production", "with-a-loss"]
@@ -290,6 +291,7 @@ def test_a_fleet_that_nothing_disturbs_stays_that_of_paper() -> None:
     assert production.value == paper.value
 
 
+@pytest.mark.long
 def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     """So many GPUs keep the SLO on paper and in too few scenarios; the error says what more costs."""
     paper = plan(question(**ONE_GPU), traffic(), CATALOG)
@@ -303,6 +305,7 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     assert most.value == most.on_paper and f"the cheapest on paper, {most.value:.2f}" in str(error.value)
 
 
+@pytest.mark.long
 def test_the_share_beside_a_plan_on_paper_is_that_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search counts other scenarios than the answer: "39 %" stood beside "14 of 32"."""
     paper = plan(question(**ONE_GPU), traffic(), CATALOG)

@@ -223,6 +223,7 @@ def test_level_0_is_the_cheapest_of_all_fleets(first: int) -> None:
     level_0_is_the_cheapest(session_instance(seed) for seed in range(first, first + IN_ONE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, INSTANCES // 3, IN_ONE // 2))
 def test_no_policy_makes_a_fleet_hold_that_costs_less_than_the_bounds(first: int) -> None:
     for seed in range(first, first + IN_ONE // 2):

@@ -13,6 +13,7 @@ import fleetplan
 NAME = "meta-llama/Llama-3.1-8B"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("safety", ["none", {"kept_in": 0.9}], ids=["on paper", "production"])
 def test_an_llm_takes_the_worker_that_the_other_leaves(safety: Any) -> None:
     """Nine prompts of 2,000 tokens a second are too many for one A100; two carry them, or one and an L40S. Of

@@ -118,6 +118,7 @@ def test_each_window_is_counted_as_if_it_were_cut_out(seed: int, monkeypatch: py
             assert verdict.lines[k].holds == (verdict.lines[k].worst.value_s <= limit.limit_s)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_stopping_early_in_a_window_never_changes_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `keeps` says of random cases is what the whole run says; some hold, some miss, and many of those
     that miss in a window alone are stopped before the end."""

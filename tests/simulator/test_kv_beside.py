@@ -18,6 +18,7 @@ from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dyadic", [False, True])
 def test_kernel_equals_the_plain_simulator(dyadic: bool) -> None:
     for seed in range(60):

@@ -76,6 +76,7 @@ def test_percentiles_of_a_run_equal_those_of_the_plain_simulator(seed: int) -> N
     assert judge_slo(fast, Slo(limits), with_percentiles=False).holds == verdict.holds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed_loop", [0, 4])
 def test_stopping_early_never_changes_the_verdict(closed_loop: int) -> None:
     """Random cases with one to four limits; the verdicts go both ways, and some runs do stop early."""

@@ -147,6 +147,7 @@ def pinned_case(seed: int) -> tuple[Fleet, Trace]:
     return replace(fleet, policies=policies, pinned=tuple(pins)), trace
 
 
+@pytest.mark.long
 def test_kernel_and_plain_simulator_agree_on_what_is_pinned() -> None:
     """Hits, times and workers of 15 random cases, and more hits than without pins in all."""
     more = 0

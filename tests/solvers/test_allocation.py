@@ -135,6 +135,7 @@ def test_split_buckets_share_a_worker() -> None:
     assert found.counts == (1,) and found.cost_usd_per_h == 3.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(5))
 def test_free_split_is_as_cheap_as_enumeration(block: int) -> None:
     """40 instances per block, two types: counts enumerated, the split by fractional knapsack."""

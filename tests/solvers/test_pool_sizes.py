@@ -158,6 +158,7 @@ def random_terms(rng: np.random.Generator) -> tuple[DayTerms, list[tuple[tuple[i
     return DayTerms(edges_s, tuple(terms), stock=stock), cuts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(20), 3))
 def test_the_cheapest_of_all_sequences(seed: int) -> None:
     """Those that were seen are left out: the first, then the second best."""

@@ -118,6 +118,7 @@ def test_three_replicas_are_the_fewest_for_the_worked_example() -> None:
     assert found.replicas[0] == 3 and (found.replicas >= 1).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_small_trees_are_solved_to_the_enumerated_optimum(seed: int) -> None:
     """Four nodes on two replicas, with and without sessions that compete for the memory."""
@@ -151,6 +152,7 @@ def test_what_is_placed_quickly_is_polished_to_the_optimum(seed: int, worse_frac
     assert quick.largest_load > (1 + worse_frac) * found.largest_load
 
 
+@pytest.mark.long
 def test_what_is_not_proven_is_polished_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen nodes on four replicas; the solver may branch five times, the search route twenty times."""
     monkeypatch.setattr(prefix_replication, "WHOLE_WORK", 320)
@@ -164,6 +166,7 @@ def test_what_is_not_proven_is_polished_the_same_each_time(monkeypatch: pytest.M
     assert (found.placed == again.placed).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(6), 3))
 def test_answer_keeps_every_constraint(seed: int) -> None:
     """served, parent, memory, and the loads recomputed from x and y; no bound is above the answer."""
@@ -184,6 +187,7 @@ def test_answer_keeps_every_constraint(seed: int) -> None:
     assert found.bound <= found.largest_load
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_priced_bound_is_below_the_optimum_and_not_below_the_closed_form(seed: int) -> None:
     """Where memory is scarce it is the closer one: hot prefixes have no replica of their own."""
@@ -196,6 +200,7 @@ def test_priced_bound_is_below_the_optimum_and_not_below_the_closed_form(seed: i
         assert closed <= priced <= best.largest_load * (1 + 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "nodes", "replicas", "room", "most"), [(2, 120, 8, 1.2, 0.15), (2, 60, 6, 0.72, 0.1)]
 )

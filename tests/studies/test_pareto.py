@@ -67,6 +67,7 @@ def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Fro
             assert fleet is not None and (find_keeping_policies(problem, fleet) is not None) == is_held
 
 
+@pytest.mark.long
 def test_values_rise_as_limits_tighten(over_ttft: Frontier) -> None:
     corners, values = zip(*((step.corner, step.value) for step in over_ttft.steps), strict=True)
     assert list(corners) == sorted(corners, reverse=True) and list(values) == sorted(values)

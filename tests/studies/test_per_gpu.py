@@ -124,6 +124,7 @@ def test_those_asked_for_are_planned_for_production_and_none_repeats_an_answer()
     assert all(Remarked("on-paper") in row.notes for row in on_paper if row.is_priced)
 
 
+@pytest.mark.long
 def test_what_is_cheaper_than_the_plan_says_so(asked: PlanQuestion) -> None:
     """A plan that is made dearer than it is: of its alternatives both are cheaper, and say so."""
     study = Study(traffic(), CATALOG)

@@ -115,6 +115,7 @@ def cheapest_by_trying(
     return best
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate_rps", some([8.0, 14.0, 4.0], 1))
 @pytest.mark.parametrize(("horizon_h", "start_usd", "stop_usd"), [(24.0, 1.0, 0.0), (1.0, 10.0, 4.0)])
 def test_no_other_counts_are_cheaper(

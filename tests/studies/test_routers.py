@@ -250,6 +250,7 @@ def test_the_price_of_each_target_is_that_of_a_plan_for_it() -> None:
     assert len(yaml.safe_load(render(each)["plan.yaml"])["for_targets"]) == len(each.certificate.for_targets)
 
 
+@pytest.mark.long
 def test_files_of_a_target_that_does_not_keep_the_plan_say_so_first(tmp_path: Path) -> None:
     """In their first line, in scripts in the second, after the one that names the shell; those of the others
     do not. `plan manifests` says it on the console too, and writes them all the same.

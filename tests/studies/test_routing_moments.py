@@ -62,6 +62,7 @@ def test_round_robin_is_found_out() -> None:
     assert f"{100 * more:.0f} % fuller than in the most even packing" in routing_sentences(explained)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fleet", [mixed(), pairs()])
 def test_every_role_at_every_moment(fleet: Fleet) -> None:
     """No packing is fuller than the routing, or on more workers where the routing keeps the limits."""

@@ -123,6 +123,7 @@ def test_searches_that_are_cut_short_prove_nothing() -> None:
     assert not caught.value.is_proved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(2), 1))
 def test_the_choice_is_the_best_of_all_sizes_and_never_dearer_than_none(seed: int) -> None:
     trace = documents(seed)

@@ -146,6 +146,7 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
     assert moved.answer is not None and moved.answer.value > before.value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "kept"), some([(2, False), (0, True)], 1))
 def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> None:
     """Planned with shortest prompts first, asked to hold first come first served: simulated so."""

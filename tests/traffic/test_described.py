@@ -65,6 +65,7 @@ def test_gaps_have_the_cv_that_is_asked_for(cv: float) -> None:
         assert gaps_s.std() / gaps_s.mean() == pytest.approx(cv, rel=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [((1.0, 2.0), (10.0, 4.0), (60.0, 12.0)), ((1.0, 12.0), (10.0, 60.0))])
 def test_counts_have_the_fano_factors_that_are_asked_for(asked: tuple[tuple[float, float], ...]) -> None:
     """On average over twelve draws, within a fifth."""

@@ -560,6 +560,7 @@ def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
     assert json.loads(Path("out/certificate.json").read_text()) == certificate
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_a_reload_loses_nothing_and_another_browser_sees_nothing() -> None:
     at = planned()
@@ -1013,6 +1014,7 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
     assert sold.offers[0].stock == stock and sold.power_w == 80_000
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
     """The sample's question has 32 H100 in stock and 80 kW."""
@@ -1125,6 +1127,7 @@ def test_the_command_shown_gives_the_same_day(
     assert "This answer is of other inputs" in text_of(again) and not again.exception
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("at_once")
 def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan's question, trace and fleet; where the pools may not grow it is refused in one line."""
