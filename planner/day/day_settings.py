@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from planner.day.controllers.static import StaticSettings
 from planner.day.controllers.table import ChosenController, parse_controllers
 from planner.errors import InputError
 from planner.files.document_values import Section, read_share, refused_value
@@ -83,6 +84,20 @@ class DaySection:
     is_paid_all_day: bool = False
 
 
+def _parse_controllers(section: Section, usual: list[str]) -> tuple[ChosenController, ...]:
+    """The controllers of the section `day`. Sizes for `static` are refused, because the study of a day
+    compares with the fleet as it stands.
+    """
+    where = section.path_of("controllers")
+    chosen = parse_controllers(section.get("controllers", usual), where)
+    if any(isinstance(each.settings, StaticSettings) and each.settings.workers for each in chosen):
+        raise InputError(
+            f"{where}: static: workers: a day's static sizes are those of its fleet; give `plan day` a fleet "
+            "of these sizes (--fleet), or a cron with one window"
+        )
+    return chosen
+
+
 def parse_day(document: Any, where: str = "day") -> DaySection:
     """Read the section `day:`, with defaults for keys that it leaves out; raises InputError."""
     section = Section.from_document(
@@ -98,7 +113,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
     is_oracle = section.flag("oracle", False)
     train = section.get("train", ORACLE_TRAIN if is_oracle else None)
     usual = list(AUTOSCALERS if is_oracle else USUAL)
-    chosen = parse_controllers(section.get("controllers", usual), section.path_of("controllers"))
+    chosen = _parse_controllers(section, usual)
     most = section.whole_number("most", None)
     least = section.whole_number("least", 1, least=0)
     if most is not None and most < least:

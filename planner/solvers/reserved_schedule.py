@@ -308,7 +308,10 @@ def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int)
     elif offer.reserved_usd_per_h is None:
         levels = [0]
     else:
-        levels = [0, *np.unique(np.minimum(gpus, offer.reservable(int(gpus.max())))).tolist()]
+        most = offer.reservable(int(gpus.max()))
+        if offer.stock is not None:
+            most = min(most, max(offer.stock - most_spot_gpus, 0))
+        levels = [0, *np.unique(np.minimum(gpus, most)).tolist()]
     if offer.stock is None:
         return levels
     # If even the lowest level exceeds the stock, `find_broken_constraint` says so.

@@ -413,3 +413,10 @@ def test_a_request_counts_once_however_many_workers_stop_under_it() -> None:
     )
     assert day_study._count_rerouted(cast(Simulation, run), np.array([5.0, 5.0, 8.0])) == 3
     assert day_study._count_rerouted(cast(Simulation, run), np.array([])) == 0
+
+
+def test_sizes_of_the_static_fleet_are_refused_in_the_study_of_a_day() -> None:
+    """They were dropped: the study simulates the fleet as it stands."""
+    with pytest.raises(InputError, match="static: workers: a day's static sizes are those of its fleet"):
+        parse_day({"controllers": {"static": {"workers": [5]}, "hpa": {}}})
+    assert len(parse_day({"controllers": {"static": {}, "hpa": {}}}).controllers) == 2

@@ -33,6 +33,7 @@ from planner.solvers.reserved_schedule import (
     buy_gpus,
     cost_by_window,
     find_broken_constraint,
+    reserved_levels,
     schedule,
     schedule_at_peak,
     schedule_by_rule,
@@ -707,3 +708,13 @@ def test_a_column_of_hours_is_no_llm() -> None:
     """It ended in "no worker type serves hour, which the demand names"."""
     table = pd.DataFrame({"Hour": [0, 1], "llm0": [1.0, 2.0]})
     assert demand_of_table(table, Path("demand.csv"), window_s=HOUR_S).llms == ("llm0",)
+
+
+def test_reservations_fill_what_a_stock_leaves_beside_spot() -> None:
+    """Ten in stock, four on spot: six may be reserved. Only 0 and 4 were priced."""
+    offer, gpus = GpuOffer("g", 1.0, 0.5, stock=10), np.array([4, 8, 8, 8])
+
+    def bill_usd_per_h(reserved: int) -> float:
+        return 0.5 * reserved + float(np.maximum(gpus - reserved, 0).mean())
+
+    assert min(reserved_levels(offer, gpus, 4), key=bill_usd_per_h) == 6 == min(range(7), key=bill_usd_per_h)
