@@ -55,7 +55,7 @@ def substitute_rule(name: str) -> RouterDifference:
 
 @dataclass(frozen=True, slots=True)
 class DeployedRouter:
-    """A router of a deployment target; `otherwise` names the rule that replaces every rule that it lacks.
+    """A router of a deployment target; `otherwise` names its rule in place of policies that it lacks.
 
     With `is_single` one rule routes both arrivals and hand-offs.
     """
@@ -283,7 +283,7 @@ class Queue(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(Policy):
-    """Whether a sequence may join the running ones, by its predicted KV cache (slots.foreseen_blocks)."""
+    """Whether a sequence may join the running ones, by predicted KV (foreseen_blocks, simulator/slots.py)."""
 
     kind: ClassVar[str] = "admission"
     simulators: tuple[str, ...] = STEPWISE_ONLY
@@ -305,7 +305,7 @@ class Routing(Policy):
     draws: bool = False  # It draws at random, so another seed gives another run.
     pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
     has_window: bool = False  # It remembers the requests of the last `share_window_s`.
-    counts_added: bool = True  # False: splitwise.py never adds the load of a new request.
+    counts_added: bool = True  # False: simulator/splitwise.py adds no new requests to loads.
     by_formula: bool = False  # It computes steps by f, b and d of models/latency.py: no other form will do.
     holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class Pools(Policy):
 
 # What vLLM does for a queue in which each request has a priority of its own.
 _PRIORITY = {VLLM: RouterDifference("priority", "goes by the number that each request brings with it")}
-# What the routers that look at caches do in place of a routing by caches that they lack.
+# The rule by caches that a router applies in place of a routing by caches that it lacks.
 _CACHES = {
     VLLM_ROUTER: substitute_rule("cache_aware"),
     VLLM_ROUTER_PAIRS: substitute_rule("cache_aware"),
@@ -832,7 +832,7 @@ def go_together(policies: Policies) -> bool:
     of caches.
     """
     rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
-    if ROUTING[policies.decode_routing].reads_cache_state:  # Routers know nothing of that for hand-offs.
+    if ROUTING[policies.decode_routing].reads_cache_state:  # policy_checks.py says why.
         return False
     if (policies.prefix_cache or counts_tenants(policies)) and not all(row.with_caches for row in rows):
         return False

@@ -30,7 +30,7 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
 # Values by the name of a sample and, for a bucket of a histogram, its edge; otherwise an empty text.
 Samples = dict[tuple[str, str], float]
-LEAST_RANK_ERROR = 1e-9  # A rank that is above a whole number by less counts as that number.
+LEAST_RANK_ERROR = 1e-9  # A rank above a whole number by no more than this counts as that number.
 MOST_BLOCK_DIGITS, MOST_BLOCKS_DIGITS = 6, 9  # Longer numbers in a label are no sizes of a KV cache.
 
 
@@ -103,7 +103,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
         if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
         if not 0 <= value < math.inf:
-            continue  # A gauge that was never set is NaN.
+            continue  # This is no count; a gauge that was never set is NaN.
         key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
         samples[key] = samples.get(key, 0.0) + value
     if not engines:
@@ -153,7 +153,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
     for percent in foreign_fields.PERCENTILES:
         rank = math.ceil(percent / 100 * count - LEAST_RANK_ERROR)
         edge = min((edge for edge, count_to_edge in buckets if count_to_edge >= rank), default=math.inf)
-        if 0 < edge < math.inf:  # In the last, open bucket nothing is known of it.
+        if 0 < edge < math.inf:  # The last bucket is open, so its edge bounds nothing.
             statistic_values[f"p{percent}_at_most"] = edge
     return statistic_values
 

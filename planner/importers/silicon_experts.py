@@ -12,7 +12,7 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # A function of the number of tokens.
-# Milliseconds of experts by AIConfigurator's description of them, its name of the system, and the LLM.
+# From AIConfigurator's description of experts, its name for the kind of node, and the LLM: their time.
 ExpertsTimes = Callable[[dict[str, Any], str, Llm], Milliseconds]
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
@@ -87,7 +87,7 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
 
     def both_ways_ms(tokens: int) -> float:
         """Milliseconds in which tokens go to their experts and come back."""
-        own = -(-tokens // gpus)  # AIConfigurator wants the tokens of one GPU.
+        own = -(-tokens // gpus)  # AIConfigurator wants the tokens of one GPU: one prompt, of length `s`.
         return sum(
             float(engine.evaluate_ops_json(each, is_context=True, batch_size=1, s=own)[0][1])
             for each in operations
@@ -97,7 +97,7 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
 
 
 def _read_ms(engine: Any, operation: str, tokens: int) -> float:
-    """The time [ms] that the engine gives for this operation on a step of `tokens` tokens."""
+    """The time [ms] that the engine gives for this operation on a step of `tokens` decodes."""
     return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
 
 

@@ -48,7 +48,7 @@ host's time. derived: either of these, converted to another GPU by rooflines. ro
 no origin.
 """
 
-# Steps without prefills have at most about this many tokens: one per sequence, or a few with drafts.
+# Steps of decodes (`at_spread`) have at most about this many tokens: one per sequence, or a few with drafts.
 DECODE_STEP_TOKENS = 512.0
 
 # The end of `basis` for step times by the wall clock, which include waits for cores that others used.
@@ -80,7 +80,7 @@ class StepLatency:
     uncertainty_frac: float | None = None
     kind: Kind = "given"
     m_s: float = 0.0  # Additional seconds per KV token read by decodes in steps with prefills.
-    spread: StepTimeSpread | None = None  # How far engines were measured to be from this; None: unknown.
+    spread: StepTimeSpread | None = None  # How far measured steps were from these; None: unknown.
     joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -184,9 +184,9 @@ class StepLatency:
         """A lower bound on the steps of `dp` ranks, as a function of their summed tokens, pairs, decodes and
         prefills.
 
-        The slowest rank takes at least the mean time of the ranks. For a convex function this mean is at
-        least the function at the mean number of tokens. So the bound is the lower convex hull of a rank's own
-        time, at 1 / dp of the tokens.
+        The slowest rank takes at least the mean time of the ranks. If a rank's time is convex in its tokens,
+        this mean is at least the time at the mean number of tokens. So the bound is the lower convex hull of
+        a rank's own time, at 1 / dp of the summed tokens.
         """
         own = self.of_rank
         x, y = [own.knots_tokens[0]], [own.f_s[0]]  # Corners of the hull: tokens and seconds.
@@ -264,7 +264,7 @@ class StepLatency:
         )
 
     def _with_knot(self, tokens: float) -> StepLatency:
-        """The same times with a knot at `tokens`; beyond the last knot one more is added, with its slope."""
+        """The same times with a knot at `tokens`. From the last knot on, one more keeps the last slope."""
         # Below the first knot f is constant, so no knot is needed there.
         if tokens in self.knots_tokens[:-1] or tokens <= self.knots_tokens[0]:
             return self
@@ -276,7 +276,7 @@ class StepLatency:
         return replace(self, knots_tokens=knots, f_s=tuple(seconds.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:
-        """The same engine with f(N) at least `least_s` from one token beyond `beyond_tokens` on."""
+        """The same engine with f(N) at least `least_s` if N > `beyond_tokens`; older_kernels.py says why."""
         step = self._with_knot(beyond_tokens)._with_knot(beyond_tokens + 1)
         knots, joint_s = np.array(step.knots_tokens), step.joint_experts_s(np.array(step.knots_tokens))
         own_s = np.array(step.f_s) - joint_s
@@ -286,17 +286,17 @@ class StepLatency:
         return replace(step, f_s=tuple(f_s.tolist()))
 
     def with_longer_tokens(self, token_s: float, *, beyond_tokens: float) -> StepLatency:
-        """The same engine with every token of a step beyond `beyond_tokens` longer by `token_s`."""
+        """The same engine if a step takes `token_s` longer for each token beyond `beyond_tokens`."""
         step = self._with_knot(beyond_tokens)
-        # Beyond the last knot f goes on with its last slope, which must have the longer tokens in it.
+        # Beyond the last knot f goes on with its last slope; a later knot gets the longer tokens into it.
         step = step._with_knot(2 * max(step.knots_tokens[-1], beyond_tokens))
         longer_s = token_s * np.maximum(np.array(step.knots_tokens) - beyond_tokens, 0.0)
         return replace(step, f_s=tuple((np.array(step.f_s) + longer_s).tolist()))
 
     def padded_to(self, sizes: Sequence[int]) -> StepLatency:
-        """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
+        """The same engine if CUDA graphs pad steps to the next of `sizes`, which rise; larger steps stay."""
         # f jumps from each size to the token after it. Beyond its last knot f goes on with the slope between
-        # the last two knots, so a knot after the last jump (2 sizes[-1], by hand) keeps that jump out of it.
+        # the last two knots. The knot at twice the largest size keeps the last jump out of this slope.
         jumps = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
         knots = np.array(sorted(jumps | beyond | {2.0 * sizes[-1]}))
@@ -316,9 +316,9 @@ class StepLatency:
     def scale_times(self, prefill: float, decode: float, *, up_to_tokens: float = 0.0) -> StepLatency:
         """The same engine with compute and memory slowed by different factors.
 
-        Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long. The
-        floor of a step and the reads of KV are bandwidth-bound and take `decode` times as long. The floor is
-        f at `up_to_tokens`, or at the first knot if that is later.
+        New tokens and prefills (f above its floor, a, e) are compute-bound and take `prefill` times as long.
+        The floor, decodes (b) and reads of KV (d, m) are bandwidth-bound and take `decode` times as long. The
+        host's h stays. The floor is f at the last knot up to `up_to_tokens`, or at the first knot.
         """
         floor_knot = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 

@@ -103,14 +103,14 @@ class Dialect:
             _random_words(block_words, (seed, block_id % 2**64, block_words))
             for block_id in trace.prefix_ids[first:end].tolist()
         ]
-        words = " ".join(block_texts).split()[:word_count]
+        words = " ".join(block_texts).split()[:word_count]  # The last block may reach beyond the prompt.
         if (own_word_count := word_count - len(words)) > 0:
             # This one item of the list is a text of many words.
             words.append(_random_words(own_word_count, (seed, request)))
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
-        """How requests were made, for the journal and the report. Its keys are those of earlier journals."""
+        """How requests were made, for the journal and the report. The keys are those that journals have."""
         return {
             "path": self.path,
             "prompts": "token ids" if self.by_ids else "text",

@@ -8,8 +8,8 @@ with cuts of whole windows. For each window
     2  stop if the window holds with them, and with the most workers in all other steps
     3  otherwise raise one size after the other as far as the window still fails: these sizes are a cut
 
-Each cut holds if more workers, and less work before, never hurt (MORE in day/search/day_optimum.py). With
-several worker types they may, so a cut is tried with each pool at its first and at its raised size.
+Each cut rests on MORE (day/search/day_optimum.py): more workers, or less work left from before, never hurt.
+With several worker types more may hurt, so a cut is tried with each pool at its first and at its raised size.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def window_cuts(runs: DayRuns, deadline: float) -> list[Cut]:
     cuts: list[Cut] = []
     for window in range(runs.window_count) if len(sizes) else ():
         is_allowed = np.ones(len(sizes), bool)
-        for number in range(MOST_CUTS):
+        for number in range(MOST_CUTS):  # Odd ones raise the last pool first: the first can be raised most.
             if time.monotonic() > deadline:
                 return cuts
             if not is_allowed.any():

@@ -17,8 +17,7 @@ where b = D is the number of decodes, l_ave their mean context, and K = l_ave b 
 DistServe (Zhong et al. 2024, arXiv:2401.09670, Appendix A, as its released simulator fits them):
 
     t_prefill = a + b sum l_i + c sum l_i^2                     GEMMs linear, attention quadratic    [s]
-    t_decode  = a + b sum ctx_i + c batch                       one set of a, b, c below `large_batch`,
-                                                                another from there on                [s]
+    t_decode  = a + b sum ctx_i + c batch                       a, b, c differ from `large_batch` on [s]
 
 The paper multiplies its constants by counts of FLOPs or bytes (in its symbols 4 t h^2 + 2 t h m, 3 h t_2 /
 block, ...). These are fixed for one LLM, so they are part of a, b, c here. With n_i new tokens of prompt i
@@ -40,14 +39,14 @@ _LEAST_STEPS = 3  # As many distinct steps as a set of `decode_` has coefficient
 
 class LinearPhases(TwoPhases):
     """A form per phase that is linear in its columns; `prefill_` and `decode_` hold the coefficients, >= 0,
-    in the order of the columns. `beyond` is that of `StepFamily`.
+    in the order of the columns. `beyond` is that of `StepFamily` (step_family.py).
     """
 
     def __init__(self, *, beyond: str = "raise") -> None:
         self.beyond = beyond
 
     def _prefill_columns(self, X: Array) -> Array:
-        """The columns (n, k) that the time of prefills is linear in."""
+        """The columns (n, k) that the time of prefills is linear in: those of Preble and Aladdin."""
         return np.column_stack([np.ones(len(X)), prefill_tokens(X)])
 
     def _decode_columns(self, X: Array) -> Array:
