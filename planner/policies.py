@@ -832,7 +832,7 @@ def go_together(policies: Policies) -> bool:
     of caches.
     """
     rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
-    if ROUTING[policies.decode_routing].reads_cache_state:  # policy_checks.py says why.
+    if ROUTING[policies.decode_routing].reads_cache_state:  # simulator/policy_checks.py says why.
         return False
     if (policies.prefix_cache or counts_tenants(policies)) and not all(row.with_caches for row in rows):
         return False

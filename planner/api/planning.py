@@ -118,7 +118,7 @@ def answer_question(
     watch: Watch = report_nothing,
     on_paper: OnPaper = report_nothing,
 ) -> PlanResult:
-    """The plan that answers `question` on the trace of `study`.
+    """The plan for `question` on the trace of `study`, with one for each deployment target if it asks so.
 
     `watch` is called with each fleet that is the best so far, `on_paper` with the cheapest fleet on paper,
     before the search for a fleet that holds in production.
@@ -135,7 +135,7 @@ def answer_question(
         def planned_for(target: str) -> Plan:
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
-            # The cached simulations have the first plan's routing, so this plan begins without any.
+            # The cached simulations are under the first plan's routing, so this plan begins without any.
             own_study = replace(study, answers=study.answers.fresh())
             return answer_question(alone, own_study, prove=prove).plan
 
@@ -157,8 +157,8 @@ def _by_parts(
         answer = plan_by_parts(
             task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
         )
-    # The busiest part of the trace is another one for each class. So separate fleets planned for this part
-    # cannot be compared with the fleet for all classes.
+    # Each class has a busiest part of its own. So separate fleets that are planned for this part cannot be
+    # compared with the fleet for all classes.
     return say_not_compared(answer, task, study.trace, "of traffic that is planned by its busiest part")
 
 
@@ -170,10 +170,10 @@ def plan_question(
     watch: Watch = report_nothing,
     on_paper: OnPaper = report_nothing,
 ) -> Plan:
-    """The plan for one more question about the trace of a study.
+    """The plan for a question about the trace of a study.
 
-    It also says what the fleet stands beyond the question, such as more traffic or lost workers. `watch` and
-    `on_paper` are those of `answer_question`.
+    The plan also says what its fleet stands beyond the question, such as more traffic or lost workers.
+    `watch` and `on_paper` are those of `answer_question`.
     """
     deadline = now_s() + study.work_limit_s
     # The search for a rate simulates many traffics once each, so their answers and requests are not kept.

@@ -49,7 +49,8 @@ NEAR_FRAC = 1e-9
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenPlan:
     """The content of a plan's files. `simulated_s` are the written percentiles of the SLO's lines, None where
-    not finite; `throughput` is written for plans of the most traffic, `made` by newer versions.
+    not finite. None are also `throughput` unless that is the objective, `made` in older files, and
+    `requested_rps` for a question without a rate.
     """
 
     folder: Path
@@ -71,8 +72,8 @@ class WrittenPlan:
 
     @property
     def spot_spares(self) -> tuple[SpotSpare, ...]:
-        """How many spot workers of each pool the plan counts on losing at once; empty for plans on the spot
-        market by versions that did not write it, and for prefixes that are pinned to workers.
+        """How many spot workers of each pool the plan counts on losing at once. Empty without spot workers,
+        in files of versions that did not write it, and for fleets with pinned prefixes.
         """
         if self.fleet.pinned:
             return ()

@@ -2,8 +2,8 @@
 
     t = g(step) * exp(r(z)) + h                    [s]; N, A_p, D, K, P: planner/models/latency.py
     g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
-    z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
-        then 1 if the step has prefills, and 1 if it has decodes
+    z = log2 of: N rounded up to eights, 1 + decodes, 1 + a decode's mean context, 1 + prefills, 1 + mean
+        pairs of a prefill's token; then 1 if the step has prefills, and 1 if it has decodes
     r = sum over the measured steps i of  w_i k(z, z_i)
 
 g follows physics: a floor (weights are read, kernels start; prefills start other kernels than decodes), then
@@ -11,7 +11,7 @@ a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the co
 process. `planner.models.families.corrected` fits the numbers; h is host overhead that the measured times
 lack.
 
-    k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
+    k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_(i>0) m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
     m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x)
 
 The second term of k is for effects of a single N: GEMMs are cut into tiles, so 513 tokens may take 38 %
@@ -100,7 +100,7 @@ class CorrectedFormula:
         return np.asarray(uncorrected_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def with_power_cap(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The engine power-capped: compute takes `prefill` times as long, floors and KV `decode` times."""
+        """The engine power-capped: c and a times `prefill`; s, s_p, b and d times `decode`; h and r stay."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))

@@ -87,8 +87,8 @@ def fleet_goodput(
     """The highest rate at which a fleet keeps the SLO, and a run at that rate.
 
     Its traffic is the trace `requests`, rescaled and cut as `traffic_request` says, or, if that is None,
-    Poisson arrivals with the lengths of the trace. Requests with the same coarse time stamp are spread over
-    it. `watch` sees each rate that is tried. Raises InfeasibleError if no rate keeps the SLO.
+    Poisson arrivals with the lengths of the trace. Requests with the same stamp of a coarse clock are spread
+    over its step. `watch` sees each rate that is tried. Raises InfeasibleError if no rate keeps the SLO.
     """
     traffic: Traffic
     if traffic_request is None:
@@ -144,8 +144,8 @@ def goodput_document(goodput: FleetGoodput) -> dict[str, Any]:
 
 
 def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
-    """Traffic of the trace's own requests, rescaled to a rate. A trace cannot be made longer, so it ignores
-    the least number of requests that `Traffic` asks for.
+    """Traffic of the trace's own requests, rescaled to a rate. The least number of requests of `Traffic` is
+    ignored, because a trace cannot be made longer.
     """
 
     def replayed(rate_rps: float, _least_requests: int, seed: int) -> Trace:
@@ -174,7 +174,7 @@ def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
 
 
 def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
-    """What a verdict misses, in words; the name of that constraint; and what of it the run keeps."""
+    """What a verdict misses, in words; the name of that constraint; and a relaxation that the run keeps."""
     if verdict.missed:
         worst = max(verdict.missed, key=lambda line: line.deciding_s / line.limit.limit_s)
         name, value = worst.limit.name, show_s(worst.deciding_s)

@@ -24,8 +24,8 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
 price of a start. The answer is compared with two others. `schedule_at_peak` is the cheapest fleet that
 carries every LLM's peak all the time; `schedule_by_rule` is Aladdin's N = ceil(k5 r + c5) with each LLM's
-cheapest type, and ignores what starts cost. schedule_pricing.py solves the model. Rates are kept to one in a
-million.
+cheapest type, and ignores what starts cost. schedule_pricing.py solves the model. Rates and the budget may be
+missed by one in a million.
 """
 
 import math
@@ -51,7 +51,7 @@ GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the
 # The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
 PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
-MOST_EXCESS = 1e7  # No schedule exceeds a limit by this many GPUs or Watts.
+MOST_EXCESS = 1e7  # The bound of an excess over a limit, in GPUs or Watts: no schedule has so much.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
@@ -86,9 +86,9 @@ class GpuOffer:
 class LlmWorkerType:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
-    A worker here may be several engines together, such as prefill and decode workers; if these have other
-    kinds of GPUs than `gpu` too, `beside` says how many of each. `fleet` is the file with the pools that one
-    worker stands for; only the simulation of a schedule (search/schedules) reads it.
+    A worker here may be several engines together, such as prefill and decode workers. `beside` are the kinds
+    of its GPUs other than `gpu`, with how many of each. `fleet` is the file with the pools that one worker
+    stands for; only the simulation of a schedule (search/schedules) reads it.
     """
 
     llm: str
@@ -194,7 +194,7 @@ class Schedule:
 def schedule(
     market: Market, demand: Demand, *, gap_frac: float = GOOD_ENOUGH_FRAC, time_limit_s: float = 60.0
 ) -> Schedule:
-    """Solve the model above to `gap_frac`, or as far as the time allows. If the time does not end it, the
+    """Solve the model above to `gap_frac`, or as far as the time allows. If the search ends in time, the
     answer is the same on every machine.
 
     Raises InfeasibleError: "latency" for an LLM that no type serves, "capacity" for too tight a limit.
@@ -418,7 +418,7 @@ def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float
     needed = gpus_of @ most[:type_count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
     reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
-    if excess_prices:  # GPUs that are not rented are all reserved, those above the stock too.
+    if excess_prices:  # GPUs not sold on demand may be reserved beyond `most_reserved`.
         reservable = [max(most_gpus, needed[g] - rented[g]) for g, most_gpus in enumerate(reservable)]
     spot_usd = [market.spot_worker_usd_per_h(worker_type) for worker_type in worker_types]
     cost = np.array(

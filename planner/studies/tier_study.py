@@ -103,7 +103,7 @@ class TierStudy:
 
     @property
     def without(self) -> TierAnswer:
-        """The answer for the fleet without KV tiers, with which the others are compared."""
+        """The answer without KV tiers, which `search_sizes` asks for first."""
         return self.answers[0]
 
 
@@ -245,7 +245,7 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> T
     """
     best = answer(TierSizes())
     axes = grid.memory_bytes, grid.disk_bytes
-    indices = [grid.memory_start, 0]
+    indices = [grid.memory_start, 0]  # Where the current sizes are in `axes`.
     current = answer(TierSizes(axes[0][indices[0]], axes[1][indices[1]]))
     moved = True
     while moved:
@@ -302,7 +302,7 @@ def _answer_with_tiers(
 
 def hit_fracs(simulation: Simulation) -> tuple[float, float, float]:
     """Shares of all prompt tokens that were found on GPUs, in memory or a store, and on disk."""
-    # The first of these includes what was on disk.
+    # `token_reload_frac` includes what was on disk.
     reloaded, on_disk = simulation.token_reload_frac or 0.0, simulation.token_disk_frac or 0.0
     return simulation.token_hit_frac or 0.0, reloaded - on_disk, on_disk
 
