@@ -1,4 +1,4 @@
-"""Fits step times to AIConfigurator's kernel tables (silicon.py), and makes files as in catalogs/latency.
+"""Fits step times to AIConfigurator's kernel tables ("silicon", silicon.py), as files of catalogs/latency.
 
 Experts of a mixture are split over the GPUs of a worker as slices of all experts, or (EP) as whole experts.
 Several data-parallel ranks may share the experts: each rank computes its own attention, and then the experts
@@ -133,14 +133,14 @@ def file_name(llm: Llm, gpu: Gpu) -> str:
 
 
 def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
-    """The numbers of data-parallel ranks that a worker may have, each with the name of the kernels that
-    exchange tokens: "" on one node, and those of DeepEP on several nodes.
+    """The numbers of data-parallel ranks that a worker may have, each with the kernels that exchange tokens:
+    "" on one node, those of DeepEP on several.
     """
     per_node = int(gpu.gpus_per_node)
     if not llm.is_mixture:
         return
     yield from ((dp, "") for dp in DPS if tp * dp <= per_node)
-    for nodes in NODES:  # Numbers of nodes.
+    for nodes in NODES:  # The ranks fill this many nodes, so `tp` must divide the GPUs of a node.
         if per_node % tp == 0 and not why_not_on_nodes(llm, gpu, nodes):
             yield from ((nodes * per_node // tp, all2all) for all2all in (LOW_LATENCY, HIGH_THROUGHPUT))
 

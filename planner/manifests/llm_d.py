@@ -55,7 +55,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def router_values(fleet: Fleet) -> Document:
-    """The values of the router's release: one endpoint picker, which alone knows what it sent."""
+    """The values of the router's release: one endpoint picker, as each counts only what it sent itself."""
     port = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}
     return {"router": {"extraServicePorts": [port], **_picker_values(fleet)}}
 
@@ -68,7 +68,7 @@ def gateway_values(fleet: Fleet) -> Document:
 
 
 def _picker_values(fleet: Fleet) -> Document:
-    """The values that both charts of the router share: the endpoint picker, and the pods that it sees."""
+    """What both charts share: the endpoint picker, for mixed workers or for pairs, and the pods it sees."""
     picker = endpoint_picker.picker_config(fleet, is_pair=fleet.is_disaggregated)
     return {
         "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},

@@ -1,11 +1,9 @@
 """Finds the tasks of agents in a trace, and the times that whole tasks take.
 
-A task is the requests of one piece of work.
-
-Its user waits for all of it: its turns, the sub-agents that work for it, and the tools between them. In a
-trace that names no tasks, each session is a task. A request that combines the results of several others waits
-for all of them, so the requests of a task form a directed acyclic graph. For a task t with requests i,
-arrivals a_i and end-to-end times e_i,
+A task is the requests of one piece of work, for all of which its user waits: its turns, and those of the
+sub-agents that work for it, with the tools between them. In a trace that names no tasks, each session is a
+task. A request that combines the results of several others waits for all of them, so the requests of a task
+form a directed acyclic graph. For a task t with requests i, arrivals a_i and end-to-end times e_i,
 
     total time   = max_i (a_i + e_i) - min_i a_i
     served time  = longest path through the requests of t, each as long as e_i: no pauses, no tools
@@ -55,7 +53,7 @@ class Tasks:
         return marks
 
     def turn_s(self, e2e_s: FloatArray) -> FloatArray:
-        """(n,): seconds of each request and of the tools before it, from the end of what it waited for."""
+        """(n,): seconds from the end of what each request waited for to its own end, tools included."""
         return e2e_s + self.tools_s
 
     def total_s(self, arrival_s: FloatArray, e2e_s: FloatArray) -> FloatArray:
@@ -95,7 +93,7 @@ def tasks_of(trace: Trace) -> Tasks | None:
     return _find_tasks(trace)
 
 
-@kept_with_trace  # Each metric of tasks needs them.
+@kept_with_trace  # Each metric of tasks needs the tasks.
 def _find_tasks(trace: Trace) -> Tasks:
     """The tasks of a trace in which some request waits for another, or some task is named."""
     task_numbers = trace.task if trace.task.size else session_numbers(trace)

@@ -63,7 +63,7 @@ class CapacityTable:
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Linear step times of a pool's workers, for the queue model and Dynamo's planner.
+    """Linear step times of a pool's workers, for wva_queue.py, dynamo_load.py, dynamo_sla.py and planned.py.
 
     Alone, a prompt of x tokens takes `prefill_s + prefill_s_per_token x`. A decode step of n sequences with
     c tokens of context each takes `decode_s + decode_s_per_sequence n + decode_s_per_token n c`.
@@ -158,12 +158,11 @@ class History:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knowledge:
-    """What a controller may know before the day: the pools, and facts from the plan.
+    """What a controller may know before the day: the pools, and facts from the plan, None or () if unknown.
 
-    Facts that are not known are None or (). The run begins at `clock_s` of the week, in seconds since Monday
-    0:00. `ttft_s` and `tpot_s` are limits of the SLO. `nodes` has the kind and the GPUs of each pool's node,
-    None for a pool whose nodes are not sold whole. `front` are the pools that requests reach first: all but
-    decode pools.
+    Tuples have one entry per pool, except `front`: the pools that requests reach first, all but decode pools.
+    The run begins at `clock_s`, in seconds since Monday 0:00. `ttft_s` and `tpot_s` are limits of the SLO.
+    `nodes` has the kind and the GPUs of each pool's node, None for a pool whose nodes are not sold whole.
     """
 
     pools: tuple[ElasticPool, ...]
@@ -176,7 +175,7 @@ class Knowledge:
     engines: tuple[EngineProfile, ...] = ()
     history: History | None = None
     rules: tuple[LoadRule, ...] = ()
-    gpus: tuple[int, ...] = ()  # GPUs of a worker, by pool.
+    gpus: tuple[int, ...] = ()  # GPUs of a worker.
     nodes: tuple[tuple[str, int] | None, ...] = ()
     front: tuple[int, ...] = field(init=False, default=())
 
@@ -212,7 +211,8 @@ class Knowledge:
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
         """The sizes (P,), each brought to its pool's least or most if it is outside.
 
-        A prefill or decode pool is useless without the other, so if one has a worker the other gets one.
+        Prefill workers are useless without decode workers, and the reverse: if one role has a worker, the
+        first pool of the other gets one.
         """
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)

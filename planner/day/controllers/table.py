@@ -85,9 +85,9 @@ class ControllerRow:
     """A kind of controller, described in `words`.
 
     `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` the fields of
-    `Knowledge`. `kind` names the manifest that runs it in production, `source` the repository and commit, or
-    the paper, of its rules. `controller(settings, knowledge)` makes one; with `by_pool` it makes a `Scaler`
-    for one pool, and takes the pool's number as a third argument.
+    `Knowledge`. `kind` names the manifest that runs it in production, `source` the repository and commit of
+    its rules, and of their tests if another, or the paper. `controller(settings, knowledge)` makes one; with
+    `by_pool` it makes a `Scaler` for one pool, and takes the pool's number as a third argument.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
     (`settings_variants`) simulates each.
@@ -368,7 +368,7 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
     """The controllers that a document lists: "hpa,keda", a list of names, or a mapping of names to
     parameters.
 
-    Raises InputError for a name that stands there twice.
+    Raises InputError for a name that stands there twice, for no name, and as `parse_controller` does.
     """
     if isinstance(value, str):
         value = [each.strip() for each in value.split(",") if each.strip()]

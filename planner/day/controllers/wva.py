@@ -1,7 +1,7 @@
 """llm-d's workload-variant-autoscaler by saturation: KV cache and queue, one worker at a time.
 
 Source: llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (2026-02-19, v0.5.1): internal/saturation/
-analyzer.go (its default, the analyzer by percentages) and its tests; thresholds of
+analyzer.go (the default analyzer, by percentages) and its tests; thresholds of
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or

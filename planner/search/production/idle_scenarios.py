@@ -19,9 +19,9 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-# The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit. So it
-# is assumed that percentiles of a scenario are longer than those of the trace by less than the remaining
-# quarter. In scenarios of 200 requests the 90th percentile of TTFT was up to a fifth longer.
+# The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit. So the
+# percentiles of a scenario are assumed to be longer than those of the trace by less than a third (1 / 0.75).
+# In scenarios of 200 requests the 90th percentile of TTFT was up to a fifth longer.
 LIKELY_FRAC = 0.75
 
 UnreachableLimits = list[tuple[Limit, float, str]]
@@ -30,7 +30,7 @@ UnreachableLimits = list[tuple[Limit, float, str]]
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
     """The limit that idle workers miss in the most scenarios, with the facts for the error. None if they miss
-    limits in no more of the search's scenarios than a fleet may miss, and for tasks without `safety`.
+    limits in no more of the search's scenarios than a fleet may miss, and for questions without `safety`.
     """
     if problem.task.safety is None or problem.search_scenarios is None:
         return None
