@@ -227,7 +227,8 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """The costs of one fleet for a day: static, under its best controller, and at its optimum.
+    """The costs of the fleet `label`, in words `fleet`, for a day: static, under its best controller, and at
+    its optimum.
 
     A cost is None where the day was not simulated, and `why` has the reason.
     """
@@ -235,7 +236,7 @@ class FleetDay:
     label: str
     fleet: str
     standing_usd: float | None = None  # The cost of the static fleet; a key of day.json.
-    controller: str = ""
+    controller: str = ""  # The best controller; `usd` and `missed` windows are those of its day.
     usd: float | None = None
     missed: int = 0
     optimum_usd: float | None = None
@@ -338,7 +339,7 @@ def study_day(
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), knowledge)]
     miss_terms = MissTerms(missed_usd_of(question, rows[0]), question.missed_frac)
     left_out = list[tuple[str, str]]()
-    others = [each for each in chosen if each.row.name != STATIC]
+    others = [each for each in chosen if each.row.name != STATIC]  # The static day is in `rows` already.
     inputs = DayInputs(judged_question, train, knowledge, miss_terms, deadline - time.monotonic())
     for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
         if row is None:
@@ -380,9 +381,9 @@ class DayInputs:
 def _run_controllers(
     inputs: DayInputs, chosen: Sequence[ChosenController], progress: Progress
 ) -> list[tuple[ControllerDay | None, str]]:
-    """The day of each controller with "", in their order; None and the reason for a day that could not run.
+    """For each controller, in order, its day and ""; or None and the reason why the day could not run.
 
-    They run here one by one, or side by side in the processes of the executor where there are some.
+    Days run here one by one, or side by side in the processes of the executor where there are some.
     """
     if executors.current_crew() is None:
         deadline, rows = time.monotonic() + inputs.left_s, []
@@ -634,7 +635,7 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
-    # Entry i: how many of the first i requests missed a limit.
+    # Entry i of `late_before`: how many of the first i requests missed a limit.
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     spans_of_pool = [
         [span for span in run.spans if span.pool == p] for p in range(run.requested_sizes.shape[1])
@@ -642,8 +643,8 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     # A request counts for one change only, although workers of several changes may start at the same time:
     # requests before this index have been counted.
     counted = 0
-    # The controller requests sizes again and again. Request d is one whose size of pool p differs from that
-    # of the request before.
+    # The controller decides sizes again and again. Decision d is one whose size of pool p differs from that
+    # of the decision before.
     for before, p in np.argwhere(np.diff(run.requested_sizes, axis=0)).tolist():
         d = before + 1
         sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
@@ -732,8 +733,8 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
 def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
     """What this controller may know: `cron` gets a history of arrivals to make its timetable of.
 
-    Without training traffic, the judged traffic stands for the day before; hours of the day that it does not
-    reach have no requests.
+    Without training traffic, the judged traffic stands for the days before, from a Monday's midnight on;
+    hours that it does not reach have no requests.
     """
     if chosen.row.name != CRON or knowledge.history is not None:
         return knowledge

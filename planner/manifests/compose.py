@@ -22,7 +22,7 @@ HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """compose/compose.yaml, or compose/node-0.yaml ... with router.yaml and nodes.env."""
-    engine_command.refuse_several_nodes(fleet, "compose")
+    engine_command.refuse_several_nodes(fleet, "compose")  # No worker may span nodes.
     files = {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
     return files | engine_command.router_image_files()
 
@@ -59,7 +59,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         }
         return {"compose.yaml": _file(_about(nodes[0]), name, services)}
     files = {}
-    urls = {}  # Of each worker, by its name.
+    urls = {}  # The URL of each worker, by the worker's name.
     for index, node in enumerate(nodes):
         services = _services(fleet, node, max_model_len, shared_network=True)
         files[f"node-{index}.yaml"] = _file(_about(node), f"{name}-node-{index}", services)
@@ -160,7 +160,7 @@ def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> D
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
             role_urls = [urls[worker.name] for worker in workers if worker.pool.role == role]
-            # vLLM's router takes mixed workers as one list, others with a flag for each.
+            # vLLM's router takes mixed workers as one list, prefill and decode workers with a flag each.
             if role == "mixed":
                 args += ["--worker-urls", *role_urls]
             else:

@@ -63,8 +63,8 @@ class EngineLog:
         have the engine's core. Returns the log and the converted `from_s`, which is 0.
 
         While the engine has no work, the clock runs as the wall clock does; otherwise it runs while the
-        engine's thread has a core. Its time is known at the start and the end of every step, and interpolated
-        linearly between these.
+        engine's thread has a core. The clock's time is known at the start and the end of every step, and
+        interpolated linearly between these.
         """
         steps = self.steps[self.steps.start_s >= from_s]
         wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()

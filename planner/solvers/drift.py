@@ -1,12 +1,11 @@
 """Detects when the mean of a series leaves a band, window by window, with a bound on false alarms: an
-e-detector.
-
-A drift is a time in which the true mean is outside of the band.
+e-detector. A drift is a time in which the true mean is outside of the band.
 
 Data   x_t  how far the mean of window t lies beyond the band's edge, relative to the edge; its expectation
             is <= 0 while the true mean is within the band
        v_t  long-run variance of x_t, which accounts for correlated neighbours
-       k    sizes of drift that are tested, in standard deviations of a window
+       k    sizes of drift that are tested, K of them, in standard deviations of a window
+       c    threshold of the alarm
        z_t  = x_t / sqrt(v_t), clipped to [-CLIP_SIGMA, CLIP_SIGMA], so that one extreme window raises no
        alarm
 
@@ -55,7 +54,7 @@ class Alarm:
 
 def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
     """All drifts, by the model of the module docstring, with x = `beyond_frac` (n,), v = `variance` (n,) and
-    c = `threshold`. A window with NaN, or with an infinite variance or none, is no evidence either way.
+    c = `threshold`. A window with NaN, or a variance that is infinite or not above 0, is no evidence.
 
     A drift is over once the log evidence of its likeliest size k has fallen by OVER_AFTER_FALL. The search
     for the next drift begins there.

@@ -1,4 +1,4 @@
-"""Daily windows with a number of workers: from one time of day to another, on some days of the week."""
+"""Windows of cron and KEDA: numbers of workers from one time of day to another, on some days of the week."""
 
 import re
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def format_clock(second: float) -> str:
 
 
 def workers_at(windows: tuple[Window, ...], knowledge: Knowledge, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time of the run: the most of all windows that contain it, or 0."""
+    """The workers of each pool (P,) at a time of the run: the most of all windows then, or 0."""
     # `clock_s` is the time of the week at which the run begins.
     now = [each for each in windows if each.contains(knowledge.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(knowledge.pools))]
@@ -97,7 +97,7 @@ def _read_window(value: object, where: str) -> Window:
 
 def _read_clock_s(value: object, where: str) -> float:
     """The second of the day of a text such as "08:30"; raises InputError."""
-    # YAML 1.1 reads 08:30 as a number with base 60, which is 510 [minutes].
+    # YAML 1.1 reads 8:30, without the first 0, as a number with base 60: 510 [minutes].
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
     clock_match = _CLOCK.match(text)
     if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:
@@ -106,7 +106,7 @@ def _read_clock_s(value: object, where: str) -> float:
 
 
 def read_workers(value: object, where: str) -> tuple[int, ...]:
-    """A number of workers for every pool, or a list with one for each."""
+    """A whole number (>= 0) of workers for every pool, or a list with one for each; raises InputError."""
     entries = value if isinstance(value, list) and value else [value]
     # `type`, as isinstance would take true for 1.
     if not all(type(each) is int and each >= 0 for each in entries):

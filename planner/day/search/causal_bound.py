@@ -1,7 +1,7 @@
 """A lower bound on the cost of every controller that cannot see ahead and may miss some windows. How such a
 controller decides is called a rule here.
 
-Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
+Sets   v  window of the SLO, tau_v its length [s]     h  block of |h| neighbouring windows
 Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
        p(x)   USD/h of x workers, by whole nodes where these are sold
        m      windows that may be missed, in the mean
@@ -12,8 +12,8 @@ Vars   w_hx   share of the windows of block h that have x workers
 
 Sizes change at the edges of windows, as those of the optimum do, and a worker that is ready in a window was
 ordered before the window began. Let the traffic of each window be drawn at random from the windows of its
-block. Then no rule can know which of them comes next, so sizes x miss the window with the probability above,
-whatever rule chose them. Start-ups cost something besides. So no rule costs less in the mean over such
+block. Then no rule can know which of them comes next, so whatever rule chose sizes x, they miss the window
+with the probability share(...). Start-ups cost something besides. So no rule costs less in the mean over such
 days, if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound does not
 hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
 the burst of a window comes more than a start-up after the window's beginning, such a controller may still
@@ -21,8 +21,8 @@ keep the window.
 
 `reacting_bound` holds for rules that act within a window, even for one that sees the whole window when it
 begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the first
-start_s of the window need, in which no size can change. Sizes x are paid in two parts of a window only: in
-the start_s before it, while workers start, and in its first start_s. For the rest the least sizes are paid.
+start_s of the window need, in which no size can change. Sizes x are paid only for the start_s before the
+window, while workers start, and for its first start_s. For the rest the least sizes are paid.
 
 Both bounds hold even for rules that know, as a block begins, what its windows are like. A rule that must
 learn this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
@@ -56,8 +56,7 @@ Ints = npt.NDArray[np.int64]
 # The bound is shown for blocks of these lengths, within which windows come in any order.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
 HALF_DAY_S = 12 * HOUR_S
-# Limits on work: a bound that needs more combinations of sizes in a block, or more histories s, is not
-# computed.
+# Limits on work: where a block may have more combinations of sizes, or more histories s, there is no bound.
 MOST_SIZES, MOST_HISTORIES = 4096, 20_000
 
 
@@ -118,7 +117,7 @@ class CausalBound:
         choices = [sorted({least, *kinds[:, c].tolist()}) for c, least in enumerate(self.least)]
         sizes = list(itertools.product(*choices))
         prices_usd_per_h = np.array([self.price_usd_per_h(pool_sizes) for pool_sizes in sizes])
-        misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
+        misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds); axis 2: pools.
         lines = []
         # P(j, s) by the history s: how often each kind of window came so far.
         histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(group_needs)}

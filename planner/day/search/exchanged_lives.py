@@ -1,10 +1,10 @@
 """Makes a timetable cheaper by exchanging workers of one pool for workers of another.
 
-A timetable is a list of lives, as in finer_day.py. Each life of a worker, the dearest pools first, is taken
-whole, then in halves, quarters and so on down to a window. Workers of another pool take its place if they
-cost less and all windows that the exchange touches are still kept. Parts that were exchanged side by side
-become one life. Then all lives are shortened, and the whole day is simulated and repaired, as in
-finer_day.py.
+A timetable is a list of lives, stretches in which the k-th worker of pool c is ready (finer_day.py). Each
+life, the dearest pools first, is taken whole, then in halves, quarters and so on down to a window. Workers of
+another pool take its place if they cost less and all windows that the exchange touches are still kept. Parts
+that were exchanged side by side become one life. Then all lives are shortened, and the whole day is simulated
+and repaired, as in finer_day.py.
 """
 
 import math
@@ -24,8 +24,8 @@ def exchanged_day(
 ) -> FinerDay | None:
     """A timetable that keeps every window for less than `most_usd`, from these workers (N, P) in N steps.
 
-    None if there is no such timetable, or if bills are by the hour. From `deadline` on (time.monotonic)
-    timetables are not changed any more.
+    None if there is no such timetable, or if bills are by whole units of more than a minute. From `deadline`
+    on (time.monotonic) timetables are not changed any more.
     """
     if runs.terms.is_by_unit:
         return None
