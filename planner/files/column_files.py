@@ -30,7 +30,7 @@ ABOUT = "about.json"  # In each folder: dtype and shape of its columns, and the 
 
 
 def columns_folder() -> Path | None:
-    """Where columns are kept; None where there is no home."""
+    """Where columns are kept; None without a home folder."""
     cache = user_cache()
     return None if cache is None else cache / "columns"
 

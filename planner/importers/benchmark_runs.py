@@ -99,7 +99,7 @@ class MeasuredRun:
         return "unknown load" if self.rate_rps is None else f"{self.rate_rps:g} req/s"
 
     def as_dict(self) -> dict[str, Any]:
-        """The run as plain values for JSON, without the keys of what is not known."""
+        """The run as plain values for JSON, without keys for unknown values."""
         document: dict[str, Any] = {
             "name": self.name,
             "requests": self.requests,

@@ -35,7 +35,7 @@ GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
 MOST_SAMPLES = 50_000_000  # More are refused: these take 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
 _SAME_S = 1e-6  # An edge no further than this from a sample counts as lying at it.
-_WHOLE_TOLERANCE = 1e-9  # A sample that lies off a whole interval by this share of it counts as lying there.
+_WHOLE_TOLERANCE = 1e-9  # A sample this share of an interval off a multiple of it counts as lying there.
 _MESSAGE_CHARS = 200  # So much of Prometheus' own error message is quoted.
 # A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
@@ -99,7 +99,7 @@ def parse_series(
     text: str, where: object, is_wanted: NamePredicate = any_name
 ) -> tuple[PrometheusSeries, ...]:
     """The series in a text of one of the formats of the module's docstring; arguments as in `read_series`."""
-    start = text.lstrip()
+    start = text.lstrip()  # A line of tsdb dump begins with "{" too, but no quotation mark follows.
     if not start:
         raise InputError(f"{where}: is empty; expected samples of Prometheus")
     if start.startswith("[") or (start.startswith("{") and start[1:].lstrip()[:1] in ('"', "}")):
@@ -122,7 +122,7 @@ def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[
     except InputError:
         lines = [(k, line) for k, line in enumerate(text.split("\n"), start=1) if line.strip()]
         if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
-            raise
+            raise  # The text has no answer on each line.
         documents = [parse_json(line, f"{where}, line {k}") for k, line in lines]
     all_series: list[PrometheusSeries] = []
     for document in documents:
@@ -385,7 +385,7 @@ def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
         ends = np.minimum(ends, row.t_s + GAP_S)
-        # The last sample does not hold, as the series may have ended; the only sample of a series does.
+        # The last sample does not hold, as the series may have ended; a series' only sample does.
         ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + GAP_S
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]

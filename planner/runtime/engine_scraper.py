@@ -27,7 +27,7 @@ SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB
 SETTLE_S = 90.0
 POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
-# Queries to a Prometheus server: all samples, and the time of the oldest among the engines' last scrapes.
+# Queries to a Prometheus server: vLLM's histograms and counters; the oldest of the engines' last scrapes.
 SAMPLES_QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
 OLDEST_SCRAPE_QUERY = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
 # In the order in which `engine_times` unpacks their values.
@@ -40,7 +40,7 @@ Rows = Iterable[tuple[str, dict[str, str], float]]
 class EngineScraper:
     """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing.
 
-    Call `check`, then before the traffic `start`, and after the traffic `end`.
+    Call `check` first, `start` before the traffic, and `end` after it.
     """
 
     urls: Sequence[str]
@@ -178,7 +178,7 @@ def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
             f"--prometheus {where}: has {', '.join(sorted(by_llm))[:200]}, and none of them is {llm!r}; name "
             "the /metrics of the engines behind the endpoint"
         )
-    # Without an LLM of this name there is at most one, which counts.
+    # If `llm` is not among them, there is at most one LLM, which counts.
     return by_llm.get(llm) or next(iter(by_llm.values()), {})
 
 

@@ -3,19 +3,20 @@
     weka        one JSON object for each conversation: `requests` of `t` [s], `in`, `out`, `hash_ids` in
                 blocks of `block_size`, `api_time` [s], `think_time` [s]; entries of `type: subagent` have
                 requests of their own (semianalysisai/cc-traces-weka-*, read by aiperf)
-    agentic     JSON lines by session: `session_id`, `input_length` of what a turn adds, `output_length`,
-    Mooncake    `hash_ids` of what it adds in blocks of 512, `delay` [ms] before it (aiperf synthesize
+    mooncake    JSON lines by session: `session_id`, `input_length` of what a turn adds, `output_length`,
+                `hash_ids` of what it adds in blocks of 512, `delay` [ms] before it (aiperf synthesize
                 agentic-code)
-    aiperf's    one JSON object for each conversation: `session_id` and `turns` of `text` or `texts`,
-    multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
-                system, with text alone, begins every prompt. Prompts hold all turns before and their answers
+    turns       one JSON object for each conversation (aiperf's multi_turn): `session_id`, `turns` of `text` or
+                `texts`, `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn
+                of role system, with text alone, begins every prompt; all turns before and their answers follow
 
 Where a file does not say which request waits for which, the times show it. A request waits for the last
-request of its own agent that had ended when it began, and for the last request of each sub-agent that was
-started since then. The first request of a sub-agent waits for the last request of the agent that started it.
-The pause of a request is the time from the end of all that it waits for to its beginning. Requests of an
-agent that overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so
-as many agents are at work as there are conversations. A corpus may have a file for each conversation.
+request of its own agent that had ended when it began. Of each sub-agent of this agent it waits for the last
+ended request that began no earlier than that one. The first request of a sub-agent waits for the last request
+of the agent that started it. The pause of a request is the time from the end of all that it waits for to its
+beginning. Requests of an agent that overlap do not wait for each other. Each conversation has a clock of its
+own, which begins at 0, so as many agents are at work as there are conversations. A corpus may have a file for
+each conversation.
 """
 
 import json
@@ -142,8 +143,8 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
-    """The calls of the agent `thread` and of its sub-agents. Times in `requests` count from `since_s` of the
-    conversation on. Raises TraceError, which begins with `where`.
+    """The calls of the agent `thread` and of its sub-agents. Times in `requests` count from `since_s`, on
+    the conversation's clock. Raises TraceError, which begins with `where`.
     """
     for i, row in enumerate(requests):
         entry = f"{where}: requests[{i}]"
@@ -275,9 +276,7 @@ def _turn_call(
     id_of: dict[tuple[object, bytes], int],
 ) -> _Call:
     """The request of a turn; `prompt` is the text of its whole prompt, `before` are earlier calls of its
-    session. `id_of` gets the ids of new blocks.
-
-    The prompt begins with the blocks of the last of these calls.
+    session. The prompt begins with the blocks of the last one. `id_of` gets the ids of new blocks.
     """
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
@@ -333,7 +332,7 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
         ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
         parents = [k for k in ended if calls[k].thread == call.thread][-1:]  # The last one, if there is any.
         if parents:
-            # Of each sub-agent that was started since then, the last call (later entries replace earlier).
+            # Of each sub-agent the last ended call since then (later entries replace earlier ones).
             since_s = calls[parents[0]].start_s
             last_by_sub_agent = {
                 calls[k].thread: k

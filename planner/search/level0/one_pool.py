@@ -48,9 +48,9 @@ class Bounded:
     """An option (a worker type in a role) with a proved least count and the most that stock, power and budget
     allow.
 
-    The search begins at a guess, on which no conclusion rests: `likely` for any pool, `busy` for a decode
-    pool: the workers that keep up when every seat is taken, which is often the right count. Fewer than `few`
-    decode workers are assumed to fall behind (pruning_rules.SEATS).
+    The search begins at a guess, on which no conclusion rests: `likely` in any pool, and in a decode pool
+    `busy`, the workers that keep up when all max_num_seqs seats are taken; it is often the right count. Fewer
+    than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
     """
 
     option: Option
@@ -228,8 +228,8 @@ def least_that_holds(
     guess: int | None = None,
     least_holding: float = math.inf,
 ) -> int | None:
-    """The smallest n in [least, most] that holds. None if `most` fails, or `item.too_many` where `most` is
-    infinite. If `most` + 1 is known to hold, it is the answer where no smaller count holds.
+    """The smallest n in [least, most] that holds; `most` + 1 if that is known to hold and no smaller count
+    does; None if `most` fails, or with an infinite `most` if `item.too_many` fails.
 
     `guess` is the answer or a little less: counts from there on are simulated in growing strides.
     `least_holding` is a count known to hold, infinite if none is.
@@ -267,7 +267,7 @@ def least_that_holds(
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is ruled out unsimulated: its least workers are too many, or cost `value` or more."""
+    """Why an option is ruled out by its least count alone: it exceeds `most`, or costs `value` or more."""
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)
