@@ -95,8 +95,8 @@ GPU_KEYS = (
     "all_reduce",
     "mixed_kv_bandwidth",
 )
-SOLD_AS = ("gpu", "node")  # The values of `sold_as`,
-PRICE_IS = ("listed", "remembered")  # and of `price_is`.
+SOLD_AS = ("gpu", "node")  # The values of `sold_as`.
+PRICE_IS = ("listed", "remembered")  # The values of `price_is`: from a price list, or from memory.
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
@@ -135,7 +135,7 @@ class Provenance:
     date: str
     price_source: str = ""
     price_date: str = ""
-    is_price_remembered: bool = False  # The price was remembered, not read from a price list.
+    is_price_remembered: bool = False  # See PRICE_IS.
     offers: tuple[ProviderOffer, ...] = ()
     aliases: tuple[str, ...] = ()  # Other names of the row, as they are spelled.
 
@@ -452,7 +452,7 @@ class Catalog:
                 yield self._fits_of(name, gpu_name)
 
     def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
-        """The fits of an LLM on a GPU by their parallelism; opens files of this pair only, and each once."""
+        """The fits of an LLM on a GPU by `Split` (fits.py); opens files of this pair only, and each once."""
         if not self._fit_paths:
             fit_paths: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
@@ -494,7 +494,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     shipped = repository_dir("catalogs")
     directory = None if folder is None else Path(folder)
     if directory is not None:
-        # Path.is_dir raises OSError for some names, for instance one that is too long.
+        # Not Path.is_dir, which raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
         # A process may have the rights of another user than the one who started it. Its own rights count,
@@ -511,7 +511,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     gpus, gpu_aliases = _rows_and_aliases(paths["gpus.yaml"], _parse_gpu, provenance)
     llms, llm_aliases = _rows_and_aliases(paths["llms.yaml"], _parse_llm, provenance)
     slos, _ = _rows_and_aliases(paths["slos.yaml"], _parse_preset, provenance)
-    # The rows of the files that are read with {} hold their sources themselves.
+    # Engines, spreads, acceptance and tasks hold their sources in their rows; what goes into {} is dropped.
     engines, _ = _rows_and_aliases(paths["engines.yaml"], _parse_engine_row, {})
     spreads, _ = _rows_and_aliases(paths["spreads.yaml"], _parse_spread_row, {})
     if directory is not None and (directory / PRICES).exists():
@@ -556,8 +556,8 @@ def _own_offers(
 def _rows_and_aliases(
     path: Path, to_row: Callable[[str, Section, Document], Row], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows of a file by name, and the row's name by each of its names and aliases in lower case. The
-    sources of the rows are added to `provenance`.
+    """The rows of a file by name, and the rows' names by name or alias in lower case. The sources of the rows
+    are added to `provenance`.
     """
     read = _shipped_rows if path.parent == repository_dir("catalogs") else _read_rows
     rows, aliases, sources = read(path, to_row)

@@ -73,7 +73,7 @@ class EngineStart:
 @dataclass(frozen=True, slots=True)
 class SleepLevel:
     """A level of vLLM's sleep mode. At level 1 weights stay in the host's memory, at level 2 they are read
-    from storage again. A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
+    from storage again (no `wake_bytes_per_s`). A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
 
         asleep_s = fall_asleep_s + weights / GPUs / fall_asleep_bytes_per_s
         awake_s = wake_s + weights / GPUs / wake_bytes_per_s          at level 2: wake_s + load_s of a start
@@ -111,7 +111,7 @@ class StartTime:
 
     @property
     def start_s(self) -> float:
-        """Seconds from the request of a worker until it is ready, the sum of all phases."""
+        """Seconds from the request of a worker until it is ready, the sum of all parts."""
         engine_s = self.compile_s + self.profile_s + self.capture_s
         return self.node_s + self.image_s + self.boot_s + self.load_s + engine_s
 

@@ -24,8 +24,8 @@ class WorkerStatus(Protocol):
 
 
 class RouterCounts(Protocol):
-    """What a router counts. `poison` is the number of requests that workers died of. `ttft_counts` has the
-    number of streams by the least edge of TTFT_EDGES_S that their time to the first byte does not exceed.
+    """What a router counts. `poison` counts requests refused because workers died of them, `ttft_counts` the
+    streams by the least edge of TTFT_EDGES_S that their time to the first byte (TTFT) does not exceed.
     """
 
     live: LiveFleet

@@ -65,8 +65,8 @@ def fill_nodes(
     Prometheus must record the pools in the order of the returned list: a later pool counts the GPUs that
     earlier ones took. Decode pools come last, so pools that prefill take idle GPUs first. `app` labels the
     series of this deployment. `names` are two recorded metrics: a pool's size before it is grown, and that
-    after. The expressions read the size after for pools that were grown earlier, and the size before for all
-    on the same kind of node.
+    after. Nodes are counted by the sizes before, and the GPUs that are taken by the sizes after of pools that
+    were grown earlier.
     """
     sizes_before, sizes_after = (
         {target.name: f"sum({pool_series(name, app, target)})" for target in targets} for name in names

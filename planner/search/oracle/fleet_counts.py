@@ -104,7 +104,7 @@ def objective_by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
 
 def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
     """The value of a fleet: the sum over its workers and, if nodes are sold whole, the price of idle GPUs and
-    the tie-break (TIE_BREAK_FRAC). A fleet never has a higher value than with more workers.
+    the tie-break (TIE_BREAK_FRAC). With more workers a fleet never has a lower value.
     """
     total, gpus_of_nodes = 0.0, []
     for option, count in counts:
@@ -167,9 +167,7 @@ def may_hand_over(workers: Iterable[WorkerType]) -> bool:
 
 
 def has_whole_pairs(options: Iterable[Option]) -> bool:
-    """Whether there are options at all, and options to prefill only beside options to decode, and the
-    reverse.
-    """
+    """Whether there are options at all, and either both prefill and decode options or neither."""
     roles = {option.role for option in options}
     return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 

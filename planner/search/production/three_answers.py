@@ -102,7 +102,7 @@ def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> f
     if survivor is None:
         return facts.Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
     answer = _answer(survivor.problem or trial.problem, "with-a-loss", survivor.counts, survivor.kept_in)
-    # `problem` is None beside a scale model: no headroom can then be found (FleetWithALoss).
+    # `problem` is None if production was searched in a scale model: then no headroom can be found.
     return answer if survivor.problem is None else _with_headroom(answer, survivor.problem, survivor.counts)
 
 
@@ -126,9 +126,9 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
 def _with_share_on_paper(why: WhyOnPaper, kept_in: facts.KeptIn | None) -> WhyOnPaper:
     """The reason `why`, with `kept_in`, the share of scenarios that the answer on paper states.
 
-    The search counted this fleet in fewer scenarios, and for large traffic in a scale model, so its share may
-    differ from the answer's. The reason stays as it is if another fleet keeps a larger share, or if the
-    answer's share would be enough.
+    The search counted the fleet on paper in fewer scenarios, and for large traffic in a scale model, so its
+    share may differ from the answer's. The reason stays as it is if another fleet, of a higher value, keeps a
+    larger share, or if the answer's share would be enough.
     """
     if not isinstance(why, facts.TooFewKept) or kept_in is None or not kept_in.scenario_count:
         return why
@@ -151,8 +151,8 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
         first=0,
         out_of_time=problem.out_of_time,
     )
-    # `build_scale_model` gives a small problem back. The scenarios of a large one would be drawn at full size
-    # for this count alone, so fewer are counted.
+    # `build_scale_model` returns a problem that needs no model. The scenarios of any other would be drawn at
+    # full size for this count alone, so fewer are counted.
     is_small = build_scale_model(problem, paper.best) is problem
     scenario_count = problem.search_scenarios.count if is_small else test.side_scenarios
     kept_in = test.count_kept(paper.best, scenario_count)
@@ -165,8 +165,8 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
 def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> facts.KeptIn:
     """In how many scenarios the fleet on paper keeps the SLO.
 
-    The scenarios are those in which production was searched. Beside a scale model they are the first ones of
-    the test, because the search's scenarios would have to be drawn at full size for this count alone.
+    The scenarios are those in which production was searched. If that was done in a scale model, they are the
+    first ones of the test, because the search's would have to be drawn at full size for this count alone.
     """
     assert problem.search_scenarios is not None
     if trial.searched_problem.oracle.downscale > 1:
@@ -182,7 +182,7 @@ def _prefer_fleet_with_loss(trial: FleetTrial, with_loss: Counts | None) -> Flee
 
     If it costs less, it is reduced to the workers that it needs for the test. If it costs the same, it keeps
     all workers, since the nodes on which they run are paid for anyway. `retest` and `with_fewest_workers`
-    forget what is known of cheaper fleets (`cheaper`), but it holds for a fleet that costs no more.
+    forget what is known of cheaper fleets (`cheaper`). It is put back, as the fleet costs no more.
     """
     # If the higher of two costs is at most this factor times the lower, they are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor

@@ -203,7 +203,7 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
-        """Take the message on a request that arrived. It may have the prompt, and then has the settings."""
+        """Take the message on a request that arrived: its settings, and before these perhaps its prompt."""
         request = self.requests.setdefault(name, _ParsedRequest(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
