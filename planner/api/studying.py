@@ -42,9 +42,9 @@ PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensit
 class WhatIfResult(Result):
     """The best fleet before and after a change, and whether the fleet from before still holds.
 
-    `moved` is the answer to the changed question. `before` is None if no fleet keeps the SLO before the
-    change. `bounds` are the lower bounds on the cost, before the change first and after it last; a question
-    without a fleet has none in it.
+    `moved` is the changed question with its answer. `before` is None if no fleet keeps the SLO before the
+    change. `bounds` are the lower bounds on the cost before and after the change, without that of a question
+    for which there is no fleet.
     """
 
     before: StudyAnswer | None
@@ -99,7 +99,7 @@ class SensitivityResult(Result):
     """Whether a plan holds if step times, traffic or prices are off by a share, and what each limit of the
     question costs.
 
-    `before` is the plan, `moves` are the answers to the changed questions.
+    `before` is the plan, `moves` are the changed questions with their answers.
     """
 
     before: StudyAnswer

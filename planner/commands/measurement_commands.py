@@ -1,5 +1,5 @@
-"""`plan import`, `plan fit`, `plan calibrate` and `plan profile`: from measurements to fits. Imports within
-functions keep other commands fast.
+"""`plan import`, `plan fit`, `plan calibrate` and `plan profile`: from measurements to fits. Slow imports are
+within functions, so that other commands start fast.
 """
 
 import sys

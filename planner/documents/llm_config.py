@@ -1,4 +1,4 @@
-"""The shape of an LLM out of a Hugging Face config.json, refused where our formulas do not describe it.
+"""The shape of an LLM out of a Hugging Face config.json; a shape that no formula describes is refused.
 
 llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file in it
 
@@ -60,7 +60,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
         "sliding_window_pattern": 6,
     }
 }
-_DRAFT_LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_DRAFT_LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # See `_draft_parameters`.
 # Encoders whose feed-forward blocks have three matrices.
 _GATED_ENCODERS = ("gemma4_vision", "pixtral", "qwen2_5_vl")
 

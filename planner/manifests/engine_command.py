@@ -113,7 +113,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if worker.ep:
         flags["enable-expert-parallel"] = True
     order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
-    if order != Policies().queue:  # Our default is vLLM's.
+    if order != Policies().queue:  # The default order is vLLM's too, so it needs no flag.
         flags["scheduling-policy"] = order
     # 0 means no threshold, and a threshold beyond all prompts limits nothing.
     threshold = fleet.policies.long_prefill_token_threshold
@@ -356,8 +356,7 @@ def refuse_several_nodes(fleet: Fleet, target: str) -> None:
 def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
     """Refuse data-parallel ranks, which `target` would start in a way of its own that is not written here.
 
-    With `on_nodes=False` ranks on several nodes, which are those of a worker with `all2all`, are not
-    refused.
+    With `on_nodes=False` ranks on several nodes pass: those of a worker with `all2all`.
     """
     for pool in fleet.running_pools:
         if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
@@ -440,9 +439,8 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
-    """Flags of vllm-router's cache-aware rule: the plan's settings where it was simulated with that rule.
-
-    Otherwise none, so that the router's own defaults count.
+    """Flags of vllm-router's cache-aware rule: the plan's settings if that rule was simulated, else none, so
+    that the router's own defaults count.
     """
     policies = fleet.policies
     if (

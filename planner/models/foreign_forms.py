@@ -2,8 +2,8 @@
 
 The simulator's kernel reads each form as numbers and tables, which `compile_for_kernel` makes and
 planner/simulator/step_times.py reads; `StepLatency` and `correction.CorrectedFormula` have that method too.
-Forms that are read from a file also compute their shortest step (`shortest_s`). A file with negative step
-times is refused by it, because simulated time would run backwards and never end.
+Forms that are read from a file also compute their shortest step (`shortest_s`). Unless that is above 0, the
+file is refused, because simulated time would stand still or run backwards and never end.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FIVE_NUMBERS, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULAT
 class Compiled:
     """The numbers and tables of a form as the kernel reads them.
 
-    `code` names the form. The form says what the numbers mean, and of which tables `widths` are the sizes.
+    `code` names the form. The form says what `numbers` mean, and which sizes of its tables `widths` has.
     """
 
     code: int
@@ -118,11 +118,11 @@ class SplitwiseLookup:
 
 @dataclass(frozen=True, slots=True)
 class DistServeSteps:
-    """DistServe's fits: prefills of n tokens each take a + b sum n + c sum n^2, D decodes a + b K + c D.
+    """DistServe's fits: prompts of n_1, n_2, ... tokens take a + b sum n_i + c sum n_i^2 in one step, D decodes
+    with K tokens of context a + b K + c D.
 
-    K is the decodes' context. From `threshold` decodes on the numbers are `decode_large_s`. All times are
-    divided by pp. The first pipeline rank adds the engine's overhead, and `per_rank_s` times pp to a step
-    with prefills.
+    From `threshold` decodes on the numbers are `decode_large_s`. All times are divided by pp. In a step with
+    prefills each pipeline rank adds `per_rank_s` times pp. The first rank adds the engine's overhead.
     """
 
     prefill_s: tuple[float, float, float]

@@ -64,8 +64,8 @@ OPTIMAL_FRAC = 10 * SAME_FRAC  # A load that exceeds its bound by at most this s
 class Replication:
     """Where prefixes are cached and where requests go, and the replicas' loads [s of work per s].
 
-    No placement has a largest load below `bound`. `is_optimal` says that this one's is so low, to
-    OPTIMAL_FRAC.
+    No placement has a largest load below `bound`. `is_optimal` says that this one's is at most OPTIMAL_FRAC
+    above it.
     """
 
     placed: Bools  # x (V, R)
@@ -97,7 +97,7 @@ class Replication:
 
 
 def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
-    """A lower bound on the largest load [s/s]: the linear relaxation in closed form, see the module.
+    """A lower bound on the largest load [s/s]: the linear relaxation in closed form (module docstring).
 
     `memory_tokens` is M, the memory of one replica.
     """
@@ -127,7 +127,7 @@ def replicate_prefixes(
     routings: int = ROUTINGS,
     rng: np.random.Generator,
 ) -> Replication:
-    """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
+    """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each (module docstring).
 
     A small problem goes to the solver, which stops after WHOLE_WORK. The search for a larger one stops when
     the largest load is at most `gap_frac` above its bound, or after `routings` routings. The answer depends

@@ -1,7 +1,7 @@
 """Designs of level 0, and what simulations have shown about their counts of workers.
 
-A design is one mixed option, or a prefill option with a decode option. Its fleets differ only in their counts
-and are sorted into rows: the fleets of a pair with one prefill count are a row; a mixed pool is a single row.
+A design is one mixed option, or a prefill option with a decode option (a pair). Its fleets differ only in
+their counts. Those of a pair with the same prefill count are a row; all fleets of a mixed option are one row.
 We assume that within a row more workers of the last pool never hurt. So all that simulations have shown of a
 row are two counts: the largest that failed and the least that held. One row says nothing about another,
 because more prefill workers hand requests over in larger bursts.
@@ -30,7 +30,7 @@ from planner.search.oracle.fleet_counts import Counts, Verdicts, objective_of
 
 # The numbers below decide which counts are simulated first, and no answer. They are set by hand.
 LEAP_FACTOR = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
-# The first stride away from the guess `likely`, which is seldom exact, is the guess over this number.
+# The guess `likely` (one_pool.py) is seldom exact: the first stride from it is the guess over this number.
 FIRST_STRIDE_PARTS = 8
 # The search of a row goes up from its corner if counts of more than NEAR_CORNER times the corner are
 # possible; a shorter range is bisected (`RowQuestion.simulate`).
@@ -233,9 +233,9 @@ class FleetDesign:
         """The pools to simulate by themselves before this design is simulated: at most one of them, or with
         `each` all whose least count is not known.
 
-        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. If even
-        these might not suffice, that pool comes first, because its failure rules the design out. Otherwise it
-        is the pool for which the range of possible counts costs most.
+        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. A pool of
+        which even so many might not suffice comes first, because its failure rules the design out. Otherwise
+        it is the pool for which the range of possible counts costs most.
         """
         if len(self.pools) == 1:  # A mixed pool has no partner: it is simulated as a fleet.
             return []
