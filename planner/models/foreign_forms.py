@@ -118,8 +118,8 @@ class SplitwiseLookup:
 
 @dataclass(frozen=True, slots=True)
 class DistServeSteps:
-    """DistServe's fits: prompts of n_1, n_2, ... tokens take a + b sum n_i + c sum n_i^2 in one step, D decodes
-    with K tokens of context a + b K + c D.
+    """DistServe's fits: prompts of n_1, n_2 ... tokens take a + b sum n_i + c sum n_i^2 in one step, D
+    decodes with K tokens of context a + b K + c D.
 
     From `threshold` decodes on the numbers are `decode_large_s`. All times are divided by pp. In a step with
     prefills each pipeline rank adds `per_rank_s` times pp. The first rank adds the engine's overhead.

@@ -73,7 +73,8 @@ class EngineStart:
 @dataclass(frozen=True, slots=True)
 class SleepLevel:
     """A level of vLLM's sleep mode. At level 1 weights stay in the host's memory, at level 2 they are read
-    from storage again (no `wake_bytes_per_s`). A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
+    from storage again. A rate is None where none are copied between host and GPU. A sleeping engine keeps
+    `kept_gpu_bytes` of each of its GPUs.
 
         asleep_s = fall_asleep_s + weights / GPUs / fall_asleep_bytes_per_s
         awake_s = wake_s + weights / GPUs / wake_bytes_per_s          at level 2: wake_s + load_s of a start
