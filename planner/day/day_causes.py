@@ -10,7 +10,7 @@ A bill is the sum of
 
 What a day's ready workers cost more than the optimum's is split, at each moment and for each pool, into
 
-    kept       workers that the optimum has not now, and had at some time within the last hour
+    kept       workers that the optimum had at some time within the last hour, and does not have now
     unneeded   workers beyond the most that the optimum had within the last hour
     without    workers that the optimum has and this day has not (negative USD)
 
@@ -100,7 +100,7 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
         paid_usd += price_usd_per_s * (span.gone_s - span.requested_s)
     by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
     rounding_usd = billed_usd(terms, lives) - by_second_usd
-    idle_usd = by_second_usd - paid_usd  # What is paid by the second beyond the prices of workers.
+    idle_usd = by_second_usd - paid_usd  # Whole nodes cost so much more than their workers.
     return np.array([starting_usd, draining_usd, idle_usd, rounding_usd])
 
 
@@ -168,7 +168,7 @@ def _missed_by_cause(
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
-        # `needed` is a mean over the window. An order of `needed` rounded down does not count as too few.
+        # `needed` is a mean over the window. Only an order below `needed` rounded down counts as too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         if is_too_few.any():
             too_few.append(v)
@@ -222,7 +222,7 @@ def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
     shown = dict.fromkeys((answer.winner.name, OWN_CONTROLLER, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]
     by_controller = cause_rows(answer, rows)
-    # The rows of the controllers, turned into rows of causes. The first of them has the controllers' names.
+    # The rows of the controllers, turned into rows of causes; the row of the controllers' names is left out.
     by_cause = list(zip(CAUSE_COLUMNS, *by_controller, strict=True))[1:]
     head = ("cause", *(row.name for row in rows))
     return [

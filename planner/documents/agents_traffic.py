@@ -66,7 +66,7 @@ def parse_agents(
                 f"done; drop {key}, or agents"
             )
     value, where = traffic.get("agents"), traffic.path_of("agents")
-    agent_keys = {"count": value} if is_number(value) else value
+    agent_keys = {"count": value} if is_number(value) else value  # A number as in agents: 500.
     if not isinstance(agent_keys, Mapping) or "count" not in agent_keys:
         raise InputError(f"{where}: expected how many work at once, such as agents: 500")
     section = Section.from_document({**row, **agent_keys}, where, KEYS)

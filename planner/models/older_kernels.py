@@ -14,8 +14,8 @@ The difference of predictions and measured runs (docs/evidence/accuracy.md): 77 
 0.12 (Qwen3-235B-A22B-FP8 in five places, DeepSeek-V3.1 in one), 37 to 59 on 0.16 and 0.17, 13 to 23 on 0.18
 (MiniMax-M2.5), and -19 to 10 on 0.19. Other formats of weights show no such difference.
 
-vLLM captures CUDA graphs for steps of 1, 2, 4, 8, 16, 24 ... G tokens. G is 512, or twice the seats if that
-is less. A step is padded to the next size, and padding visits experts as tokens do. So in mixtures
+vLLM captures CUDA graphs for steps of 1, 2, 4, 8, 16, 24 ... G tokens. G is 512, or twice the seats
+(max_num_seqs) if less. Steps are padded to the next size, and padding visits experts as tokens do. In mixtures
 
     t = f(next size)          in steps of up to G tokens
 
@@ -56,24 +56,24 @@ graphs on every version and GPU:
 
 s is 1.5 ms: however short a prompt without graphs, AIConfigurator's tables have 1.4 to 2.1 ms on Hopper and
 Blackwell. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: medians of 3.2 and 1.9 ms,
-least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB300 (0.21, G = 256)
-DeepSeek-V4-Pro takes some 205 ms for a prompt of 257 tokens and as long for one of 4000, over the TTFT of
-prompts in graphs; 204 ms are predicted.
+least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB300 (0.21, G = 256) the TTFT of
+DeepSeek-V4-Pro is some 205 ms longer for a prompt of 257 tokens than for prompts in graphs, and as much for
+one of 4000; 204 ms are predicted.
 
 Sparse latent attention of prompts ends early in the tables: a token with fewer tokens before it than the
 index may choose (2048) attends to these alone. Before 0.23 the kernel got no lengths and computed all 2048
-(vllm #36616, merged in June 2026), so that every token takes the same. With tokens beyond the graphs taken
-for tokens of prompts
+(vllm #36616, merged in June 2026), so that every token takes the same. If tokens beyond the graphs count as
+tokens of prompts
 
     t = f(N) + u (N - G)      u = 0.17 w, in steps of more than G tokens
 
 w is the kernel's whole time per token and GPU, with as many heads as it computes at least, at 0.68 of the
 peak FLOP rate. That is what the tables of DeepSeek-V3.2 and GLM-5 say: prompts of 1024, 2048 and 4096 tokens
 attend to a quarter, half and three quarters of 2048, and differ by 0.42 us a token, layer and whole kernel on
-H200 and 0.38 on B200. Fits to tables end early in part, as contexts of all lengths are in them. With the
-kernel whole in the tables, fits to them are nearest to the old fit with 0.17 w (GLM-5 and DeepSeek-V3.2 on 8
-H200) and 0.155 to 0.175 (on 8 B200). No run was fitted to. KV in 8 bits has another kernel, which the tables
-have whole.
+H200 and 0.38 on B200. Fits to tables end early in part, as contexts of all lengths are in them. A fit to
+tables with the kernel whole is nearest to such a fit with u = 0.17 w (GLM-5 and DeepSeek-V3.2 on 8 H200) or
+0.155 to 0.175 w (on 8 B200). No run was fitted to. KV in 8 bits has another kernel, which the tables have
+whole.
 
 Attention in chunks (Llama 4) had no CUDA graphs either (`AttentionCGSupport.NEVER` in vLLM's
 chunked_local_attention.py), so before 0.14 every step launches its layers' attention:
@@ -83,8 +83,8 @@ chunked_local_attention.py), so before 0.14 every step launches its layers' atte
 c is 0.2 ms: with 8 to 256 sequences Llama-4-Scout on 4 H100 takes 8.8 to 12.4 ms longer than its roofline on
 0.11 (ML.ENERGY). On 8 H100, which c was not fitted to, it takes 8.4 to 10.5 ms longer; 9.6 are predicted.
 
-SGLang decodes latent attention with an index (DeepSeek-V3.2, GLM-5) in other kernels, which take about the
-same time less at every batch size and number of heads:
+SGLang decodes latent attention with an index (DeepSeek-V3.2, GLM-5) in other kernels, which are shorter by
+about the same time at every batch size and number of heads:
 
     t = g - n layers          layers those with an index
 
@@ -102,10 +102,10 @@ from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedA
 from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
-# Rows are (first version without the correction, l of earlier versions) [s per layer].
+# Rows are (version, l of the versions before it that no row above has) [s per layer].
 LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
-# On the GPUs of BLACKWELL, rows are (first version without the correction, k of earlier versions) [s].
+# On the GPUs of BLACKWELL, rows are (version, k of the versions before it that no row above has) [s].
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # k before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
 PLAIN_LAUNCHES_S, MIXTURE_LAUNCHES_S = 0.4e-3, 0.9e-3

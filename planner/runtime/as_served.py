@@ -33,7 +33,7 @@ class ServedLengths:
     clumped_frac: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The lengths as plain values, for validation.json."""
+        """The lengths as plain values, under the keys of validation.json."""
         error = self.prompt_error_frac
         return {
             "asked_output_tokens": self.requested_output_tokens,
@@ -44,11 +44,11 @@ class ServedLengths:
 
 
 def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
-    """The requests that were sent or given up, as a trace with the served lengths, and a journal of them.
+    """The requests that were sent or given up: as a trace with the served lengths, and as a journal.
 
-    The new journal has the requests' numbers in the new trace. Trace and journal are returned unchanged if no
-    request was sent. A request that did not finish keeps its length of `trace`, as no other was counted. The
-    parts of a journal are uninterrupted stretches of the run (`live_replay.ReplayPart`).
+    The returned journal has the requests' numbers in the new trace. Both are returned unchanged if no request
+    was sent. A request that did not finish keeps its length of `trace`, as no other was counted. The parts of
+    a journal are uninterrupted stretches of the run (`live_replay.ReplayPart`).
     """
     requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
     if not requests:

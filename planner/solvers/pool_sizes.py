@@ -1,5 +1,5 @@
 """Cheapest sequence of pool sizes over a day that is not ruled out by the sequences that failed so far.
-planner/day/search/day_optimum.py proposes sequences with it, simulates them, and adds a cut for each failure.
+planner/day/search/day_optimum.py simulates such sequences one by one, and adds a cut for each failure.
 
 Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
        q  cell of time: from one moment to the next, of all edges e_t and all e_t - s_c in order
@@ -295,8 +295,8 @@ def units_usd(day: DayTerms, workers: Ints) -> float:
 def _lives_of(
     day: DayTerms, c: int, needed: npt.NDArray[np.bool_], drain_s: float
 ) -> list[tuple[range, int]]:
-    """The lives of one worker of pool c, which is `needed` in these steps (T,): those that take the fewest
-    units in all, as the steps of each life and its units. Raises InputError if nothing is billed by units.
+    """The lives of one worker of pool c, which is `needed` in these steps (T,), that take the fewest units in
+    all: the steps of each life, and its units. Raises InputError if nothing is billed by units.
     """
     # The worker is needed in stretches of steps: stretch k is range(begins[k], ends[k]).
     padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
@@ -354,7 +354,7 @@ def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], p
 
 
 def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
-    """As `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot GPUs do not share a node."""
+    """As `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot nodes are different kinds."""
     lives = [life for life in lives if life[0] in pools]
     changes: list[tuple[float, int]] = []
     for _, node_gpus, kind_pools in day.gpu_kinds():

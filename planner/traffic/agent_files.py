@@ -6,9 +6,9 @@
     mooncake    JSON lines by session: `session_id`, `input_length` of what a turn adds, `output_length`,
                 `hash_ids` of what it adds in blocks of 512, `delay` [ms] before it (aiperf synthesize
                 agentic-code)
-    turns       one JSON object for each conversation (aiperf's multi_turn): `session_id`, `turns` of `text` or
-                `texts`, `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn
-                of role system, with text alone, begins every prompt; all turns before and their answers follow
+    turns       one JSON object for each conversation (aiperf's multi_turn): `session_id`, `turns` of `text`
+                or `texts`, `output_length`, and `timestamp` or `delay` [ms] after the answer before. A prompt
+                holds all turns before and their answers, and first the turn of role system, with text alone
 
 Where a file does not say which request waits for which, the times show it. A request waits for the last
 request of its own agent that had ended when it began. Of each sub-agent of this agent it waits for the last

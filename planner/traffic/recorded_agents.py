@@ -52,9 +52,9 @@ class _ReplayedRequests:
 
 @dataclass(frozen=True, slots=True)
 class _SessionReplay:
-    """How an agent takes a session: as the `instance`-th of all that are taken, without its first `skipped`
-    requests, from `since_s` on, when the agent's `last` request has ended (None: there is none). Nothing
-    begins at `until_s` or later.
+    """How an agent replays a session, which is the `instance`-th of all that are taken. The first `skipped`
+    requests are left out. The session begins at `since_s`, when the agent's `last` request has ended (None:
+    there is none). Nothing begins at `until_s` or later.
     """
 
     instance: int
@@ -120,7 +120,7 @@ def _replay_session(
     replay: _SessionReplay,
     longest_pause_s: float,
 ) -> tuple[int, float]:
-    """Add the requests of a session that an agent replays to `replayed`. Returns the index there of the
+    """Add to `replayed` the requests of a session as `replay` says. Returns the index in `replayed` of the
     request that ends last, and the time from which on the agent may take another session: the end of this
     request, or `until_s` if the session is cut there.
     """

@@ -49,8 +49,8 @@ class Bounded:
     allow.
 
     The search begins at a guess, on which no conclusion rests: `likely` in any pool, and in a decode pool
-    `busy`, the workers that keep up when all max_num_seqs seats are taken; it is often the right count. Fewer
-    than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
+    `busy`, the workers that keep up if each has as many requests as its KV cache holds (master.full_workers).
+    Fewer than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
     """
 
     option: Option
