@@ -385,7 +385,7 @@ def _run_controllers(
 
     Days run here one by one, or side by side in the processes of the executor where there are some.
     """
-    if executors.current_crew() is None:  # There is no executor.
+    if executors.current_crew() is None:  # Days are simulated in this process.
         deadline, rows = time.monotonic() + inputs.left_s, []
         for k, each in enumerate(chosen, 1):
             progress(f"{each.row.name}: the day ({k} of {len(chosen)} controllers)")
