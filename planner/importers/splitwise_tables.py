@@ -22,8 +22,8 @@ from planner.models.step_tables import StepTable
 NUMBER_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBER_COLUMNS)
 HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # The file's names by the catalog's.
-# The smallest batch that does not fit in the KV cache of this many GPUs; for every LLM `splitwise_table` leaves
-# such batches out.
+# The smallest batch that does not fit in the KV cache of this many GPUs; `splitwise_table` leaves such
+# batches out, whatever the LLM.
 LEAST_OVERFULL_BATCH, OVERFULL_TP = 16, 2
 # The catalog's names of LLMs by the file's.
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}

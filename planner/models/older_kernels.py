@@ -15,7 +15,7 @@ The difference of predictions and measured runs (docs/evidence/accuracy.md): 77 
 (MiniMax-M2.5), and -19 to 10 on 0.19. Other formats of weights show no such difference.
 
 vLLM captures CUDA graphs for steps of 1, 2, 4, 8, 16, 24 ... G tokens. G is 512, or twice the seats
-(max_num_seqs) if less. Steps are padded to the next size, and padding visits experts as tokens do. In mixtures
+(max_num_seqs) if less. Steps are padded to the next size; padding visits experts as tokens do. In mixtures
 
     t = f(next size)          in steps of up to G tokens
 
