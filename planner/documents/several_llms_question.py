@@ -61,7 +61,9 @@ class LlmQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeveralLlmsQuestion:
-    """The parts in the order of the file; `notes` are what a reader must know of the traces in `files`."""
+    """The questions of all LLMs in the order of the file (`parts`); `notes` are what a reader must know of
+    the traces in `files`.
+    """
 
     parts: tuple[LlmQuestion, ...]
     notes: tuple[str, ...]
@@ -259,7 +261,9 @@ def _with_traces(
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
-    """The value in the trace's column `model` of the rows that belong to an entry; None for all rows."""
+    """The value in the trace's column `model` of the rows that belong to an entry; None for all rows. With
+    `is_own` the trace is the entry's alone.
+    """
     if entry.model is None and (is_own or not trace.llms):
         return None
     if not trace.llms:

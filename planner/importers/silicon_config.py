@@ -11,8 +11,8 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
 
   all-reduces     we count one after every attention and every feed-forward block, and one of the embeddings.
                   AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.
-  shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: the longer of
-                  the two counts.
+  shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: only the
+                  longer of the two times counts.
   modules         latent and sparse attention was measured together with its projections, as one module, for
                   prompts and for decodes apart. A step that has both reads the weights only once, so the time
                   of one short decode, which is mostly reading weights, is subtracted (`_weights_ms`).
@@ -50,7 +50,7 @@ from planner.models.step_tables import StepShape
 
 Floats = npt.NDArray[np.float64]
 Operation = dict[str, Any]
-# Kinds of operations in AIConfigurator; MODULES are the first letters of kinds.
+# Kinds of operations in AIConfigurator; entries of MODULES are the beginnings of kinds.
 OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
@@ -155,7 +155,7 @@ class ConfigKernels:
             self.step_ms(StepShape(prompts=1, new=64, cached=0, decodes=1, context=64))
         except LACKING as error:
             why = str(error)
-            # AIConfigurator's messages go on with dictionaries, paths and lists, which help no user of ours.
+            # AIConfigurator's messages go on with dictionaries, paths and lists, which do not help our users.
             for end in ("{", " at /", ", which", " Supported architectures"):
                 why = why.split(end)[0]
             why = why.strip().rstrip(".")

@@ -29,7 +29,7 @@ Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
 # With these plugins two workers are picked for every request, one for its prefill and one for its decode.
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
-# Plugins that collect what a scorer or filter reads.
+# Scorer or filter -> the plugin that collects what it reads.
 _PRODUCERS = {
     FEWEST_TOKENS: "inflight-load-producer",
     FEWEST_REQUESTS: "inflight-load-producer",
@@ -51,7 +51,7 @@ def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
 def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for mixed workers, or with `is_pair` for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
-    # The pools that requests reach first. The plugin has one speed for all workers.
+    # The pools that requests reach first. The plugin has one speed for all workers: the slowest's.
     first_pools = [pool for pool in fleet.running_pools if pool.role == role]
     slowest_tokens_per_s = min(map(_prefill_tokens_per_s, first_pools))
     parameters: Document = {NEAR_MATCH: {"peakPrefillThroughput": round(slowest_tokens_per_s)}}

@@ -233,7 +233,7 @@ def run_items(
 
 
 def _open_crew(executor: Executor) -> Any:
-    """The context manager that opens the executor's crew."""
+    """The context manager that opens the crew of an executor; serial and threads have none."""
     return {"processes": _open_processes, "ray": _open_ray, "dask": _open_dask}[executor.kind](executor)
 
 
@@ -313,7 +313,9 @@ class _ValueFile:
 
 
 class _ProcessCrew:
-    """A pool of loky's processes, replaced by a new pool when one of its processes has died."""
+    """A pool of loky's processes, replaced by a new pool when one of its processes has died. References are
+    files in `folder`.
+    """
 
     def __init__(self, workers: int, folder: Path) -> None:
         self.workers, self.folder = workers, folder

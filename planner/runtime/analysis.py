@@ -92,7 +92,7 @@ class ValidationSetup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """The results of a run.
+    """The results of a run; `engine_times` are the engines' own metrics (engine_scraper.py).
 
     Engines on a CPU have a clock of their own, which stands still while other processes have their core. The
     comparison `undisturbed` is by this clock; the fleet `as_run` has step times by the wall clock instead.
@@ -189,8 +189,8 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
 
 
 def as_deployed(setup: ValidationSetup, logs: Mapping[str, EngineLog]) -> ValidationSetup:
-    """The setup whose fleet has the engine version and scheduling that its step logs name, so that the
-    prediction is for the engine that ran. Other values of the engine stay those of the plan.
+    """The setup whose fleet has the engine version and scheduling that the first step log with an engine
+    names, so that the prediction is for the engine that ran. Other values of the engine stay the plan's.
     """
     logged_engine = next((log.engine for log in logs.values() if log.engine), None)
     planned = setup.fleet.engine

@@ -2,10 +2,9 @@
 over failure domains.
 
 The stages of a worker's pipeline, or its data-parallel ranks, are TP groups, each of which stays inside a
-node. All of them go onto one node, or in equal parts onto
-as few nodes as can hold them. Nodes of a kind are alike, so the model only counts how often a node is filled
-in each possible way (a pattern). Nodes have no numbers, so the solver does not search placements that differ
-in numbers alone.
+node. All groups of a worker go onto one node, or in equal parts onto as few nodes as can hold them. Nodes of
+a kind are alike, so the model only counts how often a node is filled in each possible way (a pattern). Nodes
+have no numbers, so the solver does not search placements that differ in numbers alone.
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
        g node kind (the GPU's name without its power cap)
@@ -142,7 +141,7 @@ class _SpreadPool:
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     """A way to fill `span` nodes of a kind: each holds `counts` parts of the workers of every pool.
-    `local_pairs` is l_p.
+    `local_pairs` is l_p of the module's docstring.
     """
 
     kind: str

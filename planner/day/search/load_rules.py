@@ -53,7 +53,7 @@ def fit_load_rules(
     if len(windows) < LEAST_WINDOWS:
         return ()
     unchanged = len(windows)  # The windows after these have more traffic than the trace.
-    # The busiest are so by the engine of the first pool.
+    # Which windows are the busiest is judged by the engine of the first pool.
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
     # Shape (windows, P). A window in which not even `most` workers keep the SLO counts as needing them all.
@@ -111,7 +111,7 @@ def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, 
     A controller sees no single requests, only rates and mean lengths, so the load is computed from these.
     """
     span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)
-    # Where spans do not fill the window, the rest of it may be cut off, and its requests with it.
+    # Where whole spans do not fill the window, its rest may be cut off with its requests.
     spans = round(window_s / span_s)
     count = np.bincount(span_of_request, minlength=spans)[:spans]
     mean_input, mean_output = (
