@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# A limit that is smaller than asked by this share suffices: limits have a larger slack, `domain.ROUNDING`.
+# A limit that is smaller than needed by this share suffices: limits have a larger slack, `domain.ROUNDING`.
 ROUNDING_FRAC = 1e-10
 
 
@@ -65,8 +65,8 @@ class Change:
     """A limit that would have to change, from its present value to one that suffices.
 
     `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s. Of a
-    limit of the SLO, `none_below` is the largest value at which no fleet was found: `enough` is the least
-    one within the two. It is 0 where nothing is known of it, as for limits of the fleet.
+    limit of the SLO, `none_below` is the largest value at which no fleet was found, so the least value that
+    suffices lies between it and `enough`. It is 0 where no such value is known, as for limits of the fleet.
     """
 
     limit: str

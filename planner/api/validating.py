@@ -122,7 +122,7 @@ def validate(
     seed: int = 0,
     **how: Unpack[ValidationKeys],
 ) -> ValidationResult:
-    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how far it was off.
+    """Start a plan on vLLM engines here, replay its traffic, and write into `out` how far off the plan was.
 
     Without `trace` and `slo` these are the plan's own; `traffic` as for `simulate`, by default all of it. An
     interrupted run goes on in the same folder. With `url` no engine is started: the traffic goes to that

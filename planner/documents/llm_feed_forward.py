@@ -40,10 +40,10 @@ _EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-# The next three list values of `model_type`. A config of these leaves out the width of its blocks, which is
-# four times the hidden size.
+# The next three list values of `model_type`. A config.json of one of the first leaves out the width of its
+# blocks, which is four times the hidden size.
 _FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
-# A block of these has two matrices, a block of _GATED three (`is_gated`).
+# A block of an LLM in _UNGATED has two matrices, a block of one in _GATED three (`is_gated`).
 _UNGATED = (
     "opt",
     "bloom",
@@ -221,7 +221,7 @@ def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
 def _shared_width(shape: Section) -> int:
     """The width of all shared experts together; 0 without any."""
     family = str(shape.get("model_type", ""))
-    # In these one dense block stands beside the experts; it counts as a shared expert.
+    # In Gemma 4 and Llama 4 one dense block stands beside the experts; it counts as a shared expert.
     if family.startswith(("gemma4", "llama4")):
         return first_count(shape, *_WIDTH_KEYS)
     if shape.get("shared_expert_intermediate_size"):

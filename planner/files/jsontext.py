@@ -1,6 +1,6 @@
 """Strict JSON for all our files: text that other readers could read differently is refused.
 
-`parse_json` raises ValueError, whose text says what is wrong without the file's name, for
+`parse_json` raises ValueError, with a message that does not name the file, for
 
 - a key given twice, of which Python would keep the last;
 - NaN and Infinity, which JSON does not have;
@@ -27,8 +27,8 @@ class TwiceError(ValueError):
 
 
 def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool = True) -> Any:
-    """The value of a whole JSON text. Raises ValueError as the module's docstring says. With `has_nan`, NaN
-    and Infinity, which some programs write, are read as floats.
+    """The value of a whole JSON text. Raises ValueError as the module's docstring says, except that with
+    `has_nan` NaN and Infinity, which some programs write, are read as floats.
 
     `counts_digits=False` allows numbers of any length. It is for traces with millions of ids, whose reader
     checks the numbers itself.

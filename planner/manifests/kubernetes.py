@@ -38,10 +38,10 @@ POWER_LIMIT = "fleetplan/gpu-power-limit-w"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+# Each target has `ENGINE` and `routing`, for its README (manifests/__init__.py).
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
 routing = engine_command.routing_sentence
-# Ranks of a worker talk through shared memory: 16 GiB are enough, the 64 MB that a pod has by default are
-# not.
+# Ranks of a worker talk through shared memory: 16 GiB are enough, a pod's 64 MB by default are not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
@@ -72,7 +72,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
-    """The Helm chart of `files`, made anew from the objects in their kubernetes.yaml, which were changed."""
+    """The Helm chart of `files`, made anew after a change of their kubernetes.yaml (scalable_pools.py)."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
     # The comments of the old values stay, in place of the first line of the new ones, which is a comment.

@@ -14,7 +14,7 @@ from planner.runtime.addresses import split_address
 
 TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
 MOST_POINTS = 10_000  # The most samples of a series in one query; Prometheus refuses more than 11,000.
-MOST_BYTES = 512 * 2**20  # The most bytes of one answer. So large an answer has a few thousand series.
+MOST_BYTES = 512 * 2**20  # The most bytes of one answer: those of a few thousand series of MOST_POINTS.
 MOST_CHARACTERS = 200  # Error messages show this many characters of the address or of the server's message.
 
 
@@ -74,7 +74,7 @@ def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            raw = answer.read(MOST_BYTES + 1)  # The byte more tells an answer that is too large.
+            raw = answer.read(MOST_BYTES + 1)  # One byte more shows that an answer is too large.
     except urllib.error.HTTPError as error:
         # Prometheus says in the body what was wrong with a query; a proxy in between sends no such JSON.
         with error:

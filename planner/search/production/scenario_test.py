@@ -50,8 +50,8 @@ MOST_SIDE_SCENARIOS = 32
 @dataclass(slots=True, eq=False)
 class ScenarioTest:
     """A test of fleets in `scenarios` that no search has seen, from the number `first` on. With
-    `is_after_loss` the oracle removes a worker, and results are marked so. `refused` has the last result of
-    each fleet that did not pass.
+    `is_after_loss` the oracle removes a worker, and results are marked as after a loss. `refused` has the
+    last result of each fleet that did not pass.
     """
 
     oracle: Oracle
@@ -224,8 +224,8 @@ class FleetTrial:
         return is_test_passed(self.kept_in, self.test.safety)
 
     def retest(self, counts: Counts) -> FleetTrial:
-        """The trial of another fleet, which is chosen if it passes (`ScenarioTest.decide_picked`). Of
-        cheaper fleets than that nothing is known yet.
+        """The trial of another fleet, which is chosen if it passes (`ScenarioTest.decide_picked`). Nothing
+        is known yet of fleets that are cheaper than this one.
         """
         test, kept_in = self.test.decide_picked(counts)
         return replace(self, best=counts, test=test, kept_in=kept_in, cheaper=None)
