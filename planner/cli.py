@@ -65,7 +65,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-# Of a longer message the middle is left out: it quotes a value that fills a file.
+# Of a longer message, which quotes a value that fills a file, the middle is left out.
 LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
@@ -101,9 +101,7 @@ TargetOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Typer, but it reads the commands from their signatures once per process only, because that
-    takes 40 ms.
-    """
+    """Typer, but it reads the commands from their signatures once per process only: that takes 40 ms."""
 
     @cached_property
     def commands(self) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""`engine:` of slo.yaml and fleet.yaml, and the rows of catalogs/engines.yaml it takes its constants from.
+"""`engine:` of slo.yaml and fleet.yaml, and rows of catalogs/engines.yaml, which have engines' constants.
 
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
 
@@ -36,8 +36,9 @@ _CONSTANTS = (
     "first_hand_off",
     "first_token",
 )
-# The keys of the section. A plan.yaml also has `basis` to `images`: where the constants come from, whether
-# they are of the nearest version or checked, and the images that the manifests deploy, which nothing reads.
+# The keys of the section. Only a plan.yaml has the four from `basis` to `images`: where the constants come
+# from, whether they are of the nearest version, whether they were checked, and the images that the manifests
+# deploy, which nothing reads.
 KEYS = (
     "name",
     "version",
@@ -64,7 +65,7 @@ MOST_S = {
     "latent_launch": 0.1,
 }
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
-FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
+FIRST_ASYNC = "0.10"  # The first version of vLLM with --async-scheduling.
 MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
 # YAML reads the version 0.10, without quotes, as the number 0.1. No 0.40 exists.
 AMBIGUOUS = (0.1, 0.2, 0.3)
@@ -92,7 +93,7 @@ class EngineRow:
     latent_launch_s: float = 0.0
 
     def version_distance(self, version: str) -> int:
-        """By how many minor versions `version` lies outside of `first` to `last`: 0 if it is one of them."""
+        """By how many minor versions `version` lies outside of `first` to `last`: 0 if it lies inside."""
         asked, first, last = map(_minor_number, (version, self.first, self.last))
         return max(first - asked, asked - last, 0)
 

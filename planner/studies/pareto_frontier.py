@@ -57,8 +57,8 @@ PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 # A rate times the duration is rounded to a number of requests, so all rates up to this many requests above a
 # whole number give the same draw. At one half exactly the number could be rounded up.
 ALMOST_HALF = 0.5 - 1e-6
-# If there are at most this many draws between two rates, each is simulated. A trace of 130 requests has about
-# 200 from half to twice its rate.
+# If there are at most this many draws between two rates, each is simulated. From half to twice its rate a
+# trace of 130 requests has about 200.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 # While the same fleet is planned again beyond its corner, the next plan is made further on by this share, and
@@ -170,7 +170,7 @@ def find_frontier(
                 stride_frac = min(2 * stride_frac, WIDEST_STRIDE_FRAC)
                 next_limit = _further(next_limit, limit * (1 - sign * stride_frac), tightest, sign)
             elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
-                stride_frac = FIRST_STRIDE_FRAC / 2
+                stride_frac = FIRST_STRIDE_FRAC / 2  # It is doubled before it is used.
             beyond = min(beyond, next_limit, key=lambda each: sign * each)
             for step in reversed(steps):
                 # A search need not be exact: this fleet may hold for less money also where `step` was

@@ -4,7 +4,7 @@ The moments are spread evenly over the time of arrivals. For each role all reque
 when a worker first scheduled them until it is done with them; waiting requests hold nothing. A request takes
 these shares of what a worker has (solvers/moment_packing.py):
 
-  KV blocks   of its prompt and of its output so far; a prefix that prompts share counts for each
+  KV blocks   of its prompt and of its output so far; a prefix that prompts share counts in each of them
   seats       one of the worker's max_num_seqs places in the batch
   decode      its part of a step, decode_s + context_token_s context, over the limit on TBT or TPOT less the
               time of an idle step
@@ -87,7 +87,7 @@ def explain_routing(
         last_s = float(simulation.end_s)
     explained = []
     for moment in range(moments):
-        # The middle of each of `moments` equal parts of that time.
+        # The middle of each of `moments` equal parts of the time of arrivals.
         time_s = first_arrival_s + (moment + 0.5) / moments * (last_s - first_arrival_s)
         for role in roles:
             requests = _find_in_service(simulation, role, members[role], time_s)
@@ -125,7 +125,7 @@ class _InService:
 
 
 def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: float) -> _InService:
-    """The requests that the workers `members` of this role serve at this time."""
+    """The requests in service at this time on the workers `members`, which are those of the role."""
     first_token_s = simulation.arrival_s + simulation.ttft_s
     start_s, end_s = simulation.arrival_s + simulation.queue_s, simulation.arrival_s + simulation.e2e_s
     worker = simulation.prefill_worker

@@ -24,7 +24,8 @@ from planner.simulator.elastic import MetricsReading
 
 
 class ScalingThresholds(NamedTuple):
-    """Loads per worker above which a pool gains a worker (`up`) and below which it loses one (`down`).
+    """Loads per worker at which a pool gains a worker (`up`; `kv_up` only above it), and below which it loses
+    one (`down`).
 
     `prefill` are queued prompt tokens as a share of the longest context, `kv` the share of the KV cache in
     use or queued for. The fields are named as those of `DynamoSettings`.
@@ -44,7 +45,7 @@ THRESHOLDS = {  # Dynamo's own, by `optimization_target`.
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings(ControllerSettings):
-    """The thresholds of Dynamo's load planner: above `up` it adds a worker, below `down` it removes one."""
+    """The settings of Dynamo's load planner. A threshold of None is Dynamo's own (THRESHOLDS)."""
 
     optimize: str = settings_field(
         "throughput", NAME, "what the thresholds are for", choices=tuple(THRESHOLDS)
@@ -97,7 +98,11 @@ def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> i
 
 
 class Dynamo:
-    """The controller. After each interval `sizes` decides for all pools: at most one worker more or fewer."""
+    """The controller. After each interval `sizes` decides for all pools: at most one worker more or fewer.
+
+    `current` are the sizes decided last, and `changed_s` the time at which they changed. `input_tokens` is
+    the mean prompt of the requests that finished last.
+    """
 
     def __init__(self, settings: DynamoSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("dynamo", "engines")

@@ -59,7 +59,7 @@ def find_gpus_too_small(problem: Problem) -> tuple[SmallWorker, ...]:
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
     """All assumptions of the plan, of its bound, and of its simulation."""
     task, policies = problem.task, fleet.policies
-    # The bound and the search use the step times of all worker types, and not only of the fleet's.
+    # The bound and the search use the step times of all worker types, not only of those in the fleet.
     latencies = [worker.latency for worker in problem.types]
     facts: list[Assuming] = [
         Assumption("monotonicity"),
@@ -222,7 +222,7 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
             tail=not trace.after.size,
         )
     ]
-    # Only options that were left out because their KV cache is too small name their workers.
+    # Of the options left out, only those whose KV cache is too small name their workers.
     if small := [worker for item in problem.left_out for worker in item.workers]:
         names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
         facts.append(SmallCaches(tuple(names), problem.longest_tokens))

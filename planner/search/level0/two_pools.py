@@ -77,8 +77,8 @@ def search_two_pools(
     """
     pairs = pair_up(prefills, decodes, simulations, search, allowed)
     likely = _likely_pairs(pairs)
-    # The likeliest pair and its prefill option come first. Once a good fleet is known, one simulation rules
-    # out most of the other pairs. Answers stay in the designs, so no simulation is repeated.
+    # The likeliest pair comes first, then all with its prefill option. Once a good fleet is known, one
+    # simulation rules out most of the other pairs. Designs keep their answers: no simulation is repeated.
     for designs in (likely[:1], likely, pairs):
         answer = cheapest_designs(
             [designs],
