@@ -106,7 +106,8 @@ def schedule(
     seed: int = 0,
     progress: Progress = report_nothing,
 ) -> ScheduleResult:
-    """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
+    """The workers of each window for a demand that changes: reserved for its base, on demand and spot for the
+    rest.
 
     `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` has its stock too). `demand`
     is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each LLM to a
@@ -177,9 +178,9 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
 def _llm_to_simulate(
     answer: schedule_page.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike
 ) -> ScheduledLlm:
-    """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
+    """What the simulation of one LLM needs: its fleets, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
-    units = {}  # The fleet that one worker of a type is, by the number of the type.
+    units = {}  # By the number of a type: one worker of a schedule is all pools of a plan's fleet.
     for type_number in schedule_page.types_in_use(answer):
         worker_type = market.worker_types[type_number]
         if worker_type.llm == llm and worker_type.fleet is not None:
@@ -222,7 +223,7 @@ def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: C
 
 
 def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:
-    """The demand from any of its forms; equal stamps of traces are spread with the seed."""
+    """The demand from any of its forms; equal time stamps of traces are spread by the seed."""
     if isinstance(demand, Demand):
         return demand
     if isinstance(demand, pd.DataFrame):

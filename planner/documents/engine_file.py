@@ -36,7 +36,7 @@ _CONSTANTS = (
     "first_hand_off",
     "first_token",
 )
-# The keys of the section. Only a plan.yaml has the four from `basis` to `images`: where the constants come
+# The keys of the section. A plan.yaml also has the four from `basis` to `images`: where the constants come
 # from, whether they are of the nearest version, whether they were checked, and the images that the manifests
 # deploy, which nothing reads.
 KEYS = (

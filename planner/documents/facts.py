@@ -1,9 +1,9 @@
 """Facts about a plan, as values: why to believe it, and what a reader must know of it.
 
 The search computes these facts, documents/certificate.py writes them to certificate.json, and only
-reports/fact_sentences.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
-`LimitBinds` is "limit-binds". If a fact has a `unit`, its costs and savings are in that unit, the one of the
-plan's objective (USD/h, GPUs, ...).
+reports/fact_sentences.py makes sentences of them, and of the names in a Literal. The `kind` of a fact in the
+file is the name of its class: `LimitBinds` is "limit-binds". If a fact has a `unit`, its costs and savings
+are in that unit, the one of the plan's objective (USD/h, GPUs, ...).
 """
 
 from __future__ import annotations
@@ -323,8 +323,8 @@ class NotShared:
 class PoliciesRaced:
     """Policies compared on fleets near the best one.
 
-    Some save `nothing`; `rivals` save less than the policies of the plan; `unasked` were not compared,
-    because they do not go with that fleet or the effort was spent.
+    Those in `nothing` save nothing; `rivals` save less than the policies of the plan; `unasked` were not
+    compared, because they do not go with that fleet or the effort was spent.
     """
 
     nothing: tuple[str, ...]
@@ -595,7 +595,7 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """The length of the measured window, in seconds and in mean residence times of a request."""
+    """The length of the measured window, in seconds and in residence times (the mean E2E of a request)."""
 
     window_s: float
     residences: float
@@ -714,7 +714,7 @@ PruningRule = Literal["more-mixed", "more-decode", "leads", "follows", "seats", 
 
 @dataclass(frozen=True, slots=True)
 class RuleTest:
-    """A pruning rule hid a cheaper fleet in `failed` of our `tests`.
+    """Tests of a pruning rule: it hid a cheaper fleet in `failed` of our `tests`.
 
     The traces had at most `most_requests` and more than `least_requests` requests (None: no such bound). With
     `of_pools`, `failed` counts tests in which the rule was false for a single pool; no fleet was searched.
@@ -1103,7 +1103,7 @@ class ScenariosDrawn:
     searched: int  # Scenarios that the search has seen.
     downscale: int = 1  # The scale of those simulations: they keep one request and one worker of this many.
     prefix_drift_frac: float = 0.0  # The share of the popularity of prefixes that moves to other prefixes.
-    cheaper: CheaperMiss | None = None  # None: no cheaper fleet was looked at, as in a scale model.
+    cheaper: CheaperMiss | None = None  # None: none was looked at, as with a scale model (scale_model.py).
     fewer: FewerTested | None = None  # None: no such fleet was tested.
 
 
@@ -1181,7 +1181,7 @@ class NotDeployable:
 
 @dataclass(frozen=True, slots=True)
 class KvHeadsNotStored:
-    """KV heads do not split over `tp` GPUs, so a shared store of KV blocks is no use between degrees."""
+    """Workers of other TP degrees could not read a store's blocks of this one (kv_offload.is_common)."""
 
     kv_heads: int
     tp: int
@@ -1197,7 +1197,7 @@ class HeadsNotShared:
 
 @dataclass(frozen=True, slots=True)
 class LayersNotCut:
-    """The layers do not split evenly into pipeline stages."""
+    """The LLM has fewer layers than a pipeline would have stages."""
 
     layers: int
     stages: int

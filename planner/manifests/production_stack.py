@@ -34,7 +34,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to install it, as lines of the README."""
+    """How to install the chart with these values, as lines of the README."""
     return [
         "    helm repo add vllm https://vllm-project.github.io/production-stack",
         f"    {kubernetes.SECRET}",
@@ -94,7 +94,7 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def _roles(fleet: Fleet) -> list[str]:
-    """The router's arguments that name the pools that prefill and those that decode."""
+    """The router's arguments with the names of the pools that prefill, and of those that decode."""
     words: list[str] = []
     for role in ("prefill", "decode"):
         pools = zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)

@@ -10,8 +10,8 @@ import aiohttp
 # Limits set by hand.
 LINE_BYTES = 16 * 2**20  # The longest line: an event with the log-probabilities of a long prompt fits.
 REFUSAL_BYTES = 2**20  # The longest answer that says what is wrong with a request.
-# Tokens that may come beyond the request's limit. Engines may count a stop token or send an event that has
-# only the role, which are a few per choice: this number is far higher.
+# Tokens that may come beyond the request's limit. Engines may count a stop token, or send an event with the
+# role alone. That is a few per choice, far fewer than this number.
 SPARE_TOKENS = 64
 _READ_VALUE = json.JSONDecoder().raw_decode  # Twice as fast as json.loads on a short event.
 _DATA_FIELD = b"data:"
@@ -28,8 +28,8 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerRefusedError(WorkerError):
-    """The worker refuses all requests. By its HTTP status the key or the path is wrong, or the worker accepts
-    no requests at present.
+    """The worker refuses all requests: by the HTTP `status`, because the key or the path is wrong, or because
+    it accepts none at present.
     """
 
     def __init__(self, message: str, status: int) -> None:

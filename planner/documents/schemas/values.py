@@ -20,7 +20,7 @@ ANYTHING: Schema = {}
 
 
 def with_help(schema: Schema, words: str) -> Schema:
-    """The schema with a sentence for people, which editors show."""
+    """The schema with `words`, a sentence for people that editors show."""
     return {"description": words, **schema}
 
 
@@ -114,7 +114,7 @@ def section_schema(
 
 
 def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
-    """A mapping from names to values; editors offer these names."""
+    """A mapping from any names to values of `schema`; editors offer `names`."""
     offered = list(names)
     return {"type": "object", "additionalProperties": schema} | (
         {"propertyNames": text_with_suggestions(offered)} if offered else {}

@@ -197,9 +197,9 @@ class SearchInputs:
 
 
 def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs in an order that depends neither on the order of rows in a question nor on prices, because
-    searches that are not exact depend on the order of their options. Owned, rented and spot rows of one GPU
-    keep their order.
+    """The GPUs, ordered by their hardware: searches that are not exact depend on the order of their options,
+    which must depend neither on prices nor on the order of rows in a question. Owned, rented and spot rows of
+    one GPU keep their order.
     """
 
     def row(gpu: Gpu) -> tuple[float | str, ...]:
@@ -236,7 +236,7 @@ def _list_worker_types(
 
 
 def _check_tenants(task: PlanQuestion, trace: Trace) -> None:
-    """Raise InputError for classes, policies and weights that are of requests or tenants the trace lacks."""
+    """Raise InputError for classes, policies and weights about requests or tenants that the trace lacks."""
     check_judged_classes(task.slo, trace)
     tenant_weights(task.policies.settings, trace)
     for axis, names in task.policies.axes.items():

@@ -94,8 +94,8 @@ class OptionLeftOut:
 class EngineChoices:
     """The engine settings to choose from, and how the time of a step is made.
 
-    `budgets`: the most tokens of a step.
-    `seats`: the most sequences of a step; vLLM allows no more seats than tokens.
+    `budgets`: token budgets, the most tokens of a step.
+    `seats`: numbers of seats, the most sequences of a step; vLLM allows no more seats than tokens.
     `ranks`: numbers of data-parallel ranks.
     `stages`: depths of pipelines.
     `speculations`: the drafts of a step; None: no drafts.
@@ -147,8 +147,8 @@ class EngineChoices:
         return None if self.engine is None else self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
-        """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so the
-        budget has room for them. Neither pipelines nor data-parallel ranks draft.
+        """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so
+        there are no more seats than the budget has room for. Neither pipelines nor data-parallel ranks draft.
         """
         combinations = []
         for drafts, budget, seats in itertools.product(self.speculations, self.budgets, self.seats):
@@ -216,11 +216,11 @@ def worker_types(
 def _splits(
     name: str, llm: Llm, gpu_tp_pp: tuple[Gpu, int, int], catalog: Catalog, engines: EngineChoices
 ) -> Iterator[_Split]:
-    """The ways to split an LLM over workers with this GPU, TP and PP: experts sliced or whole, and
-    each number of data-parallel ranks.
+    """The ways to split an LLM over workers with this GPU, TP and PP: experts sliced or whole, and each
+    number of data-parallel ranks.
 
-    Ranks have no pipelines. They are on one node. Only where they are more than a node has GPUs they are on
-    several nodes, and each kind of all-to-all between nodes is a way of its own.
+    Ranks have no pipelines. They are on one node, unless there are more of them than a node has GPUs: then
+    they are on several nodes, and each kind of all-to-all between nodes is a way of its own.
     """
     gpu, tp, pp = gpu_tp_pp
     if 1 in engines.ranks:
@@ -421,9 +421,7 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
 
 
 def whole_gpus(value: float) -> float:
-    """The number of GPUs of a fleet of this value: without the share that its price adds
-    (`gpus_then_price`).
-    """
+    """The number of GPUs of a fleet of this value: without what its price adds (`gpus_then_price`)."""
     return float(math.floor(value * (1 + ROUNDING))) if math.isfinite(value) else value
 
 
