@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import ValidationSetup
 
 SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
-# 16 random characters of base 64 have 96 bits, which nobody can guess over a network.
+# So many random characters of base 64 have 96 bits, which nobody can guess over a network.
 LEAST_KEY_CHARACTERS = 16
 
 PlanArgument = Annotated[
@@ -326,13 +326,13 @@ def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmP
 def _engines_to_start(
     options: ValidationKeys, fleet: Fleet, longest_tokens: int, seed: int
 ) -> ValidationSetup:
-    """The engines of the fleet, for requests of up to `longest_tokens` tokens. No traffic is replayed."""
+    """The setup that starts the fleet's engines, for requests of up to `longest_tokens` tokens."""
     import numpy as np
 
     from planner.api.validating import validation_setup
     from planner.traffic.trace import Trace
 
-    # A run wants a trace: one request of one token, which nobody sends.
+    # A setup needs a trace: here one request of one token, which is never sent, as no traffic is replayed.
     unused = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
     return validation_setup(
         options, fleet=fleet, trace=unused, slo=Slo(()), max_model_len=longest_tokens, seed=seed

@@ -35,8 +35,8 @@ Default = TypeVar("Default")
 class Wording:
     """The words in which errors of one kind of document say what is valid.
 
-    {} stands for the bound or the names. If `missing` is empty, a missing key is no error of its own: it is
-    checked like a value of null.
+    {} stands for the bound or the names. If `missing` is empty, a missing key is no error of its own: the
+    value null is checked in its place.
     """
 
     one_of: str = "expected one of {}"
@@ -62,7 +62,7 @@ _REQUIRED = _Required.TOKEN
 
 
 def refused_value(where: object, valid: str, value: object) -> InputError:
-    """The InputError for a value that is not valid; `valid` says what is, as in "must be > 0"."""
+    """The InputError for a value that is not valid; `valid` says what would be, as in "must be > 0"."""
     return InputError(f"{where}: {valid}, found {show_value(value)}")
 
 

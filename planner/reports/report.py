@@ -74,7 +74,7 @@ def _appendix_section(plan: Plan) -> str:
 
 
 def _of_paper(plan: Plan) -> str:
-    """Ends a heading over proofs, which are about the fleet on paper; empty if the plan is that fleet."""
+    """The end of a heading over proofs: these are about the fleet on paper; empty if that is the plan."""
     return " of the fleet on paper" if plan.certificate.answers else ""
 
 
@@ -115,7 +115,7 @@ def _costs_section(plan: Plan) -> str:
 
 
 def _slo_section(plan: Plan) -> str:
-    """The limits with what was simulated, also under other routers and on other draws."""
+    """The limits with the simulated values, also under other routers and on other draws of the traffic."""
     limits = table_html(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
     blocks = f"{limits}<p class=note>{escape(words.measured_line(plan))}</p>"
     if plan.certificate.routers:
@@ -185,7 +185,7 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show its summary alone, and the file that has all."""
+    """A block that opens on a click. Printed pages show its summary alone, which names the file with all."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

@@ -61,7 +61,7 @@ Floats = npt.NDArray[np.float64]
 Need = tuple[float, float, int, int]
 """(a, b, pool, n): at some moment from a to b [s] more than n workers of the pool are ready."""
 Needs = tuple[Need, ...]
-"""A cut: at least one of these must be met."""
+"""A cut: at least one of these needs must be met."""
 Stretches = list[tuple[float, float]]
 
 
@@ -74,7 +74,7 @@ TOLERANCE = 1e-6  # The bound is lowered by this share, because the solver keeps
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheapestLevels:
-    """When levels are up, None if no run was found. No run within the cuts costs less than `bound_usd`."""
+    """When levels are up, None if no run was found. A run that meets all cuts costs at least `bound_usd`."""
 
     up: LevelStretches | None
     bound_usd: float

@@ -148,7 +148,7 @@ def _cheapest_mixed(
     most_failed, most = _known_ranges(problem, level0, options)
     counts = None
     notes: tuple[Note, ...] = ()
-    ceiling = ALONE_TIMES * value
+    ceiling = ALONE_TIMES * value  # The search is below this price.
 
     def check_holds(option: Option, count: int) -> bool:
         nonlocal simulations_left
@@ -167,7 +167,7 @@ def _cheapest_mixed(
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=partial(_search_order, problem, level0))
-    mixed = [
+    mixed = [  # The options of which level 0 knows a count that holds.
         option
         for option in ordered
         if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
@@ -177,7 +177,7 @@ def _cheapest_mixed(
     elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
         counts = ((mixed[0], count),)
         ceiling = objective_of(counts)
-    # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
+    # The first option of each worker size: later entries of a dict replace earlier ones, hence `reversed`.
     one_per_size = {hardware_of(option): option for option in reversed(ordered)}.values()
     # A pool needs more workers than the largest count that failed, and costs no less than the best fleet of
     # an exhausted search. So the price begins above the larger of these two costs.

@@ -5,9 +5,9 @@ all that it depends on, with the number of requests that were simulated, because
 clock (work_clock.py). A resumed run starts from the beginning, but takes these answers from the file;
 therefore it ends with the same plan, byte for byte.
 
-A run writes the file when it has taken FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under a
-temporary name, which is then changed to the file's name. A run that completes removes the file. The file
-belongs to one question and one version of the code.
+A run writes the file after FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under a temporary name,
+which is then changed to the file's name. A run that completes removes the file. The file belongs to one
+question and one version of the code.
 """
 
 from __future__ import annotations
@@ -171,8 +171,7 @@ def _scenario_digest(scenarios: Scenarios, number: int) -> str:
     """
     if _is_incomplete(text := scenarios.text_for_digest()):
         return trace_digest(scenarios[number].trace)
-    # No simulation reads `coarse_s`, so `trace_digest` leaves it out, but arrival times are
-    # spread by it.
+    # No simulation reads `coarse_s`, so `trace_digest` leaves it out, but draws spread arrival times by it.
     return _digest(text, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 

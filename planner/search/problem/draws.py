@@ -125,7 +125,7 @@ def _most_runs(problem: Problem) -> int:
 
 def missed_warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
     """A warning for each kind of runs in which the SLO was missed at least once, unless the test of
-    repeats.py decided on these runs that the fleet holds.
+    solvers/repeats.py decided that the fleet holds in such runs.
     """
     return tuple(
         MissedOnDraws(runs) for runs in repeats if runs.decision != "holds" and runs.kept < runs.runs
