@@ -58,7 +58,7 @@ GPU_NAMES = {
     "mi355x": "mi355x-288g",
     "gaudi3": "gaudi3-128g",
 }
-# The name of the PCIe card by that of the SXM card, which SkyPilot calls the same; empty if
+# Name of an SXM card -> name of its PCIe card, for which SkyPilot has the same name; empty if
 # catalogs/gpus.yaml has no row for the PCIe card.
 PCIE_NAMES = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
 
@@ -89,7 +89,7 @@ class _InstancePrice:
 def read_prices(
     path: Path, catalog: Catalog, *, provider: str, date: str, region: str | None = None
 ) -> ListedPrices:
-    """The prices of one cloud by the GPU, on demand and spot; with `region` those of that region alone.
+    """The prices of one cloud per GPU, on demand and spot; with `region` those of that region alone.
 
     Raises InputError for a file that is no such catalog, or that has no price of a known GPU.
     """

@@ -249,7 +249,7 @@ class Reply:
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
-        """Make the worker's answer that is no stream the response; also an error that the request caused.
+        """Make the response of a worker's answer that is no stream, or of an error that the request caused.
 
         An answer is read up to `most_bytes`, an error up to REFUSAL_BYTES.
         """
@@ -272,7 +272,7 @@ def _noticing_client_loss() -> Iterator[None]:
     """Raise ClientGoneError in place of a ConnectionError within the block, which must only write to the
     client.
 
-    Outside such a block it could not be told from the loss of a worker, for which aiohttp raises it too.
+    Elsewhere a ConnectionError could also be the loss of a worker, for which aiohttp raises the same error.
     """
     try:
         yield

@@ -48,8 +48,8 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
     weights = prices if prices.sum() > 0 else gpus  # A fleet of only owned GPUs may have no price.
-    # The weights of all pools with work. Only these divide the bill, so an idle pool's part of the bill is
-    # divided like that of the others.
+    # The weights of all pools with work. Only these divide the bill: what an idle pool costs is divided in
+    # the same shares.
     used_weight = 0.0
     for pool_number, pool in enumerate(fleet.pools):
         work_s = _request_work_s(simulation, pool, pool_number, pool_of_worker)
@@ -109,7 +109,7 @@ def _request_work_s(
 def _in_pool(
     worker: npt.NDArray[np.int64], number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """(n,): whether each `worker` (n,) is of pool `number`; a number out of range stands for no worker."""
+    """(n,): whether each `worker` (n,) is of pool `number`; a worker out of range stands for none."""
     has_worker = (worker >= 0) & (worker < len(pool_of_worker))
     return np.asarray(has_worker & (pool_of_worker[np.where(has_worker, worker, 0)] == number))
 
