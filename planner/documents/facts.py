@@ -57,7 +57,9 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """A failed backlog test: only `patient_frac` of the last requests waited no longer than `patience_s`."""
+    """A failed backlog test (solvers/required_work.py): only the share `patient_frac` of the last requests
+    waited no longer than `patience_s`.
+    """
 
     patient_frac: float
     patience_s: float
@@ -295,7 +297,7 @@ class PolicyGains:
 
 @dataclass(frozen=True, slots=True)
 class ClassAlone:
-    """The value of a fleet for one class of requests."""
+    """The value, in the objective's unit, of a fleet for class `name` of requests alone."""
 
     name: str
     value: float
@@ -1150,8 +1152,8 @@ class RoutersMiss:
 class ForTargets:
     """The fleet and its cost that `plan` finds with `deploy:` set to one of these targets.
 
-    The routers of the targets are alike. `usd_per_h` is None where no fleet keeps the SLO there, or none of
-    the targets can run one.
+    The routers of the targets are alike. `status` is that of the plan, or "infeasible" or "not possible" if
+    there is none. `usd_per_h` is None then, and where none of the targets can run the fleet.
     """
 
     targets: tuple[str, ...]

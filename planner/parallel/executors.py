@@ -152,7 +152,8 @@ class Crew(Protocol):
         """Start function(value, item) on a worker; returns a function that waits for the result."""
 
 
-# What `working_on` has chosen in this context: a crew, or a number of threads, or neither.
+# What `working_on` has chosen in this context: a crew, a number of threads, or neither; and the semaphore of
+# `current_slot`, which is the one of this process where no number of threads is chosen.
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 _process_slots = threading.Semaphore(os.cpu_count() or 1)

@@ -8,7 +8,7 @@ have no numbers, so the solver does not search placements that differ in numbers
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
        g node kind (the GPU's name without its power cap)
-Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
+Data   a_pq  parts of q's workers in p (a part is what one node has of a worker);   W_q  parts of the pool
        N_gf  nodes of kind g in domain f
        l_p   pairs of a prefill and a decode worker, of n m in all, whose KV can stay inside p. If p has P_p
              of the n prefill and D_p of the m decode workers, its prefill workers make the KV of m P_p pairs
@@ -51,7 +51,9 @@ BOUND_TOLERANCE = 1e-6  # CP-SAT's bounds are off by less than this.
 
 @dataclass(frozen=True, slots=True)
 class FailureDomain:
-    """Nodes that fail together, such as a rack: how many of each kind (the GPU's name; None: any number)."""
+    """Nodes that fail together, also called a rack. `nodes` is how many there are of each kind (the GPU's
+    name without its power cap); None: any number.
+    """
 
     name: str
     nodes: Mapping[str, int | None]

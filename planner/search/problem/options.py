@@ -79,7 +79,7 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 @dataclass(frozen=True, slots=True)
 class OptionLeftOut:
     """A split of the LLM over a worker's GPUs, or a token budget of such workers, that cannot serve all of
-    this traffic, and why. `name` is for instance "h100-80g tp4 ep", with a budget "h100-80g tp4 ep 2048".
+    this traffic, and why. `name` is for instance "h100-80g tp4 ep"; of a budget, "h100-80g tp4 ep 2048".
 
     `workers` are the split's worker types with room for the weights but not for the longest request: these
     can serve shorter requests.

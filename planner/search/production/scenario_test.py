@@ -41,7 +41,7 @@ AT_ONCE_REQUESTS = 1_000_000
 LEAST_AT_ONCE = 4
 MOST_AT_ONCE = 32
 # The fleets on paper and with a loss are only shown beside the plan, so they are simulated with fewer
-# requests.
+# requests, in LEAST_SIDE_SCENARIOS to MOST_SIDE_SCENARIOS scenarios.
 SIDE_REQUESTS = 200_000
 LEAST_SIDE_SCENARIOS = 10
 MOST_SIDE_SCENARIOS = 32
