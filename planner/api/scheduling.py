@@ -180,7 +180,7 @@ def _llm_to_simulate(
 ) -> ScheduledLlm:
     """What the simulation of one LLM needs: its fleets, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
-    units = {}  # By the number of a type: one worker of a schedule is all pools of a plan's fleet.
+    units = {}  # By the number of a type: the fleet whose pools together are one worker of the schedule.
     for type_number in schedule_page.types_in_use(answer):
         worker_type = market.worker_types[type_number]
         if worker_type.llm == llm and worker_type.fleet is not None:

@@ -101,7 +101,7 @@ class Dynamo:
     """The controller. After each interval `sizes` decides for all pools: at most one worker more or fewer.
 
     `current` are the sizes decided last, and `changed_s` the time at which they changed. `input_tokens` is
-    the mean prompt of the requests that finished last.
+    the mean prompt length of the requests that finished last.
     """
 
     def __init__(self, settings: DynamoSettings, knowledge: Knowledge) -> None:
