@@ -149,6 +149,11 @@ def validate(
     check_classes(slo_to_keep, requests)
     most_tokens = _most_tokens(fleet, requests)
     context_tokens = max_model_len_of(read_yaml(file), file) or most_tokens
+    if most_tokens > context_tokens and how.get("engine") != "rehearsal" and endpoint is None:
+        raise InputError(
+            f"{requests.name}: has a request of {most_tokens:,} tokens, and the engines of {file} start with "
+            f"max_model_len: {context_tokens:,}; leave it out, or raise that key"
+        )
     whole_plan = None
     notes: tuple[str, ...] = ()
     if slo_to_keep.guarantees:
@@ -256,7 +261,7 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
     url = how.get("url")
     if url is None:
         for name in OF_ENDPOINTS:
-            if how.get(name):
+            if how.get(name) not in (None, (), []):
                 raise InputError(f"{name}: is about an endpoint; name it with url (--url)")
         return None
     key_name, key = how.get("api_key_env"), ""

@@ -102,9 +102,11 @@ def read_prices(
         if not (name := row["AcceleratorName"].strip()):
             continue  # The instance has no GPU.
         gpus = _read_price_or_count(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
-        if gpus is None or gpus < 1:
+        if not gpus:
             raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")
         gpu, skip_reason = _catalog_name(name, row.get("GpuInfo") or "", catalog)
+        if gpus < 1:  # Azure sells sixths of an A10.
+            gpu, skip_reason = None, f"{name}: a part of a GPU, and workers have whole ones"
         if gpu is None:
             unknown_gpus[skip_reason] = unknown_gpus.get(skip_reason, 0) + 1
             continue

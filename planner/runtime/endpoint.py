@@ -74,7 +74,7 @@ class Endpoint:
         for name, value, least in (
             ("--max-usd", self.max_usd, 0.0),
             ("--max-requests", self.max_requests, 1),
-            ("--usd-per-million", min(self.usd_per_million or (0.0,)), 0.0),
+            *(("--usd-per-million", usd, 0.0) for usd in self.usd_per_million or ()),
             ("--timeout", self.timeout_s, 0.1),
         ):
             if value is not None and not least <= value < math.inf:

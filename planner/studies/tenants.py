@@ -47,17 +47,21 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     fleet_usd_per_h = bill_fleet(fleet).usd_per_h
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
-    weights = prices if prices.sum() > 0 else gpus  # A fleet of only owned GPUs may have no price.
-    # The weights of all pools with work. Only these divide the bill: what an idle pool costs is divided in
-    # the same shares.
-    used_weight = 0.0
-    for pool_number, pool in enumerate(fleet.pools):
-        work_s = _request_work_s(simulation, pool, pool_number, pool_of_worker)
-        tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
-        if tenant_s.sum() > 0:
-            shares += weights[pool_number] * tenant_s / tenant_s.sum()
-            used_weight += weights[pool_number]
-    shares = shares / used_weight if used_weight else shares
+    tenant_s_by_pool = [
+        np.bincount(
+            simulation.tenant,
+            weights=_request_work_s(simulation, pool, pool_number, pool_of_worker),
+            minlength=len(shares),
+        )
+        for pool_number, pool in enumerate(fleet.pools)
+    ]
+    # Only pools with work divide the bill: what an idle pool costs is divided in the same shares.
+    worked = [number for number, tenant_s in enumerate(tenant_s_by_pool) if tenant_s.sum() > 0]
+    # Owned GPUs may have no price; if only such pools have work, GPUs stand for prices.
+    weights = prices if prices[worked].sum() > 0 else gpus
+    for number in worked:
+        tenant_s = tenant_s_by_pool[number]
+        shares += weights[number] / weights[worked].sum() * tenant_s / tenant_s.sum()
     hours = _span_s(simulation) / HOUR_S
     costs = []
     for tenant_number, name in enumerate(simulation.tenants):
