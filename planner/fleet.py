@@ -25,7 +25,7 @@ from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
-# Versions of vLLM as (major, minor).
+# Two versions of vLLM, as (major, minor).
 # From this version on vLLM first reuses cache blocks that no prompt can find (vllm-project/vllm#43447).
 FINDABLE_KEPT_SINCE = (0, 23)
 # From this version on vLLM caches the KV of sliding windows and the states of recurrent layers only where a
@@ -86,7 +86,8 @@ class WorkerType:
 
     @property
     def taken_blocks_per_token(self) -> float:
-        """How many free KV blocks a computed token takes: its own share of one, and those of sliding windows.
+        """How many free KV blocks a computed token takes: its own share of one, and those of sliding windows
+        (`KvBeside`).
 
         Free blocks may still hold cached prompts, which are lost when the blocks are taken. The result is 0,
         not the token's own share, if windows have no influence on what the cache keeps.
@@ -319,7 +320,7 @@ class Policies:
     flip_after_s: float = 60.0
     flip_restart_s: float = 0.0
     # repurpose: a pool that has been short of workers for this time gets one of the other pool. splitwise: a
-    # machine that has been mixed for this time belongs to the other pool from then on.
+    # worker that has been mixed for this time belongs to the other pool from then on.
     repurpose_after_s: float = math.inf
 
     # best-fit, rebalanced or not:

@@ -12,7 +12,7 @@ Missing prices and `sold_as` are those of the catalog; missing electricity costs
 
 Owned GPUs cost nothing but electricity; more GPUs are rented at their price, as far as the stock goes. The
 stock of `fleet: gpus` counts owned and rented GPUs. Without `gpus` any number may be rented beside the owned
-ones; with it a GPU that it does not name is not rented at all.
+ones; with `gpus` none is rented that is not named there.
 
 Electricity is added to the hourly price of a GPU, as if the GPU always drew its power limit, or its cap
 (provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet

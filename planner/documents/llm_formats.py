@@ -32,6 +32,7 @@ MAX_CONFIG_BYTES = 16 * 2**20
 # Keys under which a config.json declares the formats of its quantised weights.
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
+# How messages on a format that is not modelled end.
 INSTEAD = (
     "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
     "your own with its weights"
@@ -62,7 +63,7 @@ _ALGORITHMS = {
 }
 # Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
-# Weights that share a scale, in the formats "int4" and "int4-g32"; more values per scale take less memory.
+# Weights that share a scale, in the formats "int4" and "int4-g32"; larger groups take less memory.
 _LARGE_GROUP, _SMALL_GROUP = 128, 32
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
@@ -74,7 +75,7 @@ class Formats:
 
     Modules that no rule names have the format `default`, or `experts` if they are routed experts. A rule of
     `names` holds for the module of this name and for all modules inside it, one of `patterns` for modules
-    whose whole name it matches. `kv_dtype_bytes` are the bytes of one value in the KV cache.
+    whose name begins with a match. `kv_dtype_bytes` are the bytes of one value in the KV cache.
     """
 
     default: str = "bf16"
@@ -102,9 +103,9 @@ class Formats:
     def _format_by_rule(self, module: str) -> str | None:
         """The format by the rules of the checkpoint; None if no rule applies.
 
-        A rule is a pattern for the whole name; or a name, which may be any consecutive parts of the module's
-        (parts are what dots separate): "mlp.experts" holds for "layers.3.mlp.experts.0". A rule for the
-        module itself comes before one for a module around it.
+        A rule is a pattern, which must match from the start; or a name, which may be any consecutive parts of
+        the module's (parts are what dots separate): "mlp.experts" holds for "layers.3.mlp.experts.0". A rule
+        for the module itself comes before one for a module around it.
         """
         if not self.names and not self.patterns:
             return None

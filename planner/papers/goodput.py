@@ -9,9 +9,9 @@ A rule defines what it means to keep the SLO at a rate. This module has one:
 
     Steady          the runs of all seeds keep every limit after the warm-up and have no growing backlog
                     (slo_verdict.judge_slo). A run must be at least `residences` times as long as the mean
-                    time that a request stays in the fleet; otherwise a longer one replaces it. The reason is
-                    that a fleet begins empty: it keeps any SLO until its first requests are old enough to
-                    miss it.
+                    time that a request stays in the fleet; otherwise a longer one replaces it, as far as
+                    MOST_REQUESTS and the traffic allow. The reason is that a fleet begins empty: it keeps any
+                    SLO until its first requests are old enough to miss it.
 
 The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
@@ -114,7 +114,7 @@ class Steady:
         return self.first_missed(fleet, rate_rps) is None
 
     def first_missed(self, fleet: Fleet, rate_rps: float) -> int | None:
-        """The first seed with whose traffic the fleet misses the SLO; None if it keeps it with all seeds."""
+        """The first seed with whose traffic the fleet misses the SLO; None if there is no such seed."""
         seeds = range(self.seeds)
         return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
 

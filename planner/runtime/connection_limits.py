@@ -1,9 +1,9 @@
 """Accepts clients: binds addresses before any engine starts, counts connections, and ends silent ones.
 
 The HTTP server is aiohttp's, which has no limits on connections. They are here, for all connections and for
-those of one client, below the number of files that the process may open. At the limit the connection that has
-been without a request for longest is ended to make room, so that silent ones lock nobody out. A connection
-that has sent no whole head of a request after `idle_s` is ended.
+those of one client, below the number of files that the process may open. At the limit for all, the connection
+that has been without a request for longest is ended to make room, so that silent ones lock nobody out. A
+connection that has sent no whole head of a request after `ConnectionLimits.idle_s` is ended.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ConnectionLimits:
     """The most connections in all, and of one client's address.
 
-    Connections from this machine itself are not limited, because they may come from a proxy for many clients.
-    A connection may be `idle_s` without a request.
+    The second limit is not for this machine itself, as its connections may come from a proxy for many
+    clients. A connection may be `idle_s` without a request.
     """
 
     connections: int = 10_000

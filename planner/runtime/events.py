@@ -43,7 +43,7 @@ from planner.simulator.slots import (
     seat_blocks,
 )
 
-# Stages of a request, in their order.
+# Stages of a request. Their order counts: code below compares them.
 (
     FREE,  # The seat has no request.
     GONE,  # The request has ended; the window of the routing policy e2 still has its prefix.
@@ -133,7 +133,8 @@ def _admit_request(state, r, time_s):
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
         keep_prefix(state, w, r)
-    request.computed_tokens = hit  # All counted as computed above, because `keep_prefix` caches only those.
+    # Above, the whole prompt counted as computed, because `keep_prefix` caches computed tokens alone.
+    request.computed_tokens = hit
 
 
 @where_has("caches", lambda state, limit: None)
@@ -312,10 +313,11 @@ def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
 
 @entry_jit
 def note_event(fields, event, r, number, time_s):
-    """Apply an event of the request on seat r, or of the worker `number`.
+    """Apply an event of the request on seat r, or of a worker.
 
-    Returns the worker that SEND or HAND_OFF chose, and for IS_HELD_BACK whether the policy holds the request
-    back.
+    `number` is the worker for GO_DOWN, how many requests to give up for FORGET, and for GROW and LEAVE the
+    tokens of output so far. Returns the worker that SEND or HAND_OFF chose, and for IS_HELD_BACK whether the
+    policy holds the request back.
     """
     state = pointer_to(fields)
     if event == SEND:

@@ -324,7 +324,7 @@ def _is_kept_by_client(validation: Validation) -> bool | None:
 
 
 def _is_kept(comparison: MeasuredComparison) -> bool | None:
-    """Whether the measured run kept the SLO; None where none was given, or nothing was judged."""
+    """Whether the measured run kept the SLO; None where no SLO was given, or nothing was judged."""
     verdict = comparison.measured_verdict
     return verdict.holds if verdict.lines and verdict.is_judged else None
 
@@ -403,7 +403,8 @@ def signed_percent(frac: float) -> str:
 def error_rows(validation: Validation) -> list[dict[str, str]]:
     """The errors as rows of text by column, for the tables of report.html and of `plan validate`.
 
-    If there are comparisons without interruptions, or with corrected fits, each adds a column of errors.
+    If there are comparisons without interruptions, or with corrected fits, each adds a column of errors. If
+    engines have a clock of their own (`Validation.as_run`), the corrected one is without interruptions too.
     """
     undisturbed, corrected = "without interruptions", "with corrected fits"
     if validation.undisturbed:
