@@ -66,8 +66,8 @@ def _difference_text(program: str, planned: Policy, difference: RouterDifference
     """One sentence on the difference, or none without a difference. `program`, a key of ROUTERS, is a router
     or vLLM's scheduler.
 
-    If the policy is lacking, the sentence ends with `lacking`: KEPT_IN_PLAN refers to the simulations under
-    the routers of targets; queues are not simulated so, and need another end.
+    If `program` lacks the policy, the sentence ends with `lacking`: KEPT_IN_PLAN refers to the simulations
+    under the routers of targets; queues are not simulated so, and need another end.
     """
     title, planned_text = ROUTERS[program].title, f"{planned.name} ({planned.words})"
     if difference.is_lacking:
@@ -81,7 +81,7 @@ def _difference_text(program: str, planned: Policy, difference: RouterDifference
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
     """A target's files, with the notes as comments in the files whose names say "router".
 
-    If there are none, the notes are in all files but the optional ones.
+    If no file is named so, the notes are in all files but the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
@@ -92,7 +92,7 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
 
 
 def _below_first_comment(text: str, lines: str) -> str:
-    """`lines` before the text, but after a first comment: it names the shell or says what the file is."""
+    """`lines` before the text, but below a comment in its first line, the shell's or what the file is."""
     first, newline, rest = text.partition("\n")
     return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
 

@@ -73,7 +73,7 @@ class FakeEngine:
     that delays do not add up.
 
     With `prefix_cache` the blocks of prompts stay as long as they fit beside the blocks that requests
-    reserve. A cached block that a request uses counts twice, once for the request. Blocks are evicted least
+    reserve. A cached block that a request uses counts as cached and as reserved. Blocks are evicted least
     recently used first, each prompt from its end. With `by_priority` the prompt with the smallest `priority`
     is next, and of equal ones the first to arrive.
     """

@@ -215,8 +215,8 @@ class _ReplanModel:
     """The model of the module's docstring, as arrays over the options of `universe` (J,).
 
     `n0` are the running workers, without the `gone_workers` whose GPUs are no longer in stock. `uses`
-    (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods take one
-    count vector (J,) or many (V, J), but for `holds` and `way_of`.
+    (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods for costs
+    and limits take one count vector (J,) or many (V, J), the others one.
     """
 
     universe: Sequence[Option]

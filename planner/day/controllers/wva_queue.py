@@ -45,7 +45,7 @@ EDGE_FRAC = 0.001
 QUEUE_PER_SEAT = 10  # Q / N: this many requests may wait for each seat.
 RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below the difference that one worker makes.
 KEPT_RATES = 4096  # The rates of this many (pool, lengths) are kept, since each takes a root search.
-LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
+LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is compared as if it carried this, not 0.
 
 
 @dataclass(frozen=True, slots=True)

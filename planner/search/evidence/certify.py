@@ -210,7 +210,7 @@ def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_
 
 
 def _with_share_of_time(inputs: SearchInputs, share: float) -> SearchInputs:
-    """The same inputs with this share of the time that is left."""
+    """The same inputs with this share of the time that is left, by the clock of work_clock.py."""
     now = now_s()
     return inputs.with_deadline(now + share * max(inputs.conditions.deadline - now, 0.0))
 
@@ -223,9 +223,8 @@ def _with_least_time(inputs: SearchInputs) -> SearchInputs:
 def search_llm(
     inputs: SearchInputs, *, start: Sequence[Fleet] = (), prove: bool = False
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Find a lower bound on the cost of all fleets of one LLM, then search them. No other LLM shares its
-    limits; several LLMs that do are planned in planner/search/several. Returns the best fleet of each policy
-    with its problem.
+    """Find a lower bound on the cost of all fleets of one LLM, then search them. LLMs that share limits are
+    planned in planner/search/several. Returns the best fleet of each policy with its problem.
 
     Of the fleets in `start` those that hold are upper bounds: the search looks for cheaper ones.
     """
