@@ -269,7 +269,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
 
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
-    """The fleet in fleet.yaml's schema; read_fleet gives an equal fleet back, to the last bit.
+    """The fleet in fleet.yaml's schema, without events and pools of no workers; read_fleet gives it back, to
+    the last bit.
 
     Step times and prices are written out, so that a later catalog does not change what a plan says.
     """

@@ -67,7 +67,9 @@ def hidden_size(shape: Section) -> int:
 
 
 def layer_count(shape: Section) -> int:
-    """The number of layers. Raises InputError where it is missing, or above MOST_LAYERS."""
+    """The number of layers. Raises InputError where neither it nor a list of the layers is there, or if the
+    number is above MOST_LAYERS.
+    """
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
         return len(shape.get("layers_block_type"))
     layers = first_count(shape, "num_hidden_layers", "n_layer", "num_layers")
@@ -193,7 +195,7 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
     return with_formats(attention, modules, layer, formats, shape)
 
 
-# The matrices of an attention: the names that checkpoints have for each, and its parameters.
+# The matrices of an attention: the names that checkpoints have for each, and the number of its parameters.
 Modules = list[tuple[tuple[str, ...], float]]
 
 

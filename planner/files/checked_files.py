@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
-# Larger input is no file of ours, and would take memory before it is refused.
+# The most that is read: larger input is no file of ours, and would take memory before it is refused.
 MAX_LINE_BYTES = 4 * 2**20  # The longest line of text: one request with its prompt.
 MAX_DOCUMENT_BYTES = 256 * 2**20  # The longest line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20
@@ -103,7 +103,7 @@ def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.
         yield io.BufferedReader(_TextBytes(path, stream, long_lines), BLOCK_BYTES)
 
 
-# What is uploaded in place of text, by its first bytes; a workbook of Excel is a ZIP archive too.
+# What users give in place of text, by its first bytes; a workbook of Excel is a ZIP archive too.
 OTHER_FORMATS = {
     b"PK\x03\x04": "is a ZIP archive or a workbook; unpack it, or save it as CSV",
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "is UTF-16; save it as UTF-8"),
@@ -119,7 +119,7 @@ class _TextBytes(io.RawIOBase):
         self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.is_first = True  # Whether no block was read yet.
         self.lines = 0  # Whole lines so far.
-        self.open_line_bytes = 0  # So much of the line after them, whose end has not come.
+        self.open_line_bytes = 0  # Bytes so far of the line after these, whose end has not come.
 
     def readable(self) -> bool:
         return True

@@ -16,8 +16,8 @@ The tables are corrected where engines behave otherwise:
                  us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on,
                  where launches hardly count, the two formats differ by 20 % at most. So the times of fp8
                  with a scale per tensor are used for both.
-  few tokens     some entries of the tables are twice too long. An operation on N tokens can be padded to
-                 more tokens, so its time is bounded by the times for these.
+  few tokens     some times in the tables are twice what they should be. An operation on N tokens can be
+                 padded to more tokens, so its time is bounded by the times for these.
   experts        AIConfigurator has two kinds of table. One draws the experts of a token from a power law; in
                  the other no two tokens share an expert before all experts are in use. Measured engines
                  (Mixtral, Qwen3, MiniMax) use as many experts as independent even choices do,
@@ -197,7 +197,7 @@ def joint_seconds(
 
 
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
-    """Whether each GPU has some experts whole, and not a slice of every expert. `ep` says so.
+    """Whether each GPU has some experts whole, and not a slice of every expert: as `ep` says.
 
     With `ep` None GPUs have slices, except where these would cut through blocks of fp8, which engines of 2025
     refuse.

@@ -47,6 +47,7 @@ OPS = (  # The operators of a layer, as Vidur names them.
 )
 OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
 SECOND_NORM = "time_stats.post_attention_layernorm.median"
+# Columns of attention.csv and all_reduce.csv; REDUCE is the operator of a StepTable.
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
@@ -61,7 +62,7 @@ PARTS = {  # Columns of computed steps -> operators of a StepTable.
     "attn_decode_ms": ATTN_DECODE,
 }
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
-# Sets of columns, each of which marks a file as Vidur's. Three columns of operators are enough.
+# Sets of columns, each of which marks a file as Vidur's: steps, mlp.csv, attention.csv, all_reduce.csv.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02  # Vidur's constant for the launch of an all-reduce.
 ACTIVATION_BYTES = 2  # An activation has 16 bits.

@@ -172,7 +172,7 @@ _REMARKS: dict[facts.Remark, str] = {
 def fact_sentence(fact: object) -> str:
     """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence.
 
-    What no function below is registered for must be a reason why an option was left out.
+    An object without a function below must be a reason why an option was left out.
     """
     return reason_text(fact)
 

@@ -6,7 +6,7 @@ is the mean of a Gaussian process over the residuals log t - log g of measured t
 deviation is AMPLITUDE_FRAC, and the error of a measured time is NOISE_FRAC. So the form follows measured
 steps closely, goes from one to the next nearly linearly in N (the tokens of a step), and equals g far from
 all of them. The covariance is fixed, not fitted: a profile with 13 sizes of prefills does not determine its
-seven lengths as well. They were set once, for all tables of docs/models.md together.
+seven lengths (LENGTHS in correction.py) as well; they are set for all tables of docs/models.md together.
 """
 
 import numpy as np
