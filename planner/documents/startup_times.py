@@ -81,7 +81,7 @@ class StartupFacts:
         return _find_row(self.storages, "storage", name)
 
     def find_image(self, name: str) -> Image:
-        """The row of `image` with this name, a container image; raises CatalogError as `find_storage`
+        """The row of `image` (a container image) with this name; raises CatalogError as `find_storage`
         does.
         """
         return _find_row(self.images, "image", name)

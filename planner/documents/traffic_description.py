@@ -224,7 +224,7 @@ def parse_description(
 
 
 def _with_drawn_rate(section: Section, *, is_rate_sought: bool) -> Section:
-    """The section with the rate at which traffic is described whose rate is sought."""
+    """The section with the rate DRAWN_RPS; InputError unless the rate is sought."""
     if not is_rate_sought:
         raise InputError(f"{section.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     return Section({**section.values, "rate": DRAWN_RPS}, section.where)
@@ -374,8 +374,8 @@ def _duration_s(
 def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:
     """A distribution of lengths in tokens.
 
-    A mean alone scales the distribution of the task, if there is one; otherwise a lognormal one is assumed.
-    `basis` collects sentences on assumptions.
+    A number is a mean: it scales the distribution of the task, if there is one; otherwise a lognormal one is
+    assumed. `basis` collects sentences on assumptions.
     """
     if is_number(value):
         mean = check_number(value, where, least=1.0)
@@ -436,7 +436,9 @@ def _parse_histogram(section: Section) -> LengthHistogram:
 
 
 def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
-    """`{mean: 1500, p50: 900, p95: 5000, max: 32000}`: two percentiles, one and a mean, or a mean alone."""
+    """`{mean: 1500, p50: 900, p95: 5000, max: 32000}`: two percentiles, or one and a mean, or a mean alone,
+    which makes lengths lognormal.
+    """
     tokens_by_frac: dict[float, float] = {}
     for key in given:
         match = _PERCENTILE.fullmatch(str(key))

@@ -7,8 +7,8 @@
     1,512,0,131328,0,0,0.037
     0,0,0,0,64,131072,0.0207
 
-A row is one step, and each column a sum over the step's requests. `n_prefill` and `n_decode` count these:
-prompts, and decodes. `prefill_tokens` are the new tokens of prompts, and `cached_tokens` those before them
+A row is one step, and each column a sum over the step's requests. `n_prefill` counts its prompts, `n_decode`
+its decodes. `prefill_tokens` are the new tokens of prompts, and `cached_tokens` those before them
 that lie in the KV cache already. `prefill_pairs` is A_p, the pairs of a query and a key of prompts
 (models/latency.py). `kv_tokens` is K, the tokens to which decodes attend, the new one included. `t_s` is the
 time of the step [s]. Columns `op_NAME_s` are the seconds of one operator in the whole step, timed apart from

@@ -1,5 +1,5 @@
-"""Splitwise's provisioning (Patel et al. 2024, arXiv:2311.18677, section IV-D): the counts of machines of
-each pool.
+"""Splitwise's provisioning (Patel et al. 2024, arXiv:2311.18677, section IV-D): the counts of machines (our
+workers) of each pool.
 
 Sets   d      designs: a prompt machine and a token machine (AA, HH, HA, HHcap), or one machine for both
 Data   c_p, c_t   what a prompt and a token machine cost (USD/h, Watts or one)

@@ -64,7 +64,7 @@ LEAST_REQUESTS = 2  # Fewer have no duration, and so no rate.
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Which traffic to plan for: the rate (None: the trace's own), the way to it, and the part of the trace.
+    """Which traffic to plan for: the rate (None: the trace's own), how it is reached, the part of the trace.
 
     `part` is a window as `select_window` takes it. With `described` there is no trace: requests of that
     description are drawn. `log_options` say how slo.yaml wants a log read.

@@ -104,8 +104,8 @@ class Trace:
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
     time (planner/traffic/sessions.py). Parents stand before those who wait for them.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace, and `warnings`
-    what a user must read before any answer. `coarse_s` is the step of a clock that gives many requests one
-    stamp, until `spread_stamps` spreads them; else 0.
+    what a user must read before any answer. `coarse_s` is the step of a clock so coarse that many requests
+    have one stamp, until `spread_stamps` spreads them; else 0.
     """
 
     name: str

@@ -23,7 +23,7 @@ from planner.day.controllers.keda import KedaSettings
 from planner.errors import InputError
 
 FILE = "scaled-objects.yaml"
-DEFAULTS = KedaSettings()  # KEDA's own.
+DEFAULTS = KedaSettings()  # KEDA's own values, for parameters that a user leaves out.
 MOST_S = 2**31 - 1  # pollingInterval and cooldownPeriod are int32 fields.
 TIME_ZONE = "Etc/UTC"
 NEEDS = "needs KEDA 2.18 or newer"
@@ -145,7 +145,7 @@ def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) ->
 
 
 def cron_triggers(pool: ScaledPool) -> list[Document]:
-    """A trigger for each stretch with more workers than the smallest; none if the size never changes."""
+    """A trigger for each stretch with more workers than the smallest, which is left to `minReplicaCount`."""
     stretches = merge_entries(pool)
     if len(stretches) < 2:
         return []
