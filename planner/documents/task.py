@@ -277,7 +277,7 @@ class PlanQuestion:
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
     gpu_limit: int | None = None
-    # The SLO must hold after the loss of this many workers, or nodes, whichever; at most one is above 0.
+    # The SLO must hold after the loss of this many workers, or of this many nodes; at most one is above 0.
     spare_workers: int = 0
     spare_nodes: int = 0
     stages: tuple[int, ...] = (1,)  # Numbers of pipeline stages that a worker may have.
@@ -402,7 +402,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 
 def _parse_window(traffic: Section) -> str | None:
-    """The part of the trace; whether the trace is as long is known when it is read."""
+    """The part of the trace that is planned for. A trace may be shorter, which shows when it is read."""
     window = traffic.get("window")
     if window is None:
         return None

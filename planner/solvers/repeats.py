@@ -7,7 +7,7 @@ of runs that keep the SLO. It decides between  p <= p0 = 90 %  and  p >= p1 = 99
 
 p <= p0 is rejected at L >= 1 / 0.05, p >= p1 at L <= 0.05. Each is rejected wrongly in at most 5 % of cases,
 even if L is examined after every run (Ville's inequality). 32 kept runs in a row decide that the SLO holds;
-with one missed run it takes 57. Two misses among the first 32 decide that it fails.
+with one missed run it takes 57. Two misses among the first 18 decide that it fails.
 
 Each simulated value, a percentile for instance, is given as its mean over the runs, with Student's interval
 of 95 % confidence for that mean.

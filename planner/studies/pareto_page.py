@@ -15,7 +15,8 @@ from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
-# If the first plan had no limit, the chart ends at this many times the first corner; chosen by hand.
+# A corner is where a fleet stops holding (pareto_frontier.py). If the first plan had no limit, the chart ends
+# at this many times the first corner; chosen by hand.
 BEYOND_FIRST = 1.05
 
 

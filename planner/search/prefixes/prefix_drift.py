@@ -1,4 +1,4 @@
-"""Traffic in which other prefixes are popular than before.
+"""Changes which prefixes of a trace are popular: each passes some of its sessions on to another.
 
 A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced.
 If such a session begins with prefix p, its place is taken by a copy of a random session (the donor) that
