@@ -23,8 +23,8 @@ COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"  # Where workers and the download mount the volume.
-# The volume holds the LLM's weights and the other files of checkpoints. A fifth more is for drafters, built in
-# or with a checkpoint of their own, because a fleet does not have their size.
+# The volume holds the LLM's weights and the other files of checkpoints. A fifth more is for drafters, built
+# in or with a checkpoint of their own, because a fleet does not have their size.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
 WORKER_ROLES = get_args(Role)  # The other pods of an LLM are routers, the KV store and the download.
