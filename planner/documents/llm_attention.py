@@ -24,6 +24,7 @@ from planner.models.llm import (
 )
 
 MOST_LAYERS = 1000  # Each layer is read by itself, which takes time; the deepest LLMs have some 130.
+# What messages say of a wrong count.
 COUNT = f"expected a whole number > 0 and at most {LARGEST_COUNT}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 # Letter of `hybrid_override_pattern` -> the kinds of attention and of feed-forward block of that layer.

@@ -41,6 +41,7 @@ LATENCIES: Mapping[str, tuple[str, ...]] = {
     "e2e": ("vllm:e2e_request_latency_seconds",),
 }
 _HISTOGRAMS = (PROMPT, OUTPUT, *(name for names in LATENCIES.values() for name in names))
+# The series that this module reads.
 NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),

@@ -273,7 +273,7 @@ def _empty_worker(state, w, time_s):
 
 @kernel_jit
 def _is_held_by_none(state, node):
-    """Whether no worker is believed to hold a node of the prefix tree."""
+    """Whether no worker holds a node of the prefix tree, as far as the router knows (`caches.holders`)."""
     for word in state.caches.holders[node]:
         if word != 0:
             return False
