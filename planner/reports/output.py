@@ -26,6 +26,7 @@ from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
 from planner.manifests.engine_command import engine_image, engine_version, why_undeployable
+from planner.policies import counts_tenants
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, spread_of
 from planner.reports.drawing import CaptionedChart, chart_png
@@ -168,6 +169,7 @@ def _traffic_name(plan: Plan) -> str:
         or plan.fleet.policies.prefix_cache
         or plan.trace.adapters
         or plan.slo.guarantees
+        or counts_tenants(plan.fleet.policies)
         or any(selector.tenants or selector.llms for selector in plan.slo.selectors)
     )
     return "traffic.jsonl" if needs_more_columns else "requests.csv"

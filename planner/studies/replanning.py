@@ -24,6 +24,7 @@ thousands of requests any D is significant, so its size is judged as well.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -300,14 +301,16 @@ def _build_model(
 ) -> _ReplanModel:
     """The model over the options of the running fleet and of the best fleets from scratch."""
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
-    rows, running_count = limits.rows(), {option.name: count for option, count in running}
+    rows, running_count = limits.rows(), Counter[str]()
+    for option, count in running:  # Several pools that run may be of one option.
+        running_count[option.name] += count
     uses = np.array([[limits.use_per_worker(limit, option.type) for option in universe] for limit, _ in rows])
     problem = scratch.problem
     return _ReplanModel(
         universe,
         with_search_scenarios(on_all_draws(problem)).oracle,
         terms,
-        n0=np.array([running_count.get(option.name, 0) for option in universe]),
+        n0=np.array([running_count[option.name] for option in universe]),
         gone_workers=gone_workers,
         price=np.array([option.type.price_usd_per_h for option in universe]),
         uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` is an array of shape (0,).

@@ -333,6 +333,20 @@ def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
         assert command[-1] == f"--replicas={wanted}"
 
 
+@pytest.mark.parametrize(
+    ("timetable", "least"), [(((0, 2), (8 * 3600, 6), (20 * 3600, 2)), 2), (((0, 3),), 3), (((0, 0), (60, 2)), 1)]
+)
+def test_keda_never_goes_below_the_smallest_size_of_its_timetable(
+    timetable: tuple[tuple[int, int], ...], least: int
+) -> None:
+    """The manifest went down to the pool's least, one worker, where the simulated controller keeps two."""
+    pool = ScaledPool("mixed", "mixed", 1, 9, 0, timetable)
+    (scaled,) = of(
+        autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("keda", {}, (pool,))), keda_object.FILE
+    )
+    assert scaled["spec"]["minReplicaCount"] == least
+
+
 def test_a_timetable_is_followed_to_the_last_worker_and_at_once() -> None:
     """12 workers are within 10 % of 13: an HPA's tolerance would leave it at that."""
     (found,) = of(rendered("cron"), keda_object.FILE)

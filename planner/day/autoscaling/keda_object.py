@@ -49,7 +49,10 @@ def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler)
             hpa_object.refuse_zero(autoscaler, "give it a timetable, or least 1")
         query = prometheus_queries.sum_over_pool(pool_metric, target)
         trigger = prometheus_trigger(query, threshold, role_scaler.read_number("activation", 0.0))
-        objects.append(scaled_object(target, role_scaler, [trigger, *cron_triggers(target.scaled)]))
+        # The smallest size of a timetable has no trigger (`cron_triggers`).
+        least = max(target.scaled.least, min((size for _, size in target.scaled.timetable), default=0))
+        triggers = [trigger, *cron_triggers(target.scaled)]
+        objects.append(scaled_object(target, role_scaler, triggers, least=least))
     files = {
         prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
         FILE: objects,
