@@ -66,7 +66,7 @@ def plan_prefixes(
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 
-    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree goes with none of these.
+    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree has rates, so no trace.
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
     _check_one_source(trace, slo, tree)
@@ -156,8 +156,8 @@ def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_ou
 
 
 def _print_summary(summary: PrefixSummary) -> None:
-    """Print what the prompts share, and what caches of several sizes save. Measures of papers have the names
-    that they have there, with the paper in brackets.
+    """Print what the prompts share, and what caches of several sizes save. Measures from a paper keep the
+    paper's names for them, with the paper in brackets.
     """
     sharing = summary.sharing
 

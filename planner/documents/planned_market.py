@@ -39,7 +39,7 @@ CAVEAT = (
 def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None) -> Market | None:
     """The market of a plan.yaml or its folder: the plan's fleet at its prices; None for other files.
 
-    With the `task` that was planned, it has its stock and limits. A plan of several LLMs has no market.
+    With the `task` that was planned, the market has the task's stock and limits. Several LLMs have no market.
     """
     file, plan = _read_plan_file(path)
     if not _is_plan(plan):
@@ -64,7 +64,7 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
     bill = plan.get("bill", {})
     doubts = "" if has_question else WITHOUT_QUESTION
     if any(market_of(pool["gpu"]) == SPOT for pool in plan["workers"]):
-        # plan.yaml has prices of the GPUs that are used, so here none off spot.
+        # plan.yaml prices only GPUs in use: where these are all on spot, it has no price on demand.
         price = "the question's price" if has_question else "the catalog's price, not the question's"
         doubts = ON_SPOT.format(price=price) + doubts
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
@@ -117,10 +117,10 @@ def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
 def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
     """The line of `gpus` for a GPU of a plan: its prices, and how many of it the schedule may use.
 
-    If the plan has this GPU alone, and none on spot, the price is the plan's average per GPU; otherwise that
-    of the task, of plan.yaml or of the catalog, in this order. Where it is a reserved one of the task, the
-    task's price on demand stands beside it. Owned GPUs are offered as reserved ones at the price of their
-    electricity: as many as the task has, or without a task the plan.
+    If the plan has this GPU alone, none on spot or owned, the price is the plan's average per GPU; otherwise
+    that of the task, of plan.yaml or of the catalog, in this order. If the task reserves the GPU, that is the
+    reserved price, and the task's price on demand stands beside it. Owned GPUs, as many as the task or else
+    the plan has, are offered as reserved ones at the price of their electricity.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
 

@@ -3,13 +3,13 @@
 With Numba's own cache every run fails once one of its files is damaged, the disk is full or its folder cannot
 be written. It also compiles anew for each copy of the same sources, and never deletes a file. Here each file
 begins with the digest of the rest, so a damaged one is noticed and its code compiled anew. If nothing can be
-written, one warning says so and each run compiles. Files of earlier versions of a source are deleted when a
-new one is written.
+written, one warning says so and each run compiles. Files of other versions of a source are deleted when one
+is written.
 
 The name of a file holds what its code depends on: the source file of the function, the version of all else
-that it uses, the types, Numba and Python, the processor, and whether indices are checked. Files are in the
-folder __pycache__ beside the source or, if that cannot be written, in the user's cache folder.
-NUMBA_CACHE_DIR replaces both.
+that it uses, the types, Numba and Python, the processor, the level of optimisation, and whether indices are
+checked. Files are in the folder __pycache__ beside the source or, if that cannot be written, in the user's
+cache folder. NUMBA_CACHE_DIR replaces both.
 
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
@@ -109,7 +109,7 @@ class CodeCache(_Cache):
         return _rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep the code, and delete files of earlier versions of the source."""
+        """Keep the code, and delete files of other versions of the source."""
         path = self._code_path(sig, data.target_context.codegen())
         try:
             if not data.library.has_dynamic_globals:  # Such code has addresses of this process in it.

@@ -17,7 +17,7 @@ from typing import Literal
 
 from planner.errors import CatalogError
 
-# Bytes of one weight by number format. Weights of a group share a scale; each counts its share of that.
+# Bytes of one weight by number format, with its part of the scale that small groups of weights share.
 WEIGHT_BYTES = {
     "bf16": 2.0,
     "fp8": 1.0,  # A scale per tensor or channel.
@@ -39,8 +39,8 @@ def cuts_blocks(weights: str, width: int, tp: int) -> bool:
     return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
 
 
-# The length of the chunks of Llama 4, within which its layers attend. A window of this length is hardly ever
-# full, so it reads what full attention reads.
+# Llama 4's layers attend within chunks of this length. A window so long is hardly ever full, so step times
+# count it as full attention (roofline.py, older_kernels.py).
 LONG_WINDOW_TOKENS = 8192
 
 
@@ -75,7 +75,7 @@ class GroupedAttention:
 
     def parameters(self, hidden: int) -> float:
         """The parameters of one layer's attention; its input has `hidden` numbers per token."""
-        # A gate doubles the queries' projection.
+        # A gate doubles the queries' projection. The index has `index_heads` queries and one key.
         queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
         keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
         values = 0 if self.reuses_kv or self.values_are_keys else self.kv_heads * self.value_dim
@@ -179,7 +179,7 @@ class LatentAttention:
         return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def chosen_flops(self, heads: float) -> float:
-        """FLOPs of a token's attention to the latent vectors that its index chose, with this many heads."""
+        """FLOPs of a token's attention to the chosen vectors: their scores, then sums of `kv_rank`."""
         return 2.0 * heads * (2 * self.kv_rank + self.rope_dim) * self.index_tokens
 
 
@@ -527,7 +527,7 @@ class Llm:
         )
 
     def splits_over(self, tp: int) -> bool:
-        """Whether the heads of every layer can be dealt out to `tp` GPUs; few KV heads are copied."""
+        """Whether the heads of every layer go round `tp` GPUs. Fewer KV heads than GPUs are copied."""
         for group in self.layer_groups:
             match group.attention:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):

@@ -1,11 +1,11 @@
 """The time that tensor parallelism (TP) and pipeline parallelism (PP) add to a step.
 
-TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
+TP: two all-reduces per layer, after attention and after the feed-forward block: N tokens x hidden in 16 bit.
 
     measured  latency +                   bytes / bandwidth    if the GPU's row has measurements with this TP
     ring      latency + 2 (TP - 1) / TP * bytes / link         otherwise; each GPU sends its share round twice
 
-PP: the layers are split over PP stages. Each stage hands N tokens x (hidden + residual) in 16 bit to the next
+PP: the layers are split over PP stages. Each stage hands N x (hidden + residual) in 16 bit to the next
 (`send_recv_s`). As in vLLM each GPU of a TP group sends 1 / TP of these bytes, and each GPU of the next group
 gathers the rest over the group's own links. A micro-batch takes the sum of all stages and PP - 1 hand-overs.
 The simulator has up to PP micro-batches in flight, so a pipeline with fewer is partly idle.

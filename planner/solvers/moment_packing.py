@@ -39,7 +39,7 @@ SAME_FRAC = 1e-6
 # With more requests x workers than this CP-SAT does not run, and the greedy packing and its bound are
 # returned.
 MOST_VARIABLES = 30_000
-LIMIT_S = 2.0  # The time limit of one run of CP-SAT, which counts its work (backend.CP_WORK_FRAC).
+LIMIT_S = 2.0  # The time limit of one run of CP-SAT, also in work (backend.CP_WORK_FRAC).
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _pack_on_fewest(
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
         return None, workers + 1
-    sums = u.min(axis=0).sum(axis=0)  # (R,): the workers that each resource fills at least.
+    sums = u.min(axis=0).sum(axis=0)  # (R,): each resource fills at least so many workers.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
     packing = min((each for each in packings if each is not None), key=_used_workers, default=None)
@@ -151,7 +151,7 @@ def _pack_evenly(
 
     model, x = _packing_model(u, packing)
     scale = CAPACITY_UNITS / least  # The largest load of the known packing becomes this many units.
-    # With rounded shares the known packing may exceed them by less than one unit for each request.
+    # The slack of a unit for each request keeps the known packing a solution despite rounding errors.
     z = model.new_int_var(math.floor(bound * scale), CAPACITY_UNITS + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * CAPACITY_UNITS).tolist()

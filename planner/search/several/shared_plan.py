@@ -45,8 +45,8 @@ class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
     `plans`, `paper` and `alone` have an entry per LLM, by its name. `paper` is the objective of its fleet on
-    paper, where it shares the limits with the others; `alone` is that of the fleet on paper that it would
-    have with all of the limits for itself. `answers` are the three answers for all LLMs, empty where not
+    paper within the shared limits, and `alone` that of the fleet on paper which it would have if no other
+    LLM used any of the limits. `answers` are the three answers for all LLMs, empty where not
     every LLM requires safety. `in_production` says how the fleets of production were chosen, and which LLMs
     pay more there than they would alone. The fields of the next paragraph are about the fleets on paper.
 
