@@ -66,7 +66,7 @@ def plan_prefixes(
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 
-    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree has rates, so no trace.
+    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree goes with none of these.
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
     _check_one_source(trace, slo, tree)
@@ -80,7 +80,7 @@ def plan_prefixes(
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)
-        requests = spread_stamps(requests, seed=seed)
+        requests = spread_stamps(requests, seed=seed)  # `read_requests` keeps stamps of a coarse clock.
         study = study_prefixes(
             requests, placed_fleet, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
         )

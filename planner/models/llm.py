@@ -113,7 +113,7 @@ class LatentAttention:
     tokens to attend to (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with
     `index_tokens` and no index attends to the tokens that an earlier layer chose (GLM-5.2). `gates_output`: a
     gate as wide as the output (Kimi-K3). `bf16_parameters` counts weights that have 16 bits whatever
-    `weights` says.
+    `weights` says. With a window a layer attends to the last `window_tokens` alone.
     """
 
     heads: int

@@ -123,5 +123,5 @@ def add_pipeline(
         latency,
         f_s=tuple((np.array(latency.f_s) + handed_s).tolist()),
         basis=f"{latency.basis}; {pp - 1} hand-overs between {pp} stages added, not measured",
-        mape_frac=None,
+        mape_frac=None,  # The error of the fit is not that of its sum with hand-overs.
     )
