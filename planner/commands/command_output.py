@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 began_s: float | None = None  # When this process began, on time.monotonic's clock; __main__.py sets it.
 # The next three are set by hand.
-MOST_WALL_PER_CPU = 3.0  # A higher ratio comes from waiting, as for a cluster, and not from other work.
+MOST_WALL_PER_CPU = 3.0  # More comes from waiting, as for a cluster, not from other work.
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 SILENT_S = 10.0  # After this long without a new stage, a line says that the work goes on.
 LONGEST_S = 1e8  # Three years; the system's timer takes no more.

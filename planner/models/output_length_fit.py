@@ -23,8 +23,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     X (n, 2): input tokens, output tokens generated so far (0 before the first).   y (n,): output tokens at
     the end.
 
-    The prediction is the mean over the fitted requests whose input is in the same range and whose output is
-    longer than what is generated; the `input_buckets` ranges of inputs hold equally many requests. A fitted
+    The prediction is the mean over the fitted requests whose input is in the same range and whose output has
+    more tokens than are generated; the `input_buckets` ranges of inputs hold equally many requests. A fitted
     request counts at every generated length below its own output, so `fit` does not read the second column.
     Single predictions may be far off, but their mean is right.
     """

@@ -73,7 +73,7 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
     is_last_of_equal = np.append(values[1:] > values[:-1], True)[: len(values)]
     is_point = is_last_of_equal & np.isfinite(values)
     values, share = values[is_point], share[is_point]
-    # What these two leave of POINTS is for `at_s`: the few limits of a chart.
+    # These make 9 points fewer than POINTS: room for `at_s`, the few limits of a chart.
     evenly = np.linspace(0, 1, POINTS // 2 - 1)
     tail = 1 - np.logspace(0, -TAIL_DECADES, POINTS // 2 - 8)
     wanted_shares = np.unique(np.concatenate((evenly, tail)))
@@ -135,7 +135,7 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
 
 
 def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
-    """Mean and percentiles of a metric, over the requests `inside` the measured window that have a value;
+    """Mean and percentiles (no "spread" of the glossary) over the requests `inside` the window with a value;
     None for a metric that this simulation does not show (`SloMetric.is_shown`).
     """
     if not row.is_shown(simulation):

@@ -35,9 +35,9 @@ def read_columns(
     `wanted` by name. `names` are all columns of the header.
 
     `figures` are those columns of `wanted` that hold numbers or dates; by these csv_lines.py recognises a
-    line that is only a part of a row. Columns in `as_text` are read as text. If `doubts` is empty, a sentence
-    may be added to it, on the first figure with an exponent (1e3) in a column where at most half of the
-    figures have one. Raises TraceError, with the numbers of lines that are not rows of such a table.
+    line that is only a part of a row. Columns in `as_text` are read as text. A list `doubts` gets at most one
+    sentence, on the first figure with an exponent (1e3) in a column where at most half of the figures of a
+    block have one. Raises TraceError, with the numbers of lines that are not rows of such a table.
     """
     # These headings replace those of the file, which need not be unique. The last one is for fields beyond
     # the header.
@@ -123,7 +123,7 @@ def check_lengths(
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
     """Yield `rows`, and check the columns `lengths`, which should hold whole numbers.
 
-    1,096 becomes 1096 if the column leaves no doubt that it is a separator of thousands
+    1,096 becomes 1096 if the column leaves no doubt that its commas separate thousands
     (`without_thousands`). At most one sentence is added to `doubts`: on the first such number; or on the
     first number like 5.000 in a column that leaves a doubt, as it may mean five or five thousand. Raises
     TraceError if, in one block of such a column, a number like 5.000 stands beside one without a point.
@@ -157,7 +157,7 @@ _SOME_THOUSANDS = re.compile(rb"\d(?:[.,' ]|\xc2\xa0|\xe2\x80\xaf)\d{3}(?!\d)")
 # A whole cell like 5.000, which is ambiguous. A number with other decimals is not whole, and is refused where
 # it is parsed.
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}\.000")
-# In a file whose columns are separated by ";", decimal commas have become points by now. The last two signs
+# In a file whose columns are separated by ";", csv_lines.py has made decimal commas points. The last two signs
 # are the spaces that do not break a line.
 _SEPARATORS = ".,' \u00a0\u202f"
 # A whole cell with separators of thousands.
@@ -168,8 +168,8 @@ def without_thousands(cells: Sequence[str]) -> list[str] | None:
     """A column of whole numbers without its separators of thousands; None if it has none, or if what it has
     may be something else.
 
-    They are separators if every number above 999 has them, all with the same sign, and if some number is not
-    like 2.000, which could be the whole number two.
+    Signs count as separators if every number above 999 has them, all numbers have the same sign, and some
+    number is not like 2.000, which could be the whole number two.
     """
     grouped = [cell for cell in cells if _GROUPED.fullmatch(cell)]
     signs = {sign for cell in grouped for sign in cell if not sign.isdecimal()}

@@ -7,8 +7,8 @@ kinds are planned too:
     1. Plan by GPU prices, on all of the stock.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
-    3. Repeat step 2 with the next such plan, as long as the GPUs in use of one cost less than the least bill
-       found.
+    3. Repeat step 2 with the next such plan, as long as there is one whose GPUs in use cost less than the
+       least bill found.
     4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
 
 Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
@@ -34,8 +34,8 @@ from planner.search.several.shared_plan import LimitUse, SharedPlan
 # of GPUs there are six ways to leave out one or two of them.
 MOST_PLANS = 6
 CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by rounding errors only.
-# How weak a status of a plan is, 0 for all others. A plan with a smaller bill but a weaker status is no
-# better.
+# How weak the status of a plan is; 0 for statuses that are not here. A plan with a smaller bill but a weaker
+# status is no better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
 CENT_TOLERANCE = 1e-6  # Cents: a bill that is above whole cents by no more is not rounded up to the next.
 
@@ -75,7 +75,7 @@ def plan_by_bill(
             raise
         cost_error = failed
     progress("the least bill without the limit on cost")
-    # Without the limit another plan may be found that is within it; if not, the error names its bill.
+    # A search without the limit may find another plan, which is within it; else the error names its bill.
     unlimited = _with_tasks(question, lambda task: replace(task, cost_limit_usd_per_h=None))
     without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
     bill = without_limit.bill.usd_per_h

@@ -30,7 +30,7 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 # The beginning of a line in each format; further fields may follow. The combined format begins with the
-# address and ends with status and bytes; the name of a user, of at most 200 characters here, may have spaces.
+# address and ends with status and bytes; up to 200 characters may stand between, as for a user's name.
 COMBINED = re.compile(
     rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
 )

@@ -121,7 +121,7 @@ class Gatherer:
     def _without_load(
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
     ) -> list[tuple[npt.NDArray[np.bool_], str]]:
-        """Masks (n,) of rows to leave out, with reasons: no text, answered from a cache, or failed."""
+        """Masks (n,) of rows that put no load on engines, with reasons: no text, from a cache, or failed."""
         masks = []
         if self.columns.kind:
             codes, values = pd.factorize(with_empty_texts(table[self.columns.kind]))
@@ -276,7 +276,7 @@ class Gatherer:
         return order
 
     def _warnings(self, name: str, request_count: int) -> tuple[str, ...]:
-        """A warning about the share of failed requests beside the `request_count` that remain. Raises
+        """A warning about the share of failed requests beside the `request_count` others. Raises
         TraceError if the share is too large, or no request remains.
         """
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
