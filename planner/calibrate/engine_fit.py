@@ -12,7 +12,7 @@ h is the host time in the engine's row of engines.yaml [s]. e = e0 + e1 S, or r 
 steps take besides; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU,
 where device and host share cores, c says how much slower an engine computes while other processes run; t then
 counts only the seconds in which the engine's thread had a core. If no core is left for API servers, router
-and clients, their CPU seconds per step and per token are added to h.
+and clients, their CPU seconds per step and per token are added to h of a synchronous engine.
 
 The fit is over means of similar watched steps (of one level, with similar g), since queues depend on the mean
 step time; it minimises the mean absolute relative error.
@@ -44,8 +44,8 @@ class EngineFit:
     """Constants of one engine on one machine: `host` is h, `rest` is r (0 for a synchronous engine),
     `slowdown` is c, `admission_s` is a; `front_end_s` is the time of a request in the API server.
 
-    If `shares_cores`, `host` includes the CPU time of servers, router and clients. `error_frac` is the mean
-    absolute relative error on each level of load, predicted by a fit to the other levels.
+    If `shares_cores`, `host` of a synchronous engine includes the CPU time of servers, router and clients.
+    `error_frac` is the mean absolute relative error on each level of load of a fit to the other levels.
     """
 
     version: str
@@ -192,9 +192,9 @@ def _fit_profile_host(profile: StepTable) -> tuple[float, float]:
 def _group_steps(
     profile: StepTable, watched: StepTable, profile_host: tuple[float, float], *, shares_launches: bool
 ) -> _StepGroups:
-    """Means of similar watched steps; `profile_host` is (p0, p1). t is the time on the engine's own clock if
-    each step has it, else wall time. With `shares_launches`, for which the table must have the steps in
-    order, t leaves out the launch of the next step.
+    """Means of similar watched steps; `profile_host` is (p0, p1). t is the time in which the engine's thread
+    had a core if each step has it (`own_s`), else wall time. With `shares_launches` t leaves out the launch
+    of the next step, so the table must have the steps in order.
     """
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)

@@ -24,7 +24,7 @@ Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # The most files that a source lists by name.
-_ERROR_CHARS = 120  # So much of what is wrong with a JSON text is shown.
+_ERROR_CHARS = 120  # The most characters that are shown of an error in JSON.
 # With more tokens per chunk of an answer than CHUNKED_TOKENS, several tokens came at once. With a median gap
 # below COALESCED_FRAC of the mean gap, tokens came in bunches. Both are set by hand.
 CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
@@ -34,9 +34,9 @@ CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
 class StatedSetup:
     """Facts that a file may leave out; those that the user states override the file.
 
-    `requests` is the number of requests of a file that only gives means, `input_tokens` and `output_tokens`
-    are mean lengths; `duration_s` is the time between two scrapes; with `length_spread_frac` s, lengths lay
-    between (1 - s) and (1 + s) times their mean.
+    `requests` is how many requests a file of means alone covers. `input_tokens`, `output_tokens` are mean
+    lengths, `duration_s` is the time between two scrapes. With `length_spread_frac` s, lengths lay between
+    (1 - s) and (1 + s) times their mean.
     """
 
     llm: str | None = None

@@ -45,16 +45,16 @@ LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length
 # Traffic with a larger share of intervals without samples is refused: most of the curve would be a guess.
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
-LEAST_GAP_S = 300.0  # Counters are interpolated over gaps of this length, even with shorter intervals.
+LEAST_GAP_S = 300.0  # Counters are interpolated over gaps up to this, or up to a longer interval.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a typing error in a time.
-SHOWN_HITS_FRAC = 0.01  # From this share of prompt tokens from prefix caches on there is a warning.
+SHOWN_HITS_FRAC = 0.01  # A warning comes if at least this share of prompt tokens hit prefix caches.
 MOST_FIGURE = 1e18  # A larger count of requests or tokens is refused.
 MOST_FILES_NAMED, MOST_LLMS_NAMED = 3, 4  # Errors name no more files, and no more LLMs, than these.
 # Buckets of OpenAI's usage must have one width to within a second, and begin at multiples of it to within
 # this share of it.
 WIDTH_TOLERANCE_S, PLACE_TOLERANCE_FRAC = 1.0, 1e-3
-# A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
-# share, the histogram is shifted to the mean by its sum, and a note says so.
+# A histogram gives two means: by the middles of its buckets, and by its sum. If they differ by more than this
+# share, requests are shifted within buckets to reach the mean by the sum, and a note says so.
 _SHIFT_FRAC = 0.02
 # If this many requests or more waited on average in an interval, engines did not keep up. Set by hand.
 _BEHIND_WAITING = 1.0
@@ -125,8 +125,8 @@ def read_metered_traffic(
     files: Sequence[Path], *, every: str = "300 s", format: str | None = None
 ) -> MeteredTraffic | None:
     """The traffic that files of numbers per interval describe; None for files of single requests. `format`
-    says which they are; without it the beginning of the first file does. `every` is the length of an interval
-    of metrics.
+    names the files' format; without it the beginning of the first file tells. `every` is the length of an
+    interval of metrics.
 
     Raises InputError for metrics without times (one scrape), without requests, or mostly unknown.
     """
@@ -242,7 +242,7 @@ def _length_histogram(
     if math.isinf(upper[-1]):
         if len(upper) < 2:
             raise InputError(f"{where}: {name} has no bucket but +Inf; query all of its buckets")
-        upper[-1] = 2 * upper[-2]  # The open bucket needs some end; the note below says so.
+        upper[-1] = 2 * upper[-2]  # The open bucket needs some end, set by hand; a note says so.
         if counts[-1] > 0:
             notes.append(
                 f"{round(float(counts[-1]))} requests are longer than the last bucket of {name} "
@@ -331,7 +331,7 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
     rows = [row for file in files for row in _usage_rows(file)]
     table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float)
     table = table.reshape(-1, len(_USAGE_COLUMNS))
-    table = table[table[:, 1] > table[:, 0]]  # Buckets that end after they start.
+    table = table[table[:, 1] > table[:, 0]]  # Others have no width, so no rate.
     starts_s, ends_s, bucket_requests, input_tokens, output_tokens = table.T
     requests = float(bucket_requests.sum())
     if not requests > 0:

@@ -1,7 +1,7 @@
-"""Describes a trace in numbers: a summary, classes of similar requests, and counts of pairs of lengths.
+"""Describes a trace in numbers: a summary, classes by length (not of an SLO), and counts of pairs of lengths.
 
-`plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, and lower bounds
-sum over the pairs of input and output length.
+`plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, lower bounds sum
+over the pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Distribution:
 
     @classmethod
     def from_values(cls, values: IntArray | FloatArray) -> Distribution:
-        """Mean, percentiles and extremes of these values."""
+        """Mean, percentiles and largest of these values."""
         p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
         return cls(float(values.mean()), p50, p90, p99, float(values.max()))
 
@@ -351,8 +351,8 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
-    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil. Counts so small that powers are less than
-    1 token apart there are unchanged.
+    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil. Small counts, near which these powers are
+    less than 1 token apart, are unchanged.
     """
     # This slack keeps an exact power of the ratio where it is, in spite of the logarithm's rounding error.
     slack = 1e-9 if rounding is np.floor else -1e-9

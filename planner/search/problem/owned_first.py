@@ -26,7 +26,7 @@ class WorkerKind(NamedTuple):
     """What owned and rented workers that do the same work share."""
 
     role: Role
-    worker: str  # The name of the worker type, with the GPU's row in place of its market.
+    worker: str  # The worker type's name, with the GPU's row, which names no market.
     is_spot: bool
 
 
@@ -132,8 +132,8 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound on `objective_paid` that follows from `bound`, one on the objective. It is lower by what
-    the objective counts for all owned GPUs beyond their price, since every one of them may be in the fleet.
+    """A lower bound on `objective_paid`, from a lower `bound` on the objective: less what this counts for all
+    owned GPUs beyond their price, since every one of them may be in the fleet.
     """
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
