@@ -346,7 +346,7 @@ def import_prices(
         check_output_directory(out)
     offers, notes = _read_offers(file, read_catalog(catalog), provider=provider, date=date, region=region)
     document = offers_document(offers)
-    # Each reader names one provider in all offers, and raises for none.
+    # A reader gives offers of one provider only, and raises if there are no offers.
     provider_name = next(iter(offers.values()))[0].provider
     if out is not None:
         write_files(out, {PRICES: to_yaml(document)})

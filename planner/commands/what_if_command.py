@@ -116,7 +116,7 @@ def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_fr
     from planner.studies.what_if import difference_text, fleet_text
 
     planned = before.problem.task.robust
-    # `uncertain_changes` has one change in which steps and traffic are both off.
+    # `uncertain_changes` (studies) has one change in which steps and traffic are both off.
     worst = next(
         moved
         for moved in moves
@@ -157,7 +157,7 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     """Print a table of the changed questions, under the plan's own figures."""
     from planner.studies.what_if import difference_text, fleet_text, study_document
 
-    # The plan's own fleet, without a comparison of tokens per step.
+    # `fleet_text` adds tokens per step where they differ from the plan's: here they do not.
     planned_text = fleet_text(before, before)
 
     def changed_text(answer: StudyAnswer) -> str:

@@ -115,7 +115,7 @@ class ToEndpoint:
     probed: ProbedEndpoint
     budget: SendingBudget
     failures: Failures
-    longer_frac: float = 1.0  # How much longer the longest prompt so far was than planned, as a factor.
+    longer_frac: float = 1.0  # The largest factor by which a prompt exceeded the tokens foreseen.
     charged_usd: dict[int, float] = field(default_factory=dict)
     trouble: dict[int, EndpointError] = field(default_factory=dict)
     is_spent: bool = False
@@ -219,7 +219,7 @@ async def measure_endpoint(
         record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "spare_cores": None}
         try:
             sent = await send_at_times(setup.trace, missing, sender, journal, part=part, progress=progress)
-            if sender.is_spent and not sent and not part:  # Not a single request in all parts.
+            if sender.is_spent and not sent and not part:  # Not one request, and no earlier part.
                 raise EndpointError(
                     f"the budget does not last for one request of the traffic ({budget.describe_use()} used "
                     "before it); raise --max-requests or --max-usd"
@@ -278,7 +278,7 @@ async def warm_up(
     warm_up_failures = Failures(endpoint, failures.sent_rps)  # Counted apart from those of the traffic.
 
     async def send(number: int, charged_usd: float) -> None:
-        # Another seed than the traffic's, so that no request of it finds its prompt in a cache.
+        # Another seed than the traffic's, so that none of the traffic's prompts is in a cache yet.
         prompt = dialect.prompt(tokens, number, setup.seed + 1)
         body = dialect.body(probed.model, prompt, WARM_UP_OUTPUT_TOKENS)
         answer = await post_request(

@@ -52,7 +52,7 @@ class Trust:
         self.resting_workers: set[int] = set()  # Some may have rested enough by now.
 
     def resting(self, now_s: float) -> Collection[int]:
-        """Workers that are passed over now."""
+        """Workers that are passed over at `now_s`."""
         if not self.resting_workers:
             return ()
         self.resting_workers = {w for w in self.resting_workers if self.records[w].rests_until_s > now_s}

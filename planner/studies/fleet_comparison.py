@@ -183,7 +183,7 @@ def compare_fleets(
     """Simulate every variant on `requests`, and in some of `scenarios` if these are given.
 
     `seed`, which drew the requests, is also the seed of routing policies that draw. Raises InputError if
-    there is no variant, or if two have the same name.
+    there is no variant, or if two have the same name. Without an `executor` that of `working_on` is taken.
     """
     names = [variant.name for variant in variants]
     if not names:
@@ -195,7 +195,7 @@ def compare_fleets(
 
 
 def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
-    """Simulate one variant; `shared` are the requests, SLO, seed and scenarios of all variants."""
+    """Simulate one variant; `shared` has requests, SLO, seed and scenarios, as `run_items` passes them."""
     requests, slo, seed, scenarios = shared
     simulated = simulate_recorded(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()

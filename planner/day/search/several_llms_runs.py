@@ -21,8 +21,8 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
-# The day ends when the first LLM's traffic ends. That may be before the end of the last LLM's traffic by at
-# most this share of the latter.
+# The day ends with the shortest traffic of an LLM. The longest may last longer by one step, or by this share
+# of its own length.
 MOST_EARLIER_FRAC = 0.05
 _EDGE_DECIMALS = 6  # Edges of windows [s] that are the same after rounding to these decimals are one edge.
 
@@ -159,8 +159,8 @@ class JointRuns:
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether the window's LLM misses it if its pools have their most workers, and from step `first` on
-        their columns of `workers` (T, P), as in `DayRuns`.
+        """Whether the window is missed if its LLM's pools have their most workers before step `first`, and
+        from there on their columns of `workers` (T, P), as in `DayRuns`.
         """
         llm, own_window = self._llm_and_window[window]
         columns = self.columns[llm]

@@ -83,7 +83,7 @@ def part_requests(seconds: float) -> int:
 def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> bool:
     """Whether a trace is planned by its busiest part.
 
-    It is if the trace is too long to be searched whole within `seconds`, and its requests are used as they
+    Yes if the trace is too long to be searched whole within `seconds`, and its requests are used as they
     are: not drawn from a description, not scaled to a rate, not cut to a window, not scaled by the search for
     the most traffic, and without sessions and prefixes.
     """
@@ -109,8 +109,8 @@ def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
 def plan_by_parts(
     task: PlanQuestion, trace: Trace, plan_part: PlanPart, *, seconds: float, progress: Progress
 ) -> Plan:
-    """The plan for a trace that `is_too_long`; `plan_part` plans one part of it. All together takes at most
-    `seconds` on the search's clock, unless `plan_part` exceeds its time.
+    """The plan for a trace that `is_too_long`; `plan_part` plans one part of it. This takes at most `seconds`
+    on the search's clock, unless `plan_part` exceeds its time.
 
     If no plan keeps the SLO on the whole trace, or there was no time to simulate it, the last plan is
     returned as "best found", with a warning that says so.
