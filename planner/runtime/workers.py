@@ -153,7 +153,7 @@ class LiveWorker:
         self.starts = 0  # How often the engine was started.
         self.gave_up = ""  # Why the engine is not started again, or not for a while; empty where it is.
         self.start_settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
-        self.role_requested = asyncio.Event()  # Set when its place gets another role than its engine has.
+        self.role_requested = asyncio.Event()  # Set when `change_role` gives the place another role.
         self.process: asyncio.subprocess.Process | None = None
 
     can_change_role = True  # This process starts the engine itself (`router.Backend`).
@@ -418,8 +418,8 @@ def vllm_commands(
 
     `model` is a folder with a config.json if weights are dummies, else the name or folder by which vLLM finds
     them. `devices` are GPUs, or CPU cores. On a CPU an engine also gets eager mode, one core per rank, and
-    the plan's number of KV blocks, because no GPU memory limits them. Raises InputError for workers that
-    share a KV store, because none is started here.
+    the plan's number of KV blocks, which no GPU memory limits there. Raises InputError for workers that share
+    a KV store, because no store is started here.
     """
     if kv_store.size_bytes(fleet):
         raise InputError(
@@ -482,9 +482,9 @@ def _on_cpu(
     if isinstance(transfer := settings.get("kv-transfer-config"), Mapping):
         settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     worker_cores = [cores[device % len(cores)] for device in place.devices]
-    # GiB, rounded up.
-    kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
+    kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)  # Rounded up.
     # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
+    # Then the step log also has the CPU time of steps (STEP_CPU).
     in_process = (
         {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", launch.STEP_CPU: "1"}
     )
@@ -499,7 +499,7 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
     """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take what each pool's fit
     predicts.
 
-    `by_priority` is what `--scheduling-policy priority` is to vLLM.
+    With `by_priority` they queue as vLLM with `--scheduling-policy priority`.
     """
 
     def command(place: WorkerPlace, port: int) -> EngineCommand:

@@ -51,7 +51,7 @@ SAME_RATE_FRAC = 1e-3  # Two rates that differ by less make no divisor of their 
 LEAST_FRACTION = 1e-4  # If the fraction of b/d is below this, b/d counts as whole.
 PART_GAP_SHARE = 0.04  # Parts of the windows are solved to this share of the gap that the caller allows.
 RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
-LEAST_NORM = 1e-9  # Norm of a row of zeros, by which it is divided; no solution violates such a row.
+LEAST_NORM = 1e-9  # Stands for the norm of a row of zeros, so that no row is divided by 0.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +150,7 @@ class WindowsModel:
             least_started[-1] = after
         elif not is_ring:  # What each worker is worth to the window after.
             cost[-1, :kinds] -= prices.present[:, (part[-1] + 1) % self.windows]
-        # At a free end of the part there are no rows of starts: their worth is in the prices.
+        # At a free end of the part there are no rows of starts: the prices have the worth of its workers.
         is_tied = np.ones((length + 1, kinds), bool)
         is_tied[0], is_tied[-1] = is_ring or before is not None, after is not None
         # Columns: workers and GPUs on demand by window | starts | reserved GPUs, which all windows share.

@@ -81,8 +81,8 @@ class SeriesLevel:
         """
         count = self.count
         if count >= self.learn:
-            # Equal values have no spread. Then the spread is taken to be a rounding error, so that any other
-            # value shows a shift.
+            # The standard deviation of the values. If they are equal it is taken to be a rounding error, so
+            # that any other value shows a shift.
             spread = max(math.sqrt(self._squares / (count - 1)), ROUNDING * max(abs(self.mean), 1.0))
             # The last factor allows for the error of the mean itself.
             z = (value - self.mean) / spread * math.sqrt(count / (count + 1))

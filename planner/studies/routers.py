@@ -101,8 +101,8 @@ def without_priority(routed: Deployed) -> Deployed:
 
 
 def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The shared plan with the result of `simulate_routers` for each LLM, whose new warnings it repeats with
-    the LLM's name.
+    """The shared plan with the result of `simulate_routers` for each LLM. New warnings of an LLM's plan
+    become warnings of the shared plan, with the LLM's name.
     """
     plans = {
         part.name: simulate_routers(

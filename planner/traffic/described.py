@@ -245,8 +245,8 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 def check_description(description: Description) -> None:
     """Raise InputError for too few or too many requests, or for Fano factors that no bursts can have.
 
-    No bursts can have a factor below that of the gaps alone. Nor is one taken for a window longer than half
-    of an interval, or with a constant rate of the duration, in which the rate fixes the count.
+    No bursts can have a Fano factor below that of the gaps alone. The rate fixes the count in each interval
+    of a curve, and with a constant rate in the duration, so windows may be at most half as long as that.
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
@@ -318,7 +318,7 @@ def _draw_tenants(description: Description, seed: int) -> Trace:
 
 
 def _draw_clients(description: Description, seed: int) -> Trace:
-    """The requests of clients whose kinds do not differ, or the turns of the sessions that clients begin."""
+    """The requests of clients that are all of one kind, or the turns of the sessions that they begin."""
     rng = np.random.default_rng([seed, CLIENT_STREAM])
     at_s, client = _draw_arrivals(description, rng)
     starts_inside = at_s >= 0
@@ -618,8 +618,8 @@ def _variances_over_windows(
 ) -> FloatArray:
     """The v(T) of a rate that was drawn, and scaled to the same mean in each interval of `evened_s`."""
     rng = np.random.default_rng(0)  # A fixed seed: the fit must not depend on the user's.
-    # An interval has two cells for each of the shortest windows that it holds, but at least 8; and at most an
-    # eighth of all cells, so that there are 8 intervals or more.
+    # An interval has two cells for each of the shortest windows that it holds, but 8 cells at least, and at
+    # most an eighth of FIT_CELLS, so that there are 8 intervals or more.
     interval_cells = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
     intervals = FIT_CELLS // interval_cells
     middle_s = (np.arange(interval_cells) + 0.5) / interval_cells * evened_s
@@ -670,8 +670,8 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 def _is_from_long_turn(fits: BoolArray, session: IntArray) -> BoolArray:
     """(n,): whether the turn, or an earlier one of its session, does not fit. Sessions' rows are adjacent."""
-    # The count runs over all sessions, so each session subtracts the count of those before it. Sessions have
-    # whole numbers in a row, the first `session[0]`.
+    # The count runs over all sessions, so each session subtracts the count of those before it. Sessions are
+    # numbered one by one from `session[0]`.
     too_long = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
     before_session: IntArray = too_long[first] - ~fits[first]

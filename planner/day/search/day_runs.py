@@ -171,7 +171,7 @@ class DayRuns:
         return self._simulated_days[key]
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether a window is missed with the most workers, and from step `first` on `workers` (T, P)."""
+        """Whether a window is missed with the most workers before step `first`, then `workers` (T, P)."""
         edges_s = self.terms.edges_s
         end = int(np.searchsorted(edges_s[:-1], self.windows_s[window + 1] + self.reach_s))
         times_s, sizes = edges_s[first:end], workers[first:end]

@@ -309,8 +309,8 @@ def simulate_neighbours(
             break
         failing_loss = problem.oracle.failing_loss(fewer)
         holds = failing_loss is None
-        # A fleet that fails is simulated as it fails: on that draw, with the workers that are left. A fleet
-        # that holds is simulated on the traffic as written with all its workers.
+        # A fleet that fails is simulated on the traffic on which it fails, with the workers that are left
+        # there. A fleet that holds is simulated on the traffic as written with all its workers.
         oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(left for _, left in remaining) < sum(count for _, count in fewer)
@@ -630,8 +630,8 @@ def window_of(simulation: Simulation) -> facts.MeasuredWindow:
 
 
 def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[facts.Warned, ...]:
-    """A warning where every line holds but fewer than FEW_KEEP times the lowest percentile of requests keep
-    them all.
+    """A warning where the share of requests that keep all limits is below FEW_KEEP times the lowest
+    percentile of a line, though every line may hold.
 
     Each percentile lets other requests miss, and a percentile over all gaps says little of a request that
     waits long for a single token.
