@@ -34,7 +34,7 @@ THEME = {
 }
 FONT = "Helvetica, Arial, sans-serif"
 GUIDE = "guide"  # Style of a line that is no data, such as a diagonal.
-PNG_SCALE = 2.0
+PNG_SCALE = 2.0  # An image has this many pixels per pixel of the chart.
 PNG_COLUMNS = 76  # Width of a caption, in characters.
 
 
@@ -86,8 +86,8 @@ def with_theme_colours(text: str) -> str:
 def svg_of(spec: dict[str, Any]) -> str:
     """The SVG of a chart in the form that `chart_spec` returned.
 
-    No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
-    would differ from run to run.
+    The chart must not clip its marks: ids of clip paths are counted over the life of the process, so the
+    bytes would differ from run to run.
     """
     return _svg_of_text(json.dumps(spec))
 
@@ -200,7 +200,7 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         return part | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
     if not _is_data_line(part):
         return part
-    # Points near the pointer have no dashes, so these become those of the line alone.
+    # Points have no dashes, so these move from the encoding that both layers share to the line's own.
     dash = {"strokeDash": encoding.pop("strokeDash")} if "strokeDash" in encoding else {}
     line: dict[str, Any] = {"mark": mark, "encoding": dash}
     if encoding.get("color", {}).get("legend"):

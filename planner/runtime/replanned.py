@@ -2,7 +2,7 @@
 which is the smallest fleet that does.
 
 Both questions are also answered with the plan's own step times, in the same way, so that the two results
-differ by the step times alone. Simulated are the whole trace, with its sessions, prefixes and tenants, and
+differ by the step times alone. The whole trace, with its sessions, prefixes and tenants, is simulated on
 the whole fleet, even if only a slice of it was validated. Only the numbers of workers in the plan's pools
 change. To plan with other GPUs and settings, use `plan --catalog DIR/catalog`, which holds the corrected step
 times.

@@ -11,7 +11,7 @@ from planner.manifests.engine_command import PART
 # A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
-MOST_SHOWN_LETTERS = 60  # A message shows so much of a pool's name, which the user may have made very long.
+MOST_SHOWN_LETTERS = 60  # A message cuts a pool's name to this length.
 MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to this length.
 
 
@@ -81,7 +81,7 @@ def lws_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> 
 
 
 def disaggregatedset_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """Its object is the scaler that the set's controller makes for a role of `scaling: {mode: External}`."""
+    """A role of a DisaggregatedSet: its controller makes the scaler if `scaling: {mode: External}`."""
     scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(
         scale_target,
@@ -133,7 +133,7 @@ def kserve_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) 
 
 
 def dynamo_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """Its object is the adapter that Dynamo's operator makes for a component with `scalingAdapter: {}`."""
+    """The adapter that Dynamo's operator makes for a component with `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
     graph = next(name for name, labelled_pools in graphs.items() if (pool_name, pool) in labelled_pools)
     name = f"{graph}-{pool_name}"
