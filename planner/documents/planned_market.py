@@ -48,15 +48,15 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
     if task is not None and task.llm != plan["llm"]:
         raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
     try:
-        rate_rps = traffic.get("requested_rps", traffic["rate_rps"])
+        rate_rps = traffic.get("requested_rps", traffic["rate_rps"])  # As asked for, if it was.
         return parse_market(schedule_document([(plan | {"rate_rps": rate_rps}, task)], catalog))
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
 
 def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
-    """A sentence on what a schedule of a plan's fleet does not count, and, unless the plan's question is
-    given too, on its prices; empty for files that are no plan.
+    """A sentence on what a schedule of a plan's fleet does not count, on spot workers, and without the plan's
+    question on prices; empty for files that are no plan.
     """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
@@ -75,6 +75,7 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
+    """The file itself, or plan.yaml in the folder, and what it holds."""
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     return file, read_yaml(file)
 
@@ -182,8 +183,7 @@ def limits_document(task: PlanQuestion) -> Document:
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
     """A row of `capacity`: the smallest even part of a plan's fleet, with its share of the rate.
 
-    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1. `gpus` has the
-    plan's GPUs by name.
+    Of one mixed pool the part is a worker. `gpus` has the plan's GPUs by name.
     """
     # Pools that differ in nothing but how their GPUs are paid (owned, rented, on spot) count as one pool:
     # (role, GPU, all settings as text) -> workers, and GPUs of a worker.

@@ -1,7 +1,7 @@
 """The structure of an LLM: groups of layers that are alike. A layer has an attention and a feed-forward
 block, each with weights in a number format.
 
-    parameters     numbers in the matrices of a part; norms, biases and routers are left out
+    parameters     numbers in the matrices of a block; norms, biases and routers are left out
     KV values      what every token leaves in a layer's cache: keys and values, or one latent vector
     state          what a sequence keeps in a layer, however long it is
 

@@ -41,7 +41,7 @@ class WorkerRecord:
 
 
 class Trust:
-    """The records of all workers, by their numbers. Times are those of the router's clock."""
+    """The records of all workers, by their numbers `w`. Times are those of the router's clock."""
 
     def __init__(self, workers: int) -> None:
         self.records = [WorkerRecord() for _ in range(workers)]

@@ -157,8 +157,8 @@ _SOME_THOUSANDS = re.compile(rb"\d(?:[.,' ]|\xc2\xa0|\xe2\x80\xaf)\d{3}(?!\d)")
 # A whole cell like 5.000, which is ambiguous. A number with other decimals is not whole, and is refused where
 # it is parsed.
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}\.000")
-# In a file whose columns are separated by ";", csv_lines.py has made decimal commas points. The last two signs
-# are the spaces that do not break a line.
+# In a file whose columns are separated by ";", csv_lines.py has made decimal commas points. The last two are
+# the spaces that do not break a line.
 _SEPARATORS = ".,' \u00a0\u202f"
 # A whole cell with separators of thousands.
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:[{_SEPARATORS}]\d{{3}})+")

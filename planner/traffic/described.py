@@ -9,11 +9,11 @@ over minutes, and with lengths of its own. So the bursts of the largest clients 
 Poisson process.
 
 If the burstiness of the sum is given (`gap_cv`, `fano`), the arrivals of the sum are drawn first and then
-dealt out to the clients. Their gaps are Gamma distributed with the coefficient of variation cv = `gap_cv`, on
-a clock that runs as fast as the rate. The rate is a product of independent factors, one for each time scale
-tau, and so moves over time. Each factor is constant over blocks of tau, which begin at a random phase; it is
-Gamma distributed, with mean 1 and variance sigma_tau^2. The mean of the product over a window T has the
-variance
+dealt out to the clients. The sum's gaps are Gamma distributed with a coefficient of variation cv = `gap_cv`,
+on a clock that ticks once per expected request. The rate is a product of independent factors, one for each
+time scale tau, and so moves over time. Each factor is constant over blocks of tau, which begin at a random
+phase; it is Gamma distributed, with mean 1 and variance sigma_tau^2. The mean of the product over a window T
+has the variance
 
     v(T) = 2 / T^2 * int_0^T (T - x) * (prod_tau (1 + sigma_tau^2 * max(0, 1 - x / tau)) - 1) dx
 

@@ -41,8 +41,8 @@ from planner.traffic.scaling import find_busiest_window
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import show_clock, show_s, show_span
 
-# Traces with more requests are planned by their busiest part. The limit of the same name in
-# streaming_requests.py is another: a simulation of a longer trace takes in its requests piece by piece.
+# Traces with more requests are planned by their busiest part. Not the LONG_REQUESTS of streaming_requests.py,
+# from which on a simulation takes in its requests piece by piece.
 LONG_REQUESTS = 2_000_000
 # For production the limit is this share of LONG_REQUESTS: every fleet is simulated in dozens of scenarios.
 IN_SCENARIOS_FRAC = 0.25

@@ -37,7 +37,7 @@ CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by roundi
 # How weak the status of a plan is; 0 for statuses that are not here. A plan with a smaller bill but a weaker
 # status is no better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
-CENT_TOLERANCE = 1e-6  # Cents: a bill that is above whole cents by no more is not rounded up to the next.
+CENT_TOLERANCE = 1e-6  # A bill above whole cents by no more than this part of a cent is not rounded up.
 
 
 class PlanTogether(Protocol):

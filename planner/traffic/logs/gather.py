@@ -203,7 +203,7 @@ class Gatherer:
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
-            # These numbers are small. A hash of a text hardly ever is, so none is taken for one of them.
+            # These numbers are small, and hashes of texts hardly ever are, so the two are not confused.
             first = self._without_id
             self._without_id += len(missing)
             hashed[missing] = np.arange(first, self._without_id, dtype=np.uint64)[missing]
