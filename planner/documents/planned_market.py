@@ -39,7 +39,7 @@ CAVEAT = (
 def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None) -> Market | None:
     """The market of a plan.yaml or its folder: the plan's fleet at its prices; None for other files.
 
-    With the `task` that was planned, the market has the task's stock and limits. Several LLMs have no market.
+    With the planned `task` the market has the task's stock and limits. A plan of several LLMs has no market.
     """
     file, plan = _read_plan_file(path)
     if not _is_plan(plan):

@@ -179,7 +179,7 @@ class LatentAttention:
         return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def chosen_flops(self, heads: float) -> float:
-        """FLOPs of a token's attention to the chosen vectors: their scores, then sums of `kv_rank`."""
+        """FLOPs of a token's attention with `heads` to the chosen vectors: scores, then sums of `kv_rank`."""
         return 2.0 * heads * (2 * self.kv_rank + self.rope_dim) * self.index_tokens
 
 
@@ -527,7 +527,7 @@ class Llm:
         )
 
     def splits_over(self, tp: int) -> bool:
-        """Whether the heads of every layer go round `tp` GPUs. Fewer KV heads than GPUs are copied."""
+        """Whether the heads of every layer divide evenly by `tp`. KV heads fewer than `tp` are copied."""
         for group in self.layer_groups:
             match group.attention:
                 case GroupedAttention(heads=heads, kv_heads=kv_heads):

@@ -135,8 +135,8 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
 
 
 def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
-    """Mean and percentiles (no "spread" of the glossary) over the requests `inside` the window with a value;
-    None for a metric that this simulation does not show (`SloMetric.is_shown`).
+    """Mean and percentiles of a metric (no spread of the glossary), over the requests `inside` the measured
+    window that have a value; None for a metric that this simulation does not show (`SloMetric.is_shown`).
     """
     if not row.is_shown(simulation):
         return None

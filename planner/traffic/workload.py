@@ -1,7 +1,7 @@
 """Describes a trace in numbers: a summary, classes by length (not of an SLO), and counts of pairs of lengths.
 
-`plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, lower bounds sum
-over the pairs.
+`plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, and lower bounds
+sum over the pairs.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def lws_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> 
 
 
 def disaggregatedset_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """A role of a DisaggregatedSet: its controller makes the scaler if `scaling: {mode: External}`."""
+    """The scaler that a DisaggregatedSet's controller makes for a role of `scaling: {mode: External}`."""
     scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(
         scale_target,

@@ -8,8 +8,8 @@ no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_c
     decode workers  = ceil(requests x out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
-`in` and `out` are mean lengths, ITL is the mean gap between tokens. The load forecast is that of
-the last interval (constant), or has a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
+`in` and `out` are mean lengths, ITL is the mean gap between tokens. The load forecast is that of the
+last interval (constant), or has a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
 interpolates throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and
 the largest batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
 """

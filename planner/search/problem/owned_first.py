@@ -132,8 +132,8 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound on `objective_paid`, from a lower `bound` on the objective: less what this counts for all
-    owned GPUs beyond their price, since every one of them may be in the fleet.
+    """A lower bound on `objective_paid`, given a lower `bound` on the objective. What the objective has for
+    owned GPUs beyond their price is taken off for all of them, since every one may be in the fleet.
     """
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
