@@ -326,7 +326,7 @@ def _by_price(row: VariantRow) -> tuple[float, float]:
 
 def _percent(share: float) -> str:
     """The share in per cent, rounded down, so that 100.00 % means every request."""
-    return f"{math.floor(1e4 * share) / 100:.2f} %"
+    return f"{math.floor(1e4 * share + 1e-6) / 100:.2f} %"
 
 
 def _price_text(row: VariantRow) -> str:

@@ -334,7 +334,8 @@ def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timetable", "least"), [(((0, 2), (8 * 3600, 6), (20 * 3600, 2)), 2), (((0, 3),), 3), (((0, 0), (60, 2)), 1)]
+    ("timetable", "least"),
+    [(((0, 2), (8 * 3600, 6), (20 * 3600, 2)), 2), (((0, 3),), 3), (((0, 0), (60, 2)), 1)],
 )
 def test_keda_never_goes_below_the_smallest_size_of_its_timetable(
     timetable: tuple[tuple[int, int], ...], least: int

@@ -124,3 +124,12 @@ def test_the_command_writes_a_catalog_whose_prices_a_question_takes(tmp_path: Pa
     assert shipped < {(o.provider, o.term) for o in mine.provenance["h100-80g"].offers}
     answer = CliRunner().invoke(app, ["catalog", "prices", str(written(tmp_path)), "--json"])
     assert yaml.safe_load((out / "prices.yaml").read_text()) == json.loads(answer.stdout)["prices"]
+
+
+def test_parts_of_a_gpu_are_left_out(tmp_path: Path) -> None:
+    """Azure's list has sixths of an A10; the whole file was refused for them."""
+    path = tmp_path / "azure.csv"
+    path.write_text(HEAD + "a,A10,0.167,6,55,0.45,here,,\nb,H100,1,40,320,7,here,,\n")
+    found = read_prices(path, CATALOG, provider="azure", date="2026-11-29")
+    assert list(found.offers) == ["h100-80g"]
+    assert any("A10: a part of a GPU" in line for line in found.unknown_gpus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -337,3 +338,9 @@ def test_metrics_that_cannot_be_read_says_so() -> None:
 async def _checked(url: str) -> None:
     async with EngineScraper([url]) as scraper:
         await scraper.check()
+
+
+def test_a_price_that_is_no_number_is_refused() -> None:
+    """With it no budget was ever spent."""
+    with pytest.raises(InputError, match="--usd-per-million: must be at least 0, found nan"):
+        Endpoint(URL, max_usd=5.0, usd_per_million=(0.15, math.nan))

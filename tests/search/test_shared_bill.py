@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
 from planner.reports.fact_sentences import fact_sentence
 from planner.search.several.several_llms import plan_together
+from planner.search.several.shared_bill import _is_better
 
 SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
@@ -98,3 +100,16 @@ def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
     assert isinstance(fact, NodesFilled) and fact.was_usd_per_h > separate_usd_per_h
     assert "each LLM has nodes of its own" in fact_sentence(fact)
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
+
+
+def test_of_equal_bills_the_plan_that_survives_a_loss_is_better() -> None:
+    """Infinity, for no fleet with a loss, was taken as equal to any bill."""
+
+    def plan_paid(usd_per_h: float, with_loss: float | None) -> Any:
+        answer = SimpleNamespace(name="with-a-loss", paid_usd_per_h=with_loss)
+        bill = SimpleNamespace(usd_per_h=usd_per_h)
+        return SimpleNamespace(status="certified", bill=bill, answers=(answer,))
+
+    assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0, None))
+    assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, 5.0))
+    assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, None))

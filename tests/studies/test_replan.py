@@ -300,3 +300,12 @@ def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> Non
     assert again.exit_code == 0, again.output
     assert f"written to {kept}" in "".join(again.stdout.split("\n"))
     assert "keep what runs" in again.stdout and "is not known" in again.stdout
+
+
+def test_two_running_pools_of_one_kind_are_both_counted(study: Study, running: Fleet) -> None:
+    """The second pool took the place of the first: what runs was smaller and cheaper than it is."""
+    pool = running.pools[0]
+    first, second = replace(pool, name="a", count=1), replace(pool, name="b", count=pool.count)
+    several = replace(running, pools=(first, second, *running.pools[1:]))
+    found = replan(study, at(8.0), several, ReplanTerms(24.0, 1.0, 0.0))
+    assert sum(move.before for move in found.moves) == several.workers

@@ -11,6 +11,7 @@ from plans import mixed, pairs
 from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
+from planner.studies import tenants
 from planner.studies.tenants import tenant_costs, tenant_rows
 from planner.traffic.trace import Trace
 
@@ -48,3 +49,20 @@ def test_no_tenants_no_rows() -> None:
     fleet = mixed()
     trace = replace(two_tenants(1), tenant=np.zeros(400, np.int64), tenants=())
     assert tenant_costs(simulate(fleet, trace), fleet) == ()
+
+
+def test_work_on_owned_workers_beside_an_idle_pool_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owned pool, which has no price, works: nobody paid the bill of the idle one."""
+    rented = mixed().pools[0]
+    free = replace(
+        rented, name="own", type=replace(rented.type, gpu=replace(rented.type.gpu, price_usd_per_h=0.0))
+    )
+    fleet = replace(mixed(), pools=(free, rented))
+    simulation = simulate(fleet, two_tenants(1))
+    work_s = np.ones(len(simulation.tenant))
+    monkeypatch.setattr(
+        tenants, "_request_work_s", lambda _, pool, *__: work_s if pool.name == "own" else 0 * work_s
+    )
+    costs = tenant_costs(simulation, fleet)
+    assert [cost.share_frac for cost in costs] == pytest.approx([0.5, 0.5])
+    assert sum(cost.usd_per_h for cost in costs) == pytest.approx(bill_fleet(fleet).usd_per_h)
