@@ -114,8 +114,8 @@ def simulate(
         check_output_file(out)
         refuse_to_overwrite([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
-        # Seeds, a closed loop, a rate and a window do not go with a controller. With one of them no SLO file
-        # is passed on, and `run_controller` then raises an error that names them all.
+        # Several seeds, a closed loop, a rate or a window do not go with a controller. Beside one of them the
+        # SLO file is not passed on, and `run_controller` then raises an error that names them all.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
         run_controller(fleet_file, trace, limits, *settings)
@@ -150,7 +150,7 @@ def simulate(
 
 
 def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[str, Any]:
-    """What --explain-routing and --operators add to the answer."""
+    """What --explain-routing (at `moments` moments, 0 without it) and --operators add to the answer."""
     from planner.studies.routing_moments import routing_document
 
     routing = {"routing": routing_document(result.explain_routing(moments))} if moments else {}
@@ -158,7 +158,7 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
 
 
 def _say_doubts(fleet: Fleet, requests: Trace) -> None:
-    """Print first what a simulation of these requests on this fleet does not model."""
+    """Print what a simulation of these requests on this fleet does not model, before it begins."""
     from planner.reports.fact_sentences import fact_sentences_of
     from planner.reports.words import spot_caveat
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
@@ -287,7 +287,7 @@ def _print_routing(routing: dict[str, Any]) -> None:
     """The moments as a table, and a sentence per role."""
 
     def fewest_cell(row: dict[str, Any]) -> str:
-        # The solver found no packing; its bound may still show that all are too few.
+        # The solver found no packing; its bound may still show that all workers are too few.
         if row["fewest"] is None:
             return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"

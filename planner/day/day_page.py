@@ -41,8 +41,8 @@ HEAD = (  # The columns of `day_table`.
     "Hurt by changes",
     "Above the optimum",
 )
-# The bound for controllers that know only the past is shown for one that misses this share of the windows,
-# because such a controller rarely keeps every one.
+# The bound for controllers that know only the past is shown for those that miss this share of the windows,
+# because hardly any of them keeps every window.
 FEW_MISSED_FRAC = 0.01
 # Missed windows, and changes of a timetable, beyond these are only counted, so that the page stays short.
 MOST_LISTED = 12
@@ -109,8 +109,8 @@ def proof_lines(answer: DayAnswer) -> list[str]:
 
 
 def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
-    """A sentence why changing sizes saves nothing where GPUs are paid by whole nodes, and what would let it
-    save. Empty where no node is paid as a whole, or where the optimum costs less than the static fleet.
+    """A sentence that says why smaller sizes save nothing where GPUs are paid by whole nodes, and what would
+    make them save. Empty where no node is paid as a whole, or the optimum costs less than the static fleet.
     """
     nodes = {node_of(pool.type.gpu): row_of(pool.type.gpu.name) for pool in answer.question.fleet.pools}
     node, gpu = next(((node, gpu) for node, gpu in nodes.items() if node is not None), (None, ""))
@@ -135,7 +135,7 @@ def _any_moment_text(optimum: Optimum) -> str:
 
 def standing_line(answer: DayAnswer) -> str:
     """A sentence on the fleet that stands all day: its workers, its price per hour as in a plan, what it
-    costs and misses on this traffic, and where it comes from.
+    costs and misses on this traffic, and where it comes from. `unit_s` is the unit of billing, 0 for seconds.
     """
     question = answer.question
     rate = f"{usd_text(standing_usd_per_h(answer))} per hour"
@@ -186,8 +186,8 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
 def _causal_lines(answer: DayAnswer) -> list[str]:
     """The least that a controller which does not know the future can pay if it misses few windows.
 
-    Empty without such a bound (planner/day/search/causal_bound.py), and where it is no higher than the proved
-    one, as on a day of few windows.
+    Two more bounds assume that it knows less, and that it sees a window's traffic as it begins. Empty without
+    bounds (planner/day/search/causal_bound.py), and where they are no higher than the proved one.
     """
     optimum = answer.optimum
     if optimum is None or optimum.causal is None:
@@ -250,7 +250,7 @@ def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
 
 
 def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
-    """The cells of a day, in the order of HEAD."""
+    """The cells of a day, in the order of HEAD. Rerouted requests are called redone there."""
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
     effects = f"{late:,} late, {rerouted:,} redone" if row.effects else "-"
@@ -387,7 +387,7 @@ def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
 
 
 def to_csv(answer: DayAnswer) -> str:
-    """A row per controller and one for the optimum: the figures of day.json that are no mappings."""
+    """A row per controller and one for the optimum: the figures of day.json, without nested ones."""
     controllers = [_controller_json(answer, row) for row in _rows_and_optimum(answer)]
     flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in controllers]
     return _csv_text(list(flat[0]), (list(each.values()) for each in flat))

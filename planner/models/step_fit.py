@@ -1,4 +1,4 @@
-"""Fits a StepLatency to a table of step times, and says how far off it is on steps it has not seen.
+"""Fits a StepLatency to a table of step times, and says how far off the fit is on steps held out of it.
 
 This module is apart from `latency.py` because scikit-learn takes most of a second to import.
 """
@@ -19,7 +19,7 @@ from planner.models.latency import DECODES, PREFILLS, TOKENS, Array, StepLatency
 
 # The corners of f, as tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# The regimes by which errors are told, set by hand.
+# The regimes by which `errors_by_regime` sorts steps, set by hand.
 SMALL_BATCH = 8  # Decodes of at most this many sequences count as a small batch.
 LONG_CONTEXT_TOKENS = 8192  # Steps with a longer mean context count as "long_context".
 LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d counts as 0. Set by hand.
@@ -38,13 +38,11 @@ class Errors:
 class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Fits step times  t = f(N) + a A_p + b D + d (K + C) + e P (+ m K where P > 0) + host_s.
 
-    f never falls, and all numbers are >= 0.
-
     X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them, C from them (`cached_tokens`). y (n,):
     step time [s], > 0. f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: it never
     falls, but may be steep first and flat later, as GEMMs in tiles are. The fit is by non-negative least
-    squares of relative errors. m is 0 unless it comes to `LEAST_MIXED_FRAC` of d, because a smaller m only
-    makes up for misfits of other terms.
+    squares of relative errors, so all numbers are >= 0. m is 0 if it is below `LEAST_MIXED_FRAC` of d, as so
+    small a one only makes up for misfits of other terms.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         self.beyond = beyond  # Outside the profiled range a prediction may "raise" or "extrapolate".
 
     def fit(self, X: Array, y: Array) -> Self:
-        """Fit the five-number form to steps X (n, 5) and their seconds y (n,)."""
+        """Fit the form of the class to steps X (n, 5) and their seconds y (n,)."""
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         if X.shape[1] != 5:
             raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
@@ -159,9 +157,8 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
 
 
 def equal_shares(X: Array) -> Array:
-    """Square roots of row weights with which prefill, decode and mixed steps count a third each.
-
-    A grid of measurements has few decode steps, while an engine's steps are mostly decode steps.
+    """Square roots of row weights with which prefill, decode and mixed steps count a third each, as few
+    steps of a grid of measurements are decode steps, but most steps of an engine.
     """
     # 0 decode, 1 prefill, 2 mixed.
     kind = np.where(X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2))
@@ -170,7 +167,7 @@ def equal_shares(X: Array) -> Array:
 
 
 def _design_columns(X: Array, cached: Array, knots: Array) -> Array:
-    """The columns that the intercept, f's slopes, a, b, d, e and m are multiplied with."""
+    """The columns of the coefficients, in this order: the intercept, f's slopes, a, b, d, e and m."""
     ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
     _, pairs, decodes, kv_tokens, prefills = X.T
     own = np.column_stack([pairs, decodes, kv_tokens + cached, prefills, kv_tokens * (prefills > 0)])
@@ -204,7 +201,10 @@ def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
 
 
 def _context_tokens(X: Array) -> Array:
-    """A step's mean decode context, or its mean prompt with the cached part, whichever is longer."""
+    """A step's mean decode context, or its mean prompt with the cached part, whichever is longer.
+
+    n new tokens after c cached ones make n c + n (n + 1) / 2 pairs, so c + n = pairs / n + (n - 1) / 2.
+    """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     new_tokens = np.maximum(tokens - decodes, 1.0)
     chunk = new_tokens / np.maximum(prefills, 1.0)

@@ -85,7 +85,7 @@ def tokens_text(worker: WorkerType) -> str:
 
 
 def split_text(worker: WorkerType) -> str:
-    """How a worker's GPUs share the LLM, if not by tensor parallelism alone."""
+    """How a worker's GPUs share the LLM beside tensor and pipeline parallelism: data, expert parallelism."""
     ranks = f", DP {worker.dp}" if worker.dp > 1 else ""
     return ranks + (", EP" if worker.ep else "")
 
@@ -123,7 +123,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
-    """The lines of `limit_rows` for the plan's own SLO."""
+    """The lines of `limit_rows` for a plan: its SLO and its verdict."""
     return limit_rows(plan.slo, plan.verdict)
 
 
@@ -222,7 +222,7 @@ def signed_verdict(holds: bool, judged: int) -> str:
 
 
 def percentile_rows(plan: Plan) -> Rows:
-    """Mean and percentiles of the wait in queues and of every metric, whether the SLO has it or not."""
+    """Mean and percentiles of the wait in queues and of every metric, also of those that the SLO lacks."""
     simulation = plan.simulation
     inside = measured_mask(simulation)
     gaps, requests_of_gap, sample_stride = sampled_gaps_s(simulation)
@@ -388,7 +388,7 @@ def node_rows(plan: Plan) -> Rows:
 
 
 def repeat_rows(plan: Plan) -> Rows:
-    """The plan's fleet on other draws of chance: how often it keeps the SLO, and how late it is."""
+    """The plan's fleet on other draws of chance: how often it keeps the SLO, and its latencies."""
     repeats = plan.certificate.repeats
     names = list(dict.fromkeys(name for each in repeats for name in each.limits))
     few, most = (show_percent(frac, ".0f") for frac in (FEW_FRAC, MOST_FRAC))
@@ -430,7 +430,7 @@ def prefix_rows(plan: Plan) -> Rows:
     )
     values: list[tuple[str, ...]] = []
     for pool in plan.prefixes:
-        # The root is left out, because it holds no token.
+        # Row 0 is the root of the prefix tree, which holds no token.
         replicas = pool.plan.replication.placed.sum(axis=1)[1:]
         shares = (
             pool.plan.hit_frac,

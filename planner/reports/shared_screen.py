@@ -66,7 +66,7 @@ def _how_sure(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    """What step times rest on, once if it is the same for all LLMs, else by LLM."""
+    """What step times rest on: one text if it is the same for all LLMs, else a text for each."""
     texts_by_llm = {
         name: " ".join(filter(None, (screen.basis_text(llm_plan.fleet), screen.won_text(llm_plan))))
         for name, llm_plan in plan.plans.items()
@@ -101,8 +101,8 @@ def _breaks_first(plan: SharedPlan) -> KeyFigure:
 
 
 def _smallest_breaking_share(plan: Plan) -> float:
-    """The smallest increase of traffic, step times or prompts that makes the plan miss its SLO. It is 0 if a
-    loss does so with no increase at all, and infinite if nothing is known to.
+    """The smallest increase of traffic, step times or prompts with which the plan misses its SLO: 0 if a
+    loss alone is enough for that, infinite if no increase is known to be enough.
     """
     shares = [each.frac for each in screen.find_breaks(plan) if each.kind == "slo" or each.frac == 0]
     return min(shares, default=math.inf)
@@ -117,8 +117,8 @@ def _more_traffic(plan: SharedPlan) -> KeyFigure:
         for llm, llm_plan in plan.plans.items()
     }
     growths = {growth_frac_of(llm_plan) for llm_plan in plan.plans.values()}
-    # The row names the increase over the traffic as written. LLMs of unlike growth have none in common. Then
-    # the row names the increase over scenarios, MORE_FRAC, which is that of traffic without growth.
+    # The row names the increase over the traffic as written, which depends on `safety: growth`. LLMs of
+    # unlike growth have none in common; then it names the increase of traffic without growth, MORE_FRAC.
     row = more_traffic_name(growths.pop() if len(growths) == 1 else 0.0)
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
@@ -184,7 +184,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
-    # What production costs is the plan's own bill, as on the other cards and in the verdict.
+    # The price of production is the plan's bill, which the verdict and the other cards show too.
     answer_usd_per_h = planned_usd_per_h if is_plan else total.paid_usd_per_h
     difference = "the plan" if is_plan else screen.against_text(answer_usd_per_h, planned_usd_per_h)
     if total.name == "with-a-loss":

@@ -59,7 +59,7 @@ LEVEL_REQUESTS = 50_000  # This many requests are drawn for a level, more than c
 OUTPUT_TOKENS = (16, 64)
 CPU_KV_BYTES = 2 * 2**30  # The most KV cache of an engine on a CPU; most machines have this much memory left.
 LEAST_CPU_BLOCKS = 2  # The fewest KV blocks of an engine on a CPU.
-STEP_GAP_S = 1e-6  # Steps no further apart count as back to back, because logs round times to about this.
+STEP_GAP_S = 1e-6  # Steps no further apart count as without a pause: logs round times to about this.
 WATCHED_POOL = "served"
 UNLIMITED_REQUESTS = 10**9  # More requests than can be in flight at once.
 LEAST_LEVEL_CPU_S = 1e-9  # Only avoids a division by zero for a level without CPU seconds.
@@ -135,9 +135,7 @@ def _watched_fleet(folder: Path, watched: WatchedEngines) -> Fleet:
 
 
 def _watched_commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
-    """The commands with which the engines of a plan are started (workers.py), with the options of the watched
-    engines added.
-    """
+    """The commands that start a plan's engines (workers.py), with the options of the watched ones added."""
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
     base_commands = workers.vllm_commands(
@@ -179,7 +177,7 @@ class LoadLevel:
 async def _run_levels(
     fleet: Fleet, places: Sequence[workers.WorkerPlace], watched: WatchedEngines
 ) -> list[LoadLevel]:
-    """Start engines and router, and measure each level of load in turn."""
+    """Start engines and router, and measure each level of load in turn, after one that only warms up."""
     measured_levels = []
     async with workers.run_engines(places, _watched_commands(fleet, watched)) as group:
         # The router must refuse no request, because the clients fill the engines on purpose.
@@ -190,7 +188,7 @@ async def _run_levels(
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
-                warm_up_level = 1  # With 1 sequence. It is measured like the other levels, and dropped below.
+                warm_up_level = 1  # Sequences. It is measured like the other levels, and dropped below.
                 levels = (warm_up_level, *sequence_levels(watched.max_num_seqs))
                 for part_number, sequences in enumerate(levels):
                     before_s = _used_cpu_s(group)
@@ -267,7 +265,8 @@ def _step_table(
     measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog], fleet: Fleet, watched: WatchedEngines
 ) -> StepTable:
     """The steps of the measured levels as a table, with the costs around the engine in its header. Steps at
-    the start of a level (SETTLE_S), after its end, or after a pause are left out.
+    the start of a level (SETTLE_S), after its end, or after a pause are left out. An engine on a CPU takes
+    one core, so the others are spare.
     """
     frames, front_end_s_by_level = [], []
     for level in measured_levels:

@@ -118,8 +118,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """A mask (n,) of the requests in whole sessions that have together about as many tokens as the requests
-    that `chosen` (n,) marks. The sessions with the largest share of chosen tokens are taken first.
+    """A mask (n,) of the requests of whole sessions, which together have as nearly as possible the tokens of
+    the requests that `chosen` (n,) marks. Sessions with the largest share of chosen tokens are taken first.
     """
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     session_tokens = np.bincount(session, tokens)
@@ -199,7 +199,7 @@ def _check_adapters(fleet: Fleet) -> None:
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops its engines before it ends."""
+    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that its engines are stopped before this ends."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -263,7 +263,7 @@ async def _measure_engines(
                     "spare_cores": None if gpu_count else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
                 }
-                # A second signal must not prevent the record; it then lacks the counters.
+                # After a second signal the record is still written, without the counters.
                 with suppress(asyncio.CancelledError):
                     record["engines"] = traffic_counters(
                         counters_before, await scrape_counters(client, group)
@@ -389,7 +389,7 @@ async def _engine_counters(client: aiohttp.ClientSession, worker: LiveWorker) ->
 def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """The increase of each engine's counters during the traffic; gauges have their last values."""
+    """A row per engine: the increase of its counters during the traffic, the last values of its gauges."""
     gauges = ("kv_tokens", "kv_cache_usage_perc")
     rows: list[dict[str, Any]] = []
     for worker, values in after.items():
