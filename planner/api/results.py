@@ -29,7 +29,7 @@ REPR_COLUMNS, REPR_ROWS, REPR_CELL, REPR_SENTENCES = 100, 8, 24, 6
 class Result(ABC):
     """A result that `repr` and notebooks show as a headline, a table and a few sentences."""
 
-    __slots__ = ()  # Without this the slots of its subclasses, which are dataclasses, would save nothing.
+    __slots__ = ()  # Without it the slots of the subclasses, which are dataclasses, would save nothing.
 
     @abstractmethod
     def headline(self) -> str:
@@ -47,7 +47,7 @@ class Result(ABC):
         table = self.to_frame().to_string(
             max_rows=REPR_ROWS, index=False, line_width=None, max_colwidth=REPR_CELL
         )
-        # Lines of the table are cut before the others are shortened, as `shorten` would fold their spaces.
+        # The table's lines are cut here, because `shorten` below would join the spaces of their columns.
         lines = [
             self.headline(),
             *(line[:REPR_COLUMNS] for line in table.splitlines()),
@@ -101,9 +101,7 @@ class PlanFiles(Result):
 
     @abstractmethod
     def _outdated(self) -> tuple[str, ...]:
-        """Patterns of the paths of files that an earlier plan may have left in the folder; `save` removes
-        them.
-        """
+        """Patterns of paths: files that an earlier plan may have left in the folder, and `save` removes."""
 
     @property
     def cost_usd_per_h(self) -> float:

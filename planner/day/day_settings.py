@@ -34,12 +34,12 @@ KEYS = (
 USUAL_EVERY_S = 600.0  # The windows by which a day is judged if its SLO has none.
 # Controllers where `controllers:` is left out.
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
-# What `plan day --oracle` tunes on the first part of the traffic and judges on the rest: public autoscalers.
+# Public autoscalers: `plan day --oracle` tunes them on the first ORACLE_TRAIN, and judges on the rest.
 AUTOSCALERS = ("hpa", "keda", "wva", "dynamo", "dynamo-sla")
 ORACLE_TRAIN = "70 %"
-USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A worker starts on a node that is new.
+USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A new node has neither weights nor image.
 SLEEP_STORAGE = "nvme-raid0"  # Where an engine of sleep level 2 has its weights: it stays on its node.
-NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")  # Keys of workers that start.
+NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")  # Keys about workers that start, not wake.
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
 CHANGE_TYPES, FIXED_TYPES = "change", "fixed"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
@@ -57,8 +57,8 @@ class DaySection:
     from what that fleet costs in a window. An `image` of None means that nodes have the image already. With a
     `train_frac` of 0 nothing is tuned, and all of the traffic judges. With `is_paid_all_day`, for several
     LLMs, the peak number of GPUs in use is paid for the whole traffic. `is_least_given` matters to the
-    optimum alone (`DayQuestion.optimum_pools`). With `types` of None types change where fleets of several
-    types are compared.
+    optimum alone (`DayQuestion.optimum_pools`). With `types` of None the optimum may change worker types
+    where the fleets that are compared have several.
     """
 
     controllers: tuple[ChosenController, ...]
@@ -144,7 +144,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
 
 
 def parse_sleep(section: Section) -> tuple[int, str]:
-    """The level of vLLM's sleep mode, 0 without, and the billing, which is by the day if workers sleep."""
+    """The level of vLLM's sleep mode, 0 without it, and the billing, which is by the day if workers sleep."""
     sleep_level = section.whole_number("sleep", 0, least=0)
     if "sleep" in section and sleep_level not in (1, 2):
         raise refused_value(

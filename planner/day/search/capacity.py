@@ -32,17 +32,17 @@ LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so 
 def capacity_table(
     fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
 ) -> CapacityTable | None:
-    """The table for this fleet's pools, up to ABOVE_FRAC above `highest_rps`.
+    """The table for this fleet's P pools, up to ABOVE_FRAC above `highest_rps`.
 
-    It ends before the first rate that `most` (P,) workers do not carry, and is None if they do not even carry
-    the lowest rate.
+    It ends before the first rate that `most` (P,) workers do not carry. None if they do not even carry the
+    lowest rate that gives LEAST_REQUESTS, or if no rate gives so many.
     """
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []
     rows: list[tuple[int, ...]] = []
-    for rung in range(1, RUNGS + 1):  # A rung is one rate of the table.
+    for rung in range(1, RUNGS + 1):  # A rung is the number of a rate, from the lowest on.
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
-        if rate_rps * sample.duration_s < LEAST_REQUESTS:  # The next rates are higher.
+        if rate_rps * sample.duration_s < LEAST_REQUESTS:  # A higher rate may give enough requests.
             continue
         # Which requests are left out or copied is drawn with the rung as the seed, so tables can be repeated.
         traffic = rescale_trace(sample, rate_rps, rng=np.random.default_rng(rung))

@@ -1,8 +1,8 @@
 """Lists fleets of a few worker types to which no worker can be added within a price and the limits.
 
 Many combinations of options are filled with workers at once, in arrays (R, k). A row stands for a fleet of k
-options: `chosen` holds the numbers of these options, `counts` their workers. Fleets of fewer than k options
-have the filler option in their first columns, with 0 workers.
+of the J options: `chosen` holds the numbers of these, `counts` their workers. A fleet of fewer options has
+the filler option, number J, in its first columns, with 0 workers.
 """
 
 import itertools
@@ -25,7 +25,7 @@ MOST_CANDIDATES = 4_000  # At most this many fleets are listed.
 BATCH_COMBINATIONS = 2_000  # This many combinations of options are filled at once.
 MOST_SUBSETS = 20_000  # At most this many combinations are made and looked at in one array: a few MB.
 MOST_COUNTS = 12  # At most this many counts of an option are combined with those of the others.
-NONE = -1  # The number of the filler option's role, of its drafts and of its kind.
+NONE = -1  # Stands for the role, the drafts and the kind of the filler option, which has none.
 
 Ints = npt.NDArray[np.int64]
 CountArray = npt.NDArray[np.int32]
@@ -38,9 +38,9 @@ def list_filled_fleets(
     most_types: int,
     kinds: Sequence[Hashable] | None = None,
 ) -> CountArray:
-    """Fleets, as workers per option (C, J), of up to `most_types` options, below `value`, to which no worker
-    can be added. With `kinds`, one for each option, no fleet has two options of one kind. If there are more
-    than MOST_CANDIDATES, only those of the first options are listed.
+    """C fleets of up to `most_types` options that cost less than `value`, and to which no worker can be
+    added, as workers per option (C, J). With `kinds`, one for each option, no fleet has two options of one
+    kind. If there are more than MOST_CANDIDATES, only those of the first options are listed.
     """
     fleets: list[CountArray] = []
     count, table = 0, _OptionArrays(options, limits, value, kinds)
@@ -117,8 +117,8 @@ def _in_batches(arrays: Iterable[Ints]) -> Iterator[Ints]:
 
 
 class _OptionArrays:
-    """What one worker of each option is and takes, as arrays (J + 1,): role, objective, use of each limit.
-    The last entry is the filler option.
+    """Figures of one worker of each option as arrays (J + 1,): role, objective, use of each limit and more.
+    The last entry is that of the filler option.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class _OptionArrays:
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
     def select_open(self, chosen: Ints) -> Ints:
-        """Those of the combinations `chosen` (C, k) that can serve and, with one worker of each option, cost
-        less than the value; with `kinds`, without two options of one kind.
+        """Those of the combinations `chosen` (C, k) that can serve and that cost less than the value with one
+        worker of each option; with `kinds`, only those without two options of one kind.
         """
         chosen = chosen[self._can_serve(chosen)]
         if self.kinds is not None:
@@ -264,7 +264,7 @@ class _OptionArrays:
         has_prefill, has_decode = (roles == prefill).any(axis=1), (roles == decode).any(axis=1)
         hands_over = (roles == prefill) | (roles == decode)
         drafts = self.drafts[chosen]
-        # Drafts are the same if the largest of their numbers is the smallest. Mixed pools hand nothing over.
+        # Drafts are the same if their largest and smallest numbers are. Mixed pools hand nothing over.
         largest = np.where(hands_over, drafts, -1).max(axis=1)
         smallest = np.where(hands_over, drafts, len(self.drafts)).min(axis=1)
         return np.asarray((has_prefill == has_decode) & (~hands_over.any(axis=1) | (largest == smallest)))

@@ -26,8 +26,8 @@ MOST_RATES = 41
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficRequest:
-    """What a fleet must serve: requests, a sentence on how they came out of the trace, and further draws and
-    rates of them, each of which it must serve as well.
+    """What a fleet must serve: requests, a note on how they came out of the trace, and further draws and
+    rates of the same traffic, each of which the fleet must serve as well.
     """
 
     requests: Trace
@@ -89,13 +89,13 @@ def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
 
 
 def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed: int) -> tuple[Trace, str]:
-    """As `requested_traffic`, at a rate that lies `more_frac` above the expected one."""
+    """The same as `requested_traffic`, at a rate that lies `more_frac` above the expected one."""
     rate_rps = task.rate_rps
     if task.described is not None:
         rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)
         description = task.described.at_rate(rate_rps)
         requests = draw_requests(description, seed=seed)
-        # How many requests/s agents send depends on the fleet.
+        # The load of agents is their number: how many requests/s they send depends on the fleet.
         agents = description.agent_count
         load = f"{rate_rps:.4g} requests/s" if agents is None else f"{agents:,} agents"
         note = f"{requests.name} of {load}, drawn by seed {seed}"
@@ -121,7 +121,7 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     if requests.after.size:
         # Rescaling and cutting change arrivals in their last bit, so those of sessions are computed anew.
         requests = with_nominal_arrivals(requests)
-    # Requests of sessions wait for answers, which take no time in the arrivals of a trace.
+    # The arrivals of a trace of sessions are those that there would be if answers took no time.
     waits = ", were answers instant" if requests.after.size else ""
     note += f", {task.window or 'whole trace'}: {len(requests):,} requests in {show_s(requests.duration_s)}"
     note += waits

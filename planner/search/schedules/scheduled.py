@@ -4,9 +4,9 @@ The solver (solvers/reserved_schedule.py) chose the workers of each window by th
 sustains. Here each LLM's requests are simulated on its workers, which start before their window begins and
 drain after it, on the GPUs that all LLMs share. Where a window of the SLO is missed, firm workers (those that
 are not on spot GPUs) are added in the windows of the schedule that it overlaps, and in the one before as well
-if it is missed again. They are of the type that costs least for the rate that it sustains. In the end each
-added worker that no window needs is removed. The bill is for the GPUs that workers had in the simulation: the
-cheapest number of reserved GPUs, on-demand GPUs above it, and spot GPUs.
+if it is missed again. They are of the type that costs least for the rate that it sustains. Once every window
+keeps the SLO, each added worker that none needs is removed, as far as the time allows. The bill is for the
+GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones above it, and spot GPUs.
 
 Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a window of the schedule (T), m an
 LLM, v a window of its SLO.
@@ -69,7 +69,7 @@ class ScheduledLlm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleWindows:
-    """The windows of one LLM's SLO, before the repair and after it."""
+    """The windows of one LLM's SLO: how many there are, and which are missed before and after the repairs."""
 
     llm: str
     windows: int
@@ -153,7 +153,7 @@ def simulate_schedule(
     end_s = demand.rate_rps.shape[1] * demand.window_s
     reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
-        # Its `bound_usd_per_h` is 0: the solver's bound is on schedules by rates, not on repaired ones.
+        # Its `bound_usd_per_h` is 0: the solver's bound holds for schedules by rates, not for repaired ones.
         schedule=buy_gpus(market, demand, firm, schedule.spot_workers),
         slo_windows=tuple(_windows_by_llm(served, first_runs, runs)),
         added_worker_windows=int((firm - schedule.workers).sum()),
@@ -221,7 +221,7 @@ class _ScheduledPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LlmRun:
-    """The simulation of one LLM, and its pools, in the same order as in `run`."""
+    """The simulation of one LLM, and its pools, by the numbers that `run` gives them."""
 
     run: ElasticRun
     pools: tuple[_ScheduledPool, ...]
@@ -359,7 +359,7 @@ def _remove_unneeded(
 
 
 def _usd_per_rate(market: Market, c: int) -> float:
-    """The highest price of a firm worker over the rate that it sustains."""
+    """The highest price of a firm worker, per request/s that it sustains."""
     worker_type = market.worker_types[c]
     return market.highest_usd_per_h(worker_type) / worker_type.rate_rps
 
@@ -367,9 +367,8 @@ def _usd_per_rate(market: Market, c: int) -> float:
 def _gpus_over_time(
     market: Market, runs: Sequence[_LlmRun], end_s: float, *, is_spot: bool
 ) -> list[tuple[Floats, Floats]]:
-    """How many GPUs workers have from each moment on, for each GPU of the market: times (K,) and counts (K,).
-
-    Workers that are there when the simulation ends stay until `end_s`.
+    """For each GPU of the market the times (K,) at which its use by spot workers, or by firm ones, changes, and
+    the GPUs in use from then on (K,). Workers that are there when the simulation ends stay until `end_s`.
     """
     by_offer = []
     for offer in market.offers:
