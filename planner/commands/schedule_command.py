@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 LEAST_WINDOW_S = 1.0  # A shorter window is taken for a typing error; set by hand.
-GAP_LEFT_OPEN = 4  # The exit code where the time limit came before the cost was within --gap of the bound.
+GAP_LEFT_OPEN = 4  # The exit code if time ran out before the cost was within --gap of the bound.
 
 MarketArgument = Annotated[
     Path,
@@ -106,7 +106,7 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
-        if caveats:  # Only a plan.yaml has a caveat. The doubts about its fleet are printed too.
+        if caveats:  # Only a plan.yaml has a caveat, so there is a fleet; doubts about it are printed too.
             print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
@@ -144,7 +144,7 @@ def _files_by_llm(traces: list[str]) -> dict[str, Path]:
 
 
 def _print_answer(answer: ScheduleAnswer) -> None:
-    """Print the GPUs, the workers, the cost with its bound, and what other ways to schedule would cost."""
+    """Print GPUs, workers, the cost with its bound, what other ways to schedule cost, and the simulation."""
     from planner.reports import schedule_page
 
     windows = answer.demand.rate_rps.shape[1]

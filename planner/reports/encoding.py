@@ -15,7 +15,7 @@ from planner.units import DAY_S, HOUR_S
 Floats = npt.NDArray[np.float64]
 
 AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond its outermost values; chosen by hand.
-MOST_DECADES = 5  # On a longer axis the values that matter would stand too close together.
+MOST_DECADES = 5  # Of a logarithmic axis: on a longer one the values that matter would stand too close.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
 SYMBOL_PX, CHARACTER_PX = 28, 6  # Widths in a legend: a symbol with its margin, and a letter.
 MOST_LEGEND_COLUMNS = 4  # Chosen by hand, as are the next two.
@@ -111,7 +111,7 @@ def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def time_axis(unit: str, ticks: int | None = None) -> Any:
-    """Time along x, in a unit of `time_unit`, as plain numbers."""
+    """The axis x as a time, in plain numbers of a unit that `time_unit` chose."""
     import altair as alt
 
     count = alt.Undefined if ticks is None else ticks

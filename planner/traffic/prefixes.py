@@ -44,7 +44,7 @@ CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """Arrays (V,), one entry per node, parents first; n is the number of requests.
+    """The tree as arrays (V,), one entry per node, parents first; n is the number of requests.
 
     `parent` is -1 for roots. A node has `blocks` blocks with `tokens` tokens together, which come after the
     `start_tokens` of its ancestors; `requests` prompts contain it. `end` (n,) is the deepest node of each
@@ -90,9 +90,9 @@ class Blocks:
     """The uses of blocks in a trace: arrays (m,) like `Trace.prefix_ids`, cut into requests by `offsets`
     (n + 1,).
 
-    A block is identified by the block before it and its own id; `node` (m,) numbers such blocks by first use
-    (here a node is a single block; `prefix_tree` merges blocks). `parent` (V,) is the block before each, -1
-    for a first block. `tokens` (m,) are those of a block, fewer if the prompt ends within it.
+    A block is identified by the block before it and its own id. Here each of the V distinct blocks is a node,
+    numbered by first use; `prefix_tree` merges them. `node` (m,) is that of each use, `parent` (V,) the block
+    before each, -1 for a first block. `tokens` (m,) are a block's, fewer if the prompt ends within it.
     """
 
     offsets: IntArray
@@ -160,7 +160,7 @@ def block_uses(trace: Trace) -> Blocks:
 
 
 def no_block_uses(requests: int) -> Blocks:
-    """The uses of blocks in a trace of this many requests without block ids: none."""
+    """No uses of blocks, for a trace of this many requests that has no block ids."""
     empty = np.zeros(0, np.int32)
     return Blocks(np.zeros(requests + 1, np.int64), empty, empty, empty)
 
@@ -258,7 +258,7 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     requests = np.bincount(node, minlength=len(parent))
     is_head = (parent < 0) | (requests != requests[parent])
     # A head is the first block of a tree's node. Any other block was first used right after its parent, so
-    # its number is its parent's plus one. Counting heads up to a block therefore gives the block's node (V,).
+    # its number is its parent's plus one, and the number of heads up to a block gives its node in the tree.
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
@@ -383,7 +383,7 @@ class PrefixSummary:
     round_robin_hit_frac: dict[int, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; keys become text."""
+        """Plain values for JSON; numbers as keys become text."""
         plain = asdict(self)
         for name in ("reuse_gap_s", "hit_frac", "round_robin_hit_frac"):
             plain[name] = {str(key): value for key, value in plain[name].items()}
@@ -520,8 +520,8 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
     used = 0  # Distinct blocks so far.
     for i in range(requests):
         at, end = offsets[i], offsets[i + 1]
-        # Blocks of a prompt that were used before stand in front of its new ones. Those with the same last
-        # user lie together in the stack, and are handled together.
+        # Blocks of a prompt that were used before come before its new ones. Those of them that the same
+        # request used last lie together in the stack, and are handled together.
         while at < end and last[node[at]] >= 0:
             user = last[node[at]]
             older, k = 0, user + 1  # `older`: blocks last used by `user` or an earlier request.

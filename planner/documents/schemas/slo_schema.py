@@ -64,7 +64,7 @@ from planner.traffic.agents import MOST_AGENTS
 from planner.traffic.scaling import Scaling
 from planner.traffic.trace import MAX_TOKENS
 
-# Percentiles of limits, p50 to p100 with decimals: what less than half of the requests keep is no promise.
+# Percentiles of limits, p50 to p100 with decimals: a limit for less than half of the requests is no promise.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
 SECONDS = quantity_schema("s")
 
@@ -161,12 +161,12 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         ),
         "day": with_help(day_section(), "How pools may change during a day; read by `plan day`."),
     }
-    # A key without a schema here is read elsewhere, and open to anything.
+    # A key without a schema here may have any value: another reader checks it.
     return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
 
 
 def _one_slo() -> Schema:
-    """The part of a schema that requires either `slo` or `preset`, and refuses both."""
+    """The part of a schema that requires one of `slo` and `preset`, and refuses both at once."""
     return {"oneOf": [{"required": ["slo"]}, {"required": ["preset"]}]}
 
 
@@ -333,8 +333,8 @@ def _description_schemas() -> dict[str, Schema]:
 
 
 def agents() -> Schema:
-    """How many agents work at once, and what they are like; a row of catalogs/tasks.yaml fills in what is
-    left out.
+    """The section `agents`: how many work at once, and what they are like. A row of catalogs/tasks.yaml gives
+    what is left out.
     """
     pause = any_of(
         quantity_schema("s", positive=False),
@@ -549,7 +549,7 @@ def policy_settings() -> dict[str, Schema]:
 
 
 def kv_offload_section() -> Schema:
-    """CPU memory behind the prefix caches, alone or with a disk behind it. With a disk it may have size 0."""
+    """CPU memory behind the prefix caches, alone or with a disk behind it; its size may be 0 with a disk."""
     memory: dict[str, Schema] = {
         "size": quantity_schema("bytes"),
         "bandwidth": quantity_schema("bytes_per_s"),
@@ -660,7 +660,7 @@ def lora_section() -> Schema:
 def day_section() -> Schema:
     """How pools may change during a day (planner/day/day_settings.py)."""
     # `planner.day` is a room above this one and imports it, so it is imported only when a schema is made. The
-    # test of the architecture allows it here: a schema is of all keys, those of the wings too.
+    # test of the architecture allows it here, as a schema has all keys, also those of rooms above.
     settings: Any = import_module("planner.day.day_settings")
     table: Any = import_module("planner.day.controllers.table")
     controller = any_of({"type": "object"}, {"type": "null"})

@@ -46,7 +46,7 @@ class Plan:
     max_model_len: int
     prices: tuple[Price, ...]
     warnings: tuple[Warned, ...] = ()  # What a reader must know before trusting the figures.
-    throughput: Throughput | None = None  # Set if it was the objective; the certificate is about cost.
+    throughput: Throughput | None = None  # Set if it is the objective; even then `certificate` is about cost.
     placement: NodePlacement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
     on_paper: Fleet | None = None
@@ -59,8 +59,8 @@ class Plan:
 
     @property
     def value(self) -> float:
-        """The objective of the fleet that is deployed, in the objective's unit. The certificate's value is
-        that of the fleet on paper.
+        """The objective of the fleet that is deployed, in the objective's unit. `certificate.value` is of the
+        fleet on paper.
         """
         if self.production is None or self.production.value is None:
             return self.certificate.value
@@ -131,8 +131,8 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
     """Tasks per hour and USD per task at this bill; None for traffic without tasks.
 
     The rate of a described agent is its tasks over the time from its first request to its last answer, and
-    the fleet's rate is the sum over agents. If the traffic names no agents, the fleet's rate is all tasks
-    over the time that it serves the trace (`served_s`).
+    the fleet's rate is the sum over agents. If the traffic names no agents, the fleet's rate is all tasks,
+    also those without a last answer, over the time that it serves the trace (`served_s`).
     """
     if simulation.tasks is None:
         return None
@@ -156,8 +156,8 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
 def served_s(trace: Trace, simulation: Simulation) -> float:
     """How many seconds a fleet serves this traffic: the trace's duration.
 
-    If requests wait for the answers of others, the arrivals in the trace are too early; then it is the
-    simulated time from the first arrival to the last token.
+    If requests wait for the answers of others, the trace has arrivals as if answers took no time. Then it is
+    the simulated time from the first arrival to the last token.
     """
     if not trace.after.size:
         return trace.duration_s

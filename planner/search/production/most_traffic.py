@@ -33,10 +33,10 @@ from planner.traffic.scaling import same_requests
 
 # The numbers below are set by hand.
 
-# On paper the refuted rate is at most this share above the highest rate that is sustained, where the plan is
-# on paper alone.
+# If the plan is on paper alone, the refuted rate is at most this share above the highest sustained one.
 RATE_STEP_FRAC = 0.01
-# So coarse where the rate on paper is only where production begins to search: a refuted rate takes longest.
+# Where the rate on paper is only the start of the search for production, the share may be this large, because
+# rates that are refuted take longest.
 COARSE_STEP_FRAC = 0.05
 
 # The rate of the first fleet found is multiplied by this, the stride, until the fleet's worker types fail.
@@ -67,7 +67,7 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` nothing is simulated.
+    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` only a candidate is tried.
     """
 
     find_fleet: FindFleetAtRate
@@ -102,8 +102,8 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are tried a step above. Others mostly sustain little more than these did,
-                # so the next stride is a step; and they may hold at a rate at which these failed.
+                # All worker types are tried a step above. Other types than the fleet's mostly sustain little
+                # more, so the next stride is a step; and they may hold at a rate at which the fleet's failed.
                 stride, known_failed_rps = 1 + self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
@@ -114,7 +114,7 @@ class RateClimb:
 
     def climb_with_other_policies(self) -> bool:
         """Climb from the refuted rate on, after the caller has given `find_fleet` other policies. Returns
-        whether these sustain that rate.
+        whether that rate is sustained with these.
         """
         rate_rps, self.failed_rps = self.failed_rps, math.inf
         try:
@@ -351,8 +351,8 @@ def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) 
 
 
 def name_rate_in_messages(inputs: SearchInputs) -> SearchInputs:
-    """The same inputs, of which each progress message first names the rate of the task. The user asked for
-    the most traffic, while the messages show costs of fleets for this rate.
+    """The same inputs, but each message of progress begins with the rate of the task: the user asked for the
+    most traffic, while the messages show costs of fleets for this rate.
     """
     conditions, prefix = inputs.conditions, f"{inputs.task.rate_rps:g} requests/s found; "
 

@@ -46,9 +46,9 @@ _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 _EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
-# For `_to_utc_ns`: if an ambiguous time is earlier than one before it in the file, by more than
-# _STEP_BACK_NS, clocks were put back between the two. If it is later by more than _NEXT_YEAR_NS, the two are
-# of different years, each with an ambiguous hour of its own.
+# For `_to_utc_ns`, of two ambiguous times in the order of the file: if the second is earlier by more than
+# _STEP_BACK_NS, clocks were put back between the two. If it is later by more than _NEXT_YEAR_NS, they are of
+# different years, each with an ambiguous hour of its own.
 _STEP_BACK_NS = 30 * 60 * 10**9
 _NEXT_YEAR_NS = 2 * 3600 * 10**9
 
@@ -109,7 +109,7 @@ def with_empty_texts(column: pd.Series[Any]) -> pd.Series[Any]:
     return column.astype(object).fillna("")
 
 
-_A_TIME = "a time such as 2026-11-16T18:17:03Z"  # Errors say that they expected this.
+_A_TIME = "a time such as 2026-11-16T18:17:03Z"  # What errors say that they expected.
 
 
 def _like_first_dates(has_zone: bool) -> str:
@@ -180,8 +180,8 @@ class LogClock:
         self.unit = named_unit
 
     def fitting_frac(self, column: pd.Series[Any]) -> float:
-        """The share of the first values of a column that are times in one unit, which this sets; 0 if most of
-        them are no times.
+        """The share of the first values of a column that are times in one unit, and sets `unit` to it; 0 if
+        most of them are no times.
         """
         sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
         if not len(sample):
@@ -203,7 +203,7 @@ class LogClock:
         return float(np.mean(fits))
 
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
-        """Whether the times lie before the year 2000, and therefore count from another zero than 1970."""
+        """Whether most times lie before the year 2000, and so count from another zero than 1970."""
         values = as_numbers(column[~is_missing(column)].iloc[:SAMPLE_VALUES])
         return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < YEAR_2000_S
 
@@ -305,8 +305,8 @@ class LogClock:
                 self._is_put_back = False
             elif self._latest_ns - ns[k] > _STEP_BACK_NS:
                 self._is_put_back = True
-            # Before clocks were put back, a fall counts from the latest ambiguous time. After that, a rise
-            # counts from the last ambiguous time.
+            # Until clocks are put back, the next time is compared with the latest ambiguous time of all, and
+            # after that with the last one in the file.
             self._latest_ns = int(ns[k]) if self._is_put_back else max(self._latest_ns, int(ns[k]))
             if self._is_put_back:
                 first[k] = second[k]
