@@ -29,13 +29,13 @@ MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
 MOST_MACHINES = 256  # A pool has no more machines.
 MOST_SPLITS = 20  # This many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
-RATE_TOLERANCE_FRAC = 0.02  # The bisection of the highest rate ends at an interval of this share of the rate.
+RATE_TOLERANCE_FRAC = 0.02  # The bisection of a rate ends at an interval of this share of the rate.
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
 # Slowdowns are judged on Poisson traffic of JUDGED_S, or longer until it has LEAST_JUDGED_REQUESTS, so that a
 # p99 rests on 20 requests.
 JUDGED_S = 120
 LEAST_JUDGED_REQUESTS = 2000
-# The engine settings of Splitwise's machines: prompt tokens per step, and sequences that run at once.
+# The engine settings of Splitwise's machines: the most tokens of a step, and of sequences that run at once.
 MACHINE_BUDGET_TOKENS = 2048
 MACHINE_SEATS = 512
 # The engine settings that Vidur's search tries here, in the same units.
@@ -47,9 +47,7 @@ Paper = Literal["distserve", "vidur", "splitwise"]
 
 @dataclass(frozen=True, slots=True)
 class PaperSearch:
-    """The result of a paper's search: rows for people, the same for programs (`document`), and the best
-    fleet, which the command writes to fleet.yaml.
-    """
+    """What a search found: rows for people, the same for programs (`document`), the fleet for fleet.yaml."""
 
     rows: list[dict[str, Any]]
     document: dict[str, Any]
@@ -182,7 +180,8 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             constraint="slo",
             relaxation="a looser limit",
         )
-    # The frontiers of requests per dollar with the first of `values_s`, TTFT p90, and the second, TBT p99.
+    # Frontiers of requests per dollar with the first of `values_s`, TTFT p90, and with the second, TBT p99:
+    # the latencies that `search_configurations` gives by default, whatever the SLO limits.
     frontiers = [vidur_search.pareto_configurations(rows, metric) for metric in (0, 1)]
     shown = [row for row in rows if row is rows[0] or row in frontiers[0] or row in frontiers[1]]
 
@@ -406,7 +405,7 @@ def _cheapest_of_design(
     """The row and the fleet of this design's cheapest counts that keep the slowdowns at the question's rate;
     None if there are none.
 
-    "as good" in the row is how many other counts cost the same.
+    "as good" in the row is how many other counts cost the same and keep the slowdowns too.
     """
     task = question.task
     llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
@@ -436,7 +435,7 @@ def _design_row(
 
 
 def _own_links(network: Network) -> Network:
-    """The network with a link for each machine, as Splitwise's machines have, not one that all share."""
+    """The network with a link for each machine, as Splitwise has it, not one that all machines share."""
     return replace(network, is_shared=False)
 
 

@@ -32,20 +32,20 @@ POINTS = 120  # Points along a time axis.
 # Intervals of the chart of demand. Each has about REQUESTS_PER_BIN requests, so that its rate is not mere
 # chance; there are enough intervals to see how demand moves. Chosen by hand.
 REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS = 20, 6, POINTS // 2
-# On the axis of shares: the top of the chart, above 1, and the height of the text that stands there.
+# On the axis of shares: the top of the chart, and the height of the text, which stands above 1.
 TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
 # Names of the figures below, apart from `latency_figures`, whose names are those of the metrics.
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
 def screen_figures(plan: Plan) -> list[CaptionedChart]:
-    """The charts in reading order; a chart without data is left out."""
+    """The charts in the order of the page; a chart without data is left out."""
     values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks_figure(plan)]
     return [*(figure for figure in values if figure is not None), *latency_figures(plan)]
 
 
 def attainment(plan: Plan) -> CaptionedChart | None:
-    """Share within each limit against the number of workers, with a band over the scenarios."""
+    """The share within each limit by the number of workers, with a band over the scenarios."""
     import altair as alt
 
     robustness = plan.certificate.robustness
@@ -248,7 +248,7 @@ def breaks_figure(plan: Plan) -> CaptionedChart | None:
 
 
 def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
-    """A bar for each value, with its text above it."""
+    """A bar for each of `values`, with its text above it."""
     import altair as alt
 
     rows = [

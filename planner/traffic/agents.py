@@ -46,7 +46,7 @@ class Pause:
     cv: float = 1.0
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """(count,): pauses [s], log-normal with this mean and coefficient of variation."""
+        """(count,): pauses [s]; all are the mean if it or the coefficient of variation is 0."""
         if not self.mean_s or not self.cv:
             return np.full(count, self.mean_s)
         log_variance = math.log1p(self.cv**2)
@@ -55,8 +55,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """The sub-agents of a task: `per_task` of them in the mean. A turn that starts any starts `at_once` of
-    them, each with `turns` turns in the mean (geometric).
+    """The sub-agents of a task: in the mean `per_task` of them, or fewer (`_Agent._sending_turns`). A turn
+    that starts any starts `at_once` of them, each with `turns` turns in the mean (geometric).
     """
 
     per_task: float
@@ -90,7 +90,7 @@ class Agents:
     most_tokens: int = 131_072
 
     def task_s(self, output: Lengths) -> float:
-        """Mean seconds of a task and of the pause before it, if an output token takes NOMINAL_TOKEN_S."""
+        """About the mean seconds of a task and of the pause before it, if a token takes NOMINAL_TOKEN_S."""
         turn_s = output.mean_tokens * NOMINAL_TOKEN_S
         sub_agents_s = 0.0
         if (sub := self.sub_agents) is not None:
@@ -101,7 +101,7 @@ class Agents:
         return self.turns * turn_s + tools_s + sub_agents_s + self.idle.mean_s
 
     def task_requests(self) -> float:
-        """Requests of a task, sub-agents included."""
+        """Requests of a task in the mean, with `per_task` sub-agents."""
         sub = self.sub_agents
         return self.turns + (0.0 if sub is None else sub.per_task * sub.turns)
 
@@ -163,7 +163,7 @@ class _Agent:
             pause_s = float(agents.idle.draw(rng, 1)[0])
             owner = (sessions - 1, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
-            time_s = time_s + pause_s + task_s  # Written with `+=` the sum would be rounded otherwise.
+            time_s = time_s + pause_s + task_s  # With `+=` the sum would be rounded in another order.
             tasks_left -= 1
             tasks += 1
         return sessions, tasks
@@ -239,9 +239,9 @@ class _Agent:
         return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
 
     def _sending_turns(self, turns: int) -> set[int]:
-        """The turns of a task that send out sub-agents. A turn that is drawn twice sends them out once."""
+        """The turns of a task that send out sub-agents. One that is drawn twice sends them out only once."""
         sub = self.agents.sub_agents
-        # The last turn sends nobody out, since no turn would wait for its sub-agents.
+        # The last turn, or the only one, sends nobody out, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
             return set()
         draws = int(self.rng.poisson(sub.per_task / sub.at_once))
@@ -334,7 +334,7 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
 def _after_parents(
     arrivals_s: list[float], think_s: list[float], parents_of: list[tuple[int, ...]]
 ) -> list[float]:
-    """The list `arrivals_s` with the arrivals of requests that have parents filled in."""
+    """The list `arrivals_s`, in which the arrivals of requests that have parents are filled in."""
     for i, parents in enumerate(parents_of):
         if len(parents) == 1:  # By far the most, and a maximum takes several times as long.
             arrivals_s[i] = arrivals_s[parents[0]] + think_s[i]
@@ -359,7 +359,7 @@ def _prompt_blocks(
     system_blocks = np.minimum(blocks, agents.system_tokens // block_tokens)
     shared_tokens = agents.system_tokens + agents.repository_tokens
     shared_blocks = np.minimum(blocks, shared_tokens // block_tokens)
-    # -1: no repository, so all that follows the system prompt is the session's.
+    # A repository of -1 is none: all that follows the system prompt is the session's.
     shared_blocks = np.where(repository >= 0, shared_blocks, system_blocks)
     # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions. Columns
     # are the three parts of a prompt: its blocks of the system prompt, of a repository, and of its session.

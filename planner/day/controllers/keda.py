@@ -64,13 +64,13 @@ class Keda:
         self.active_s = 0.0 if size else -math.inf  # When a trigger was last active.
 
     def decide(self, reading: MetricsReading) -> int:
-        """The size that the pool should have, by the latest reading."""
+        """The size that the pool should have. Requests in limbo (no worker is there) count in its metric."""
         total = self.metric.total(reading, self.pool) + self.knowledge.limbo_of(reading, self.pool)
         cron_workers = workers_at(self.settings.cron, self.knowledge, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:
             self.polled_s, before = reading.time_s, self.size
             self._wake_or_empty(reading.time_s, total > self.settings.activation or cron_workers > 0)
-            if self.size != before:  # The HPA sees the change at its next sync.
+            if self.size != before:  # KEDA has woken or emptied the pool; the HPA decides at its next sync.
                 return self.size
         if not self.size:
             return 0
@@ -82,7 +82,7 @@ class Keda:
                 external_replicas(cron_workers, self.size, 1.0, self.settings.tolerance_frac)
             )
         size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
-        return max(size, 1)  # The HPA's minReplicas; only KEDA itself goes to zero.
+        return max(size, 1)  # The HPA's minReplicas is at least 1; only KEDA itself goes to zero.
 
     def _wake_or_empty(self, time_s: float, is_active: bool) -> None:
         """What KEDA decides itself: wake an empty pool, or empty one that has been inactive for long."""

@@ -8,9 +8,9 @@
     prefill attention   a batch of prefills p_i counts as ONE prefill of length p = sqrt(sum p_i^2)
     decode attention    the KV tokens read, and how many sequences share them
 
-With cached tokens c_i, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the prompt that makes as many
-query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond the
-profile it stays at the last value, whatever `beyond` (step_family.py) says. It is not monotone.
+With c_i tokens cached before n_i new ones, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the
+prompt that makes as many query-key pairs from an empty cache. A forest averages times it has seen, so beyond
+the profile it stays at the last value, whatever `beyond` (step_family.py) says. It is not monotone.
 """
 
 from typing import Self
@@ -32,14 +32,14 @@ ATTN, REST = "attn", "rest"
 
 
 def equivalent_prefill_tokens(X: Array) -> Array:
-    """Length of the one prefill that stands for a step's: sqrt(sum p_i^2) where nothing is cached."""
+    """Length of the one prefill that stands for all those of a step: p of the module's docstring."""
     return np.asarray(np.sqrt(squared_lengths(X)))
 
 
 class VidurForest(StepFamily):
-    """The form above. `fit(X, y, operators)`, with a column of seconds per operator (`StepTable.operators`),
-    fits one forest per operator and ignores y. Without `operators` one forest learns the whole step from all
-    features.
+    """The form of the module's docstring. `fit(X, y, operators)`, with a column of seconds per operator
+    (`StepTable.operators`), fits one forest for each and ignores y. Without `operators` one forest learns the
+    whole step from all features.
 
     Times are predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27
     settings of the forest over 10 folds (half a CPU hour for one LLM); here `trees` is set by hand, and all

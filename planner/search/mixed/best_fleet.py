@@ -32,8 +32,8 @@ from planner.solvers.master import Option
 class FleetSearch:
     """The result of a search: the best fleet, its value (the objective), and how far the search came.
 
-    `cuts` is how many proposals of mixed fleets failed. `is_every_mix_simulated`: every cheaper fleet of any
-    mix of worker types was simulated. `race_facts` say what other policies were worth (policy_search.py).
+    `cuts` is how many proposals of mixed fleets failed. `is_every_mix_simulated`: whether every cheaper fleet
+    of any mix of types was simulated. `race_facts` say what other policies are worth (policy_search.py).
     """
 
     best: Counts
@@ -79,8 +79,8 @@ def search_or_explain(
     """The result of the search, and the best fleet of the same question without its budgets
     (`_without_budgets`); that fleet is None if the question has no budgets or no fleet was found.
 
-    A search with other policies may start from the fleet without budgets, and find one within them. The
-    parameters are those of `find_best_fleet`.
+    A search with other policies may start from that fleet, and find one within the budgets. The parameters
+    are those of `find_best_fleet`.
     """
     wider, unlimited = _without_budgets(problem), None
     if wider is not None:
@@ -112,8 +112,8 @@ def search_or_explain(
 def _with_level0_within(
     problem: Problem, result: FleetSearch, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> FleetSearch:
-    """The result of a search without budgets, whose fleet is within them. Its part on level 0 is replaced by
-    a search within the budgets if the best fleet of level 0 exceeds them.
+    """The given `result` of a search without budgets, whose fleet is within them all the same. Its part on
+    level 0 is replaced by a search within the budgets if the best fleet of level 0 exceeds them.
     """
     best = result.level0.search.best
     if best is None or problem.allows(best):
@@ -194,7 +194,7 @@ def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: b
 
 
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
-    """The cheapest answer; of equally cheap ones the first with the engines' default queue, if any."""
+    """The cheapest answer; of equally cheap ones the first with the engines' usual queue, else the first."""
     least = min(result.value for _, result in answers)
     equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value_factor]
     return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)

@@ -67,7 +67,7 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` only a candidate is tried.
+    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` few are tried.
     """
 
     find_fleet: FindFleetAtRate
@@ -87,8 +87,8 @@ class RateClimb:
         rate above `least_rps` is left, or until the time is over.
 
         The worker types of a fleet that was found are taken to their highest rate before all types are
-        searched again. So each type fails once or twice, and not at every rate. The worker types of a
-        `candidate` are tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
+        searched again. So each type fails once or twice, not at every rate. The types of a `candidate` are
+        tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`, also below `least_rps`.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:

@@ -367,7 +367,7 @@ def _usd_per_rate(market: Market, c: int) -> float:
 def _gpus_over_time(
     market: Market, runs: Sequence[_LlmRun], end_s: float, *, is_spot: bool
 ) -> list[tuple[Floats, Floats]]:
-    """For each GPU of the market the times (K,) at which its use, by spot or by firm workers, changes, and how
+    """For each GPU of the market the times (K,) at which its use, by spot or firm workers, changes, and how
     many are in use from then on (K,). Workers that are there when the simulation ends stay until `end_s`.
     """
     by_offer = []

@@ -78,7 +78,7 @@ ANY = LogOptions()  # No options: format and columns are found from the file.
 class LogSource:
     """An open file: the `first` line that is not blank, its number (`at`), and the `stream` of further lines.
 
-    A file of Parquet, which is no text, has only a path.
+    A file of Parquet, which is no text, has a path alone, and no stream.
     """
 
     path: Path
@@ -108,8 +108,8 @@ class LogSource:
 class _Log:
     """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows.
 
-    `is_guess` if the columns were guessed. Errors count in "line", "row" or "object" (`counted`). `notes` and
-    `doubts` (warnings) are for the trace; both are complete when all blocks were read.
+    `is_guess` if the columns were guessed. Errors name a value's place by `counted`, a "line", "row" or
+    "object". `notes` and `doubts` (warnings) are for the trace; both are complete when all blocks were read.
     """
 
     name: str
@@ -225,7 +225,7 @@ def _access_log(source: LogSource, options: LogOptions, kind: str) -> _Log:
             f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
-    # The last line of the sample may be incomplete, as a file that is being written may end within a line.
+    # The last line of the sample is left out: a file that is being written may end within a line.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = options.columns or access.columns_of(
@@ -398,7 +398,7 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
 
 
 def _refuse_format(options: LogOptions, where: str) -> None:
-    """Raise TraceError if the user gave a format; called where the file was found not to have that format."""
+    """Raise TraceError if the user gave a format; for files that were found not to have it."""
     if options.format not in (None, COLUMN_MAP):
         raise TraceError(
             f"{where}: is not in the format {options.format}; leave --format out, and the format is "
