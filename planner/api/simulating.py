@@ -178,7 +178,7 @@ class SeedsResult(Result):
 
     def save(self, file: str | Path) -> None:
         """Write the requests.csv of the first seed under this name."""
-        # Only runs without `with_requests` have None here; `simulate` asks for requests.
+        # Runs without `with_requests` have None here; those of `simulate` have requests.
         _write_csv(Path(file), self.runs[0].requests_csv or "")
 
 
@@ -217,7 +217,7 @@ class ComparisonResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GoodputResult(Result):
-    """The highest rate that a fleet keeps up in steady state, and the next one tried, which fails."""
+    """The highest rate found at which a fleet keeps the SLO in steady state, and the lowest that fails."""
 
     fleet: Fleet
     fleet_goodput: FleetGoodput
@@ -426,9 +426,9 @@ def goodput(
 
     The simulated traffic is the trace brought to that rate, by the scale and window of `traffic`. With
     "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
-    highest rate that holds and the lowest that fails must be, as a share. `watch` is called
-    twice for each rate: with the rate and None before a try, and with the rate and whether it held after the
-    try. Raises InfeasibleError where no rate holds.
+    highest rate that holds and the lowest that fails must be, as a share. `watch` is called twice for each
+    rate that is tried: before with the rate and None, and after with the rate and whether it held. Raises
+    InfeasibleError where no rate holds.
     """
     catalog_rows = read_catalog(catalog)
     if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
@@ -463,8 +463,8 @@ def _read_under_policies(
     label: str,
     policies: inputs.KeysAndValues | None,
 ) -> Fleet:
-    """A fleet under one of the policies of `compare`. An InputError says which, by its `label`, in the words
-    of the command.
+    """A fleet under one of the policies of `compare`. An InputError names these by `label`, in the words of
+    the command.
     """
     if policies is None:
         return inputs.read_fleet(fleet, catalog, slo=slo)

@@ -91,8 +91,8 @@ class PhaseRules:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFleet:
-    """A fleet of one instance, or of a pair, and its goodput; 0 if it is only known to be below the rate to
-    beat.
+    """A fleet of one instance, or of a pair, and its goodput: 0 if all that is known of it is that it is
+    below the rate to beat.
     """
 
     fleet: Fleet
@@ -172,7 +172,7 @@ def pair_fleet(
 
 
 def prefill_alone(setting: ServingSetting, prefill: WorkerType, count: int = 1) -> Fleet:
-    """Instances that prefill, for the traffic of `first_tokens`, in which nothing is left to decode."""
+    """Instances that only prefill, if the traffic is that of `first_tokens`, which leaves none to decode."""
     return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
 
 
@@ -322,7 +322,7 @@ def _fleet(setting: ServingSetting, counts: Counts) -> Fleet:
 
 def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tuple[tuple[Fleet, bool], ...]:
     """For each pool with more than one instance the fleet with one instance less, and whether it sustains the
-    rate. If the fleet has the fewest GPUs, none of these does, which this function can check.
+    rate. No neighbour does if no fleet of fewer GPUs does.
     """
     neighbours = []
     for number, pool in enumerate(fleet.pools):
@@ -346,8 +346,8 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[MeasuredFleet, ...]:
-    """The fleets with their goodput, the best per GPU first. The goodput per GPU of the best fleet so far is
-    the rate that the next one must beat; if it does not, its goodput may be given as 0.
+    """The fleets with their goodput, the best per GPU first. The next fleet must beat the best goodput
+    per GPU so far; if it does not, its own may be given as 0.
     """
     rows: list[MeasuredFleet] = []
     best = 0.0  # The best goodput per GPU so far.

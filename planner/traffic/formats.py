@@ -132,8 +132,8 @@ class TraceRows:
     ) -> None:
         """With `grows`, columns may begin in a later block of rows; the caller then calls `add_columns`.
 
-        `where` names the header in errors. `counted` is what errors number: the "line" of a file, or the
-        "row" of a table.
+        `where` is the header's place, for errors. `counted` is what errors number: "line" for a file, "row"
+        for a table.
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         # Lists hold one array for each block of rows.
@@ -168,7 +168,7 @@ class TraceRows:
         self._choose_columns(where)
 
     def _index_columns(self, names: list[str], where: str) -> None:
-        """Find columns by their names in lower case; raises TraceError for a name that is given twice."""
+        """Set `known`: lower case -> the file's name. Raises TraceError for a name that is given twice."""
         self.known = {name.strip().lower(): name for name in names}
         if len(self.known) < len(names):
             twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
@@ -333,7 +333,7 @@ class TraceRows:
         return counts.astype(np.int64)
 
     def _parse_clock(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
-        """(rows,): numbers as they stand; dates as seconds after the first date of the file."""
+        """Arrivals (rows,): numbers as they stand; dates as seconds after the first date of the file."""
         first = column.iloc[0]
         is_date = isinstance(first, str) and bool(np.isnan(_to_float(first)))
         if self.ticks and is_date != (self.origin is not None):
@@ -520,7 +520,7 @@ class TraceRows:
         return 1.0
 
     def _waits_for_parents(self, order: IntArray) -> IntArray:
-        """Rows (request, parent) as positions in `order`, sorted by parent."""
+        """Rows (request, parent) as positions in `order`, sorted by parent: who waits for whom."""
         if self.after is None or self.request_id is None:
             return no_edges()
         names = self.texts[self.request_id]

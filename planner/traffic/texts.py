@@ -49,7 +49,7 @@ def cut_texts(
             chain_of_text.append(chain)
             ends.append(ends[-1] + length[text])
         start += count
-        # A prompt without texts has no ids. The last block may be partly filled, so the count is rounded up.
+        # A prompt without texts has no ids. The last block may be filled in part, so it counts as one.
         blocks = np.arange(-(-tokens // KV_BLOCK_TOKENS) if chain_of_text else 0)
         last_token = np.minimum((blocks + 1) * KV_BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
@@ -84,7 +84,7 @@ def text_lengths(trace: Path) -> dict[int, int]:
 
 def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
     """The JSON object in `text`, which is line number `line` of the file. Raises TraceError for anything
-    else. NaN may stand in it, and whole numbers of any length, which the reader checks (jsontext.py).
+    else. The object may have NaN, and whole numbers of any length, which its reader checks (jsontext.py).
     """
     try:
         values = parse_json(text, has_nan=True, counts_digits=False)

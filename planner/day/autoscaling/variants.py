@@ -20,7 +20,7 @@ FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.va
 DESIRED = "wva_desired_replicas"  # The autoscaler's metric: how many replicas a variant should have.
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
-HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our HPAs replace.
+HPA_RULES: dict[str, float] = {  # The `behavior` of the chart's own HPA; our HPAs take that one's place.
     f"{direction}_{name}": getattr(DEFAULTS, f"{direction}_{name}")
     for direction in ("up", "down")
     for name in ("window_s", "pods", "percent", "period_s")
@@ -129,7 +129,7 @@ def _variant_document(target: ScaleTarget, model: str) -> Document:
 
 
 def _metric_source(target: ScaleTarget) -> Document:
-    """The metric of the HPA: the number of workers that the autoscaler wants."""
+    """The metric of an HPA: how many workers of this pool the autoscaler wants."""
     return {  # The target of 1 per worker makes the HPA want as many workers as the metric says.
         "type": "External",
         "external": {

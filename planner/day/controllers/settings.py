@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.units import parse_quantity, shortest_digits, show_span
 
-# What a parameter is: a time, a share, a number, a whole number, one of some names, true or false, a list.
+# The units of parameters: time, share, number, whole number, one of several names, true or false, list.
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
 # The endings of field names that a document leaves out. The first that fits counts: `_per_s` before `_s`.
 _ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
@@ -70,7 +70,7 @@ class Parameter:
 
     def read(self, value: object, where: str) -> Any:
         """A document's value as the field holds it; `where` is its place. Raises InputError for a value of
-        another kind; `check` is for its range.
+        another kind; `check` refuses values out of range.
         """
         if self.parse is not None:
             return self.parse(value, where)

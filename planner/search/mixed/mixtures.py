@@ -33,8 +33,8 @@ from planner.solvers.master import FleetLimits, Option
 FIRST_TYPES, MOST_TYPES = 3, 4
 LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the traffic are not simulated.
 # A simulation with a wrong estimate multiplies the shares of the fleet's options by (target / estimate) to
-# the power LEARNING_RATE. Other engine settings of the same role and hardware have ALIKE_FRAC of that
-# exponent.
+# the power LEARNING_RATE, and those of other engine settings of the same role and hardware to ALIKE_FRAC of
+# that power.
 LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
 # The target, which the estimate should have been: 1 plus this share for a fleet that holds, 1 less this share
 # for one that fails.
@@ -72,8 +72,8 @@ def improve_mixture(
     while may_go_on():
         value = fleet_counts.objective_of(best)
         if one_setting:
-            # Only fleets that are clearly cheaper are taken here: one GPU fewer on nodes that are paid whole
-            # saves nothing, and leaves less room for more traffic.
+            # Here a fleet must be cheaper by a factor above SAME_PRICE: one GPU fewer on nodes that are paid
+            # whole saves nothing, and leaves less room for more traffic.
             value /= fleet_counts.SAME_PRICE
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
@@ -109,8 +109,8 @@ def _promising_first(
 
 
 def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:
-    """The fleet with the counts `vector` (J,) of the options, without options whose count is 0; its pools in
-    the order of `places`.
+    """The fleet with the counts `vector` (J,) of the J options, without those whose count is 0. Its pools are
+    in the order of `places`.
     """
     used_options = sorted(np.flatnonzero(vector).tolist(), key=places.__getitem__)
     return tuple((options[j], int(vector[j])) for j in used_options)

@@ -67,7 +67,7 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` few are tried.
+    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` only a candidate's.
     """
 
     find_fleet: FindFleetAtRate
