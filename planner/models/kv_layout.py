@@ -3,7 +3,7 @@
 Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
 the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
 
-    g = layers of a group = layers of the rarest kind; of the commonest kind if this has < 1.5 times as many
+    g = layers of a group = layers of the rarest kind; or of the commonest, if it has < 1.5 times as many
     groups of a kind      = ceil(layers / g), the last one padded
     bytes of a block      = g * the largest page of a layer
 
@@ -17,9 +17,9 @@ such blocks:
     blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
 
 For LLMs whose layers are all alike, or all latent with an index on some, constant = window_ratio = 0.
-The simulator gives a sequence the blocks of its windows with its seat, as many as their mean from the prompt
-to the last token (`growing_blocks`). So what many sequences hold together is right, and no sequence waits for
-blocks that its windows need later.
+When a sequence gets its seat, the simulator gives it the mean number of blocks that its windows take from
+the prompt to the last token (`growing_blocks`). So what many sequences hold together is right, and none waits
+for blocks that its windows need later.
 
 Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers. Windows, and tokens that wait for
 compression, fill pages of their own, of the same bytes: 64 tokens to a page of a window, 4 or 8 of those that
@@ -39,7 +39,7 @@ Since 0.27 vLLM keeps windows and states only where a prompt ends and where two 
 beginning is found by its second request, where vLLM finds it from the third on; and windows of compressed
 attention keep blocks at the end of each page. A plan with prefix caches for such an LLM says so.
 
-vLLM derives the "GPU KV cache size" that it logs: the number of requests of `max_model_len` tokens that fit,
+The "GPU KV cache size" in vLLM's log is derived: the number of requests of `max_model_len` tokens that fit,
 each with a whole step's tokens in its windows, times that length (benchmarks/kv_capacity.py).
 """
 
@@ -55,8 +55,8 @@ from planner.models.llm import CompressedAttention, GroupedAttention, LatentAtte
 # rarest, as little is padded then.
 LARGE_GROUP_RATIO = 1.5
 LATENT_PAGE_TOKENS = 128  # Beside states the pages of latent attention are a multiple of this many tokens.
-# Tokens in a page of compressed attention: compressed ones, those of a window, and by ratio of compression
-# those that wait for it.
+# Tokens in a page of compressed attention: of compressed tokens, of those of a window, and, by the ratio of
+# compression, of those that wait to be compressed.
 COMPRESSED_PAGE_TOKENS = 256
 WINDOW_PAGE_TOKENS = 64
 WAITING_PAGE_TOKENS = {4: 4, 128: 8}
@@ -66,9 +66,9 @@ WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 class KvBeside:
     """KV blocks that a sequence takes beside those of its tokens.
 
-    Compressed attention gives blocks of windows and of waiting tokens back soon. Each computed token passes
-    through `passing_blocks` of them, of which `findable_blocks` are at the end of a page, where a prefix can
-    be found again.
+    Compressed attention gives blocks of windows and of waiting tokens back soon. Each computed token takes
+    `passing_blocks` of them for a while; `findable_blocks` of these are at the end of a page, where a prefix
+    can be found again.
     """
 
     constant_blocks: int = 0
@@ -89,7 +89,7 @@ class KvBeside:
     def growing_blocks(self, first_tokens: int, last_tokens: int) -> int:
         """The mean of `sequence_blocks` while a sequence grows from `first_tokens` to `last_tokens`."""
         first, last = (-(-tokens // KV_BLOCK_TOKENS) for tokens in (first_tokens, last_tokens))
-        mean_blocks = float(self.window_blocks)  # Of a window that is full from the beginning.
+        mean_blocks = float(self.window_blocks)  # If the window is full from the beginning.
         if first < self.window_blocks:
             # The window has as many blocks as the sequence (first, first + 1, ...) until it is full, and then
             # stays full. The mean is over all these numbers.
@@ -195,7 +195,7 @@ def _compressed_layout(llm: Llm) -> KvLayout:
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     page_bytes = block_bytes * COMPRESSED_PAGE_TOKENS / KV_BLOCK_TOKENS
-    # Bytes that one page's tokens take in all layers of a kind, by (tokens in a page, tokens to keep).
+    # Bytes of a page of windows, or of waiting tokens, in all such layers: by (its tokens, tokens to keep).
     kinds: Counter[tuple[int, int]] = Counter()
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, CompressedAttention):

@@ -1,4 +1,4 @@
-"""Bounds the cost of a day for controllers that know all traffic and change sizes at any moment.
+"""Bounds from below the cost of a day for controllers that know all traffic and change sizes at any moment.
 
 A need is (a, b, c, n): at some moment from a to b [s] more than n workers of pool c must be ready. A cut is a
 set of needs of which at least one must be met. Cuts are found by simulation: with at most n workers from a
@@ -33,13 +33,13 @@ from planner.solvers.any_moment import LevelStretches, Need, Needs, cheapest_lev
 from planner.solvers.pool_sizes import Cut
 
 # The constants were set by hand, where no other reason is given. LAG_FRAC, STEP_FRAC and EXACT_FRAC are
-# shares of the length of a window of the SLO.
+# shares of the length of an SLO's window.
 # The sizes from this long before a window on decide whether it is missed. A longer time changed no bound by
 # more than 0.1 % on the five days on which it was tried.
 LAG_FRAC = 0.5
 STEP_FRAC = 1 / 120  # The finest grid of the frontier; days with many windows and workers get a wider one.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
-SLICE_WORK = 1000  # The fixed cost of simulating a slice is that of this many requests.
+SLICE_WORK = 1000  # Simulating a slice, a part of the day, takes as long as this many requests on top.
 # The limit of work: requests simulated, plus SLICE_WORK per slice. This work takes at most 30 s on one core.
 MOST_WORK = 50_000_000
 MOST_SLICES_PER_WINDOW = 500  # Days of few windows get less work than MOST_WORK.
@@ -59,8 +59,8 @@ FIRST_STRIDE = 16
 class AnyMomentBound:
     """A lower bound: no controller that keeps every window costs less than `usd`, if more workers never hurt.
 
-    `lives` has for each (pool, k) the stretches in which the k-th worker is ready, in the master's last
-    solution.
+    `lives` has for each (pool, k) the stretches of time in which the master's last solution has the k-th
+    worker ready.
     """
 
     usd: float
@@ -68,7 +68,7 @@ class AnyMomentBound:
 
 
 class _Slices:
-    """Simulates slices around single windows with limited numbers of workers, and counts the work."""
+    """Simulates slices, parts of the day around one window, with limited workers, and counts the work."""
 
     def __init__(self, runs: DayRuns):
         self.runs, self.work = runs, 0.0
@@ -84,7 +84,7 @@ class _Slices:
         return self.work >= self.most_work
 
     def span_s(self, window: int) -> tuple[float, float]:
-        """The time span in which sizes decide whether a window is missed."""
+        """From when to when [s] the sizes decide whether a window is missed."""
         windows_s = self.runs.windows_s
         from_s = max(float(windows_s[window]) - self.lag_s, 0.0)
         return from_s, min(float(windows_s[window + 1]) + self.runs.reach_s, self.last_s)
@@ -183,7 +183,7 @@ def _windows_with_too_few(slices: _Slices, deadline: float) -> list[tuple[int, i
     """All (window, c, n) for which n workers of pool c are too few, even if they are there all the time."""
     too_few: list[tuple[int, int, int]] = []
     for c, pool in enumerate(slices.runs.terms.pools):
-        windows = list(range(slices.runs.window_count))  # A window that n workers keep needs no larger n.
+        windows = list(range(slices.runs.window_count))  # A window that n workers keep needs no more.
         for n in range(pool.least, pool.most):
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
             too_few += [(v, c, n) for v in windows]
@@ -211,7 +211,7 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
 
 
 def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
-    """The shortest pairs of stretches that together are too much with n workers.
+    """The shortest pairs of stretches in which, together, n workers are too few for a window.
 
     The first stretch of a pair begins with the window, the second one ends with it.
     """
@@ -283,7 +283,7 @@ def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
 
 
 def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> Needs:
-    """Reduce needs so that the window still fails: to fewer needs, then shorter ones, then more workers.
+    """Reduce needs while the window is still missed: to fewer, then to shorter ones, then to more workers.
 
     Each step makes the cut stronger. `is_reversed` takes the needs, and their two ends, in the other order.
     """

@@ -42,7 +42,7 @@ class StoppedError(Exception):
 
 
 def in_time(find: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:
-    """What `find` returns, or `otherwise` if a StoppedError ends it."""
+    """The result of `find`, or `otherwise` if a StoppedError ends it."""
     try:
         return find()
     except StoppedError:
@@ -115,8 +115,8 @@ def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
     """Limit the wall-clock time of the `with` block, and yield its deadline on the search's clock.
 
     Of nested limits the earliest holds; a block with `grace` may take its time beyond the outer limit. The
-    outermost block gets a meter of its own, so that questions asked at the same time do not count each
-    other's work.
+    outermost block counts its simulations on a meter of its own (deterministic_parallel.py), so that
+    questions asked at the same time do not count each other's work.
     """
     outer, ends_s = _net.get(), time.monotonic() + time_limit_s
     if outer is not None:
