@@ -157,8 +157,8 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
 
 
 def equal_shares(X: Array) -> Array:
-    """Square roots of row weights with which prefill, decode and mixed steps count a third each, as few
-    steps of a grid of measurements are decode steps, but most steps of an engine.
+    """Square roots of row weights with which prefill, decode and mixed steps count a third each: a grid of
+    measurements has few decode steps, while an engine's steps are mostly decode steps.
     """
     # 0 decode, 1 prefill, 2 mixed.
     kind = np.where(X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2))

@@ -304,7 +304,7 @@ class _Nodes:
 
 
 def _has_equals(kinds: Ints) -> npt.NDArray[np.bool_]:
-    """Whether two options of each row (C, k) are of one kind; filler options are of none."""
+    """Whether two options of each row (C, k) are of one kind (of option, not of node); fillers have none."""
     in_order = np.sort(kinds, axis=1)
     is_equal = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] != NONE)
     return np.asarray(is_equal.any(axis=1))

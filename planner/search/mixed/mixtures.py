@@ -33,8 +33,8 @@ from planner.solvers.master import FleetLimits, Option
 FIRST_TYPES, MOST_TYPES = 3, 4
 LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the traffic are not simulated.
 # A simulation with a wrong estimate multiplies the shares of the fleet's options by (target / estimate) to
-# the power LEARNING_RATE, and those of other engine settings of the same role and hardware to ALIKE_FRAC of
-# that power.
+# the power LEARNING_RATE. For other engine settings of the same role and hardware the exponent is ALIKE_FRAC
+# of that.
 LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
 # The target, which the estimate should have been: 1 plus this share for a fleet that holds, 1 less this share
 # for one that fails.

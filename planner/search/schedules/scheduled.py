@@ -57,8 +57,8 @@ EDGE_S = 1e-6
 class ScheduledLlm:
     """How one LLM of a schedule is simulated: its requests, its SLO, and the engines of its workers.
 
-    `units` has a fleet for each worker type c that serves the LLM. The pools of this fleet together make one
-    worker, for example a prefill and a decode engine.
+    A worker of a schedule may be several engines, such as one for prefill and one for decode. `units` has for
+    each worker type c that serves the LLM a fleet whose pools together make one such worker.
     """
 
     llm: str
