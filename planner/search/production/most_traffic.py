@@ -312,8 +312,8 @@ def _climb_with_raced(
     deadline: float,
 ) -> None:
     """Go on with the climb as long as the policies that win a race (policy_search.py) sustain the rate that
-    was refuted. `choices` is the list from which the climb's `find_fleet` takes its policies; the winner of each
-    race replaces all of them. Raced are the policies that the task lets the search choose.
+    was refuted. `choices` is the list from which the climb's `find_fleet` takes its policies; the winner of
+    each race replaces all of them. Raced are the policies that the task lets the search choose.
     """
     for _ in range(MOST_ROUNDS):
         if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
