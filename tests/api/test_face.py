@@ -428,9 +428,7 @@ def test_validate_refuses_what_cannot_run(tmp_path: Path) -> None:
     with pytest.raises(fleetplan.InputError, match="max_failed_frac: is about an endpoint"):
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", max_failed_frac=0.0)
     longer = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [40_000], "output_tokens": [5]})
-    with pytest.raises(
-        fleetplan.InputError, match=r"a request of 40,005 tokens, and the engines of .* start with"
-    ):
+    with pytest.raises(fleetplan.InputError, match=r"40,005 tokens, and the engines of .* start with"):
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", longer)
     longest = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [10**8], "output_tokens": [5]})
     with pytest.raises(fleetplan.InputError, match=r"a request of 100,000,005 tokens, and a worker of this"):

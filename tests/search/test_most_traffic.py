@@ -164,3 +164,15 @@ def test_where_level_0_has_no_fleet_at_any_rate_others_are_looked_for() -> None:
     assert found.certificate.level0 == float("inf")
     power_w = [each.fleet.power_w for each in found.alternatives if each.fleet is not None]
     assert max([*power_w, found.fleet.power_w]) <= 3000
+
+
+def test_no_rate_is_tried_at_which_too_few_requests_are_left() -> None:
+    """The worker types of a candidate were tried at rates at which a trace has ten requests."""
+    tried_rps: list[float] = []
+
+    def never(rate_rps: float, workers_of: Any) -> Any:
+        tried_rps.append(rate_rps)
+
+    climb: Any = RateClimb(never, 0.02, least_rps=1.0)
+    climb.climb_from(8.0, candidate="slow")
+    assert climb.fleet is None and min(tried_rps) == 1.0

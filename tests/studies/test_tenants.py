@@ -54,15 +54,12 @@ def test_no_tenants_no_rows() -> None:
 def test_work_on_owned_workers_beside_an_idle_pool_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the owned pool, which has no price, works: nobody paid the bill of the idle one."""
     rented = mixed().pools[0]
-    free = replace(
-        rented, name="own", type=replace(rented.type, gpu=replace(rented.type.gpu, price_usd_per_h=0.0))
-    )
+    gpu = replace(rented.type.gpu, price_usd_per_h=0.0)
+    free = replace(rented, name="own", type=replace(rented.type, gpu=gpu))
     fleet = replace(mixed(), pools=(free, rented))
     simulation = simulate(fleet, two_tenants(1))
     work_s = np.ones(len(simulation.tenant))
-    monkeypatch.setattr(
-        tenants, "_request_work_s", lambda _, pool, *__: work_s if pool.name == "own" else 0 * work_s
-    )
+    monkeypatch.setattr(tenants, "_request_work_s", lambda _, pool, *__: work_s * (pool.name == "own"))
     costs = tenant_costs(simulation, fleet)
     assert [cost.share_frac for cost in costs] == pytest.approx([0.5, 0.5])
     assert sum(cost.usd_per_h for cost in costs) == pytest.approx(bill_fleet(fleet).usd_per_h)

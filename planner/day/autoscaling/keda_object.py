@@ -50,7 +50,7 @@ def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler)
         query = prometheus_queries.sum_over_pool(pool_metric, target)
         trigger = prometheus_trigger(query, threshold, role_scaler.read_number("activation", 0.0))
         # The smallest size of a timetable has no trigger (`cron_triggers`).
-        least = max(target.scaled.least, min((size for _, size in target.scaled.timetable), default=0))
+        least = min((size for _, size in target.scaled.timetable), default=target.scaled.least)
         triggers = [trigger, *cron_triggers(target.scaled)]
         objects.append(scaled_object(target, role_scaler, triggers, least=least))
     files = {

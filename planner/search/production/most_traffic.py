@@ -67,7 +67,7 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` only a candidate's.
+    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` none is tried.
     """
 
     find_fleet: FindFleetAtRate
@@ -88,11 +88,12 @@ class RateClimb:
 
         The worker types of a fleet that was found are taken to their highest rate before all types are
         searched again. So each type fails once or twice, not at every rate. The types of a `candidate` are
-        tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`, also below `least_rps`.
+        tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:
-            while candidate is not None and self.fleet is None and known_rps >= KNOWN_LEAST_FRAC * rate_rps:
+            least_known_rps = max(KNOWN_LEAST_FRAC * rate_rps, self.least_rps)
+            while candidate is not None and self.fleet is None and known_rps >= least_known_rps:
                 if not self._try_rate(known_rps, candidate):
                     known_failed_rps = known_rps
                 known_rps = _round_rate(known_rps * KNOWN_STEP_FRAC)
