@@ -71,9 +71,8 @@ def main() -> None:
     sys.unraisablehook = _repeat_interrupt
     try:
         _handle_interrupts(_raise_interrupt)
-        if (
-            signal.SIGINT in _handled
-        ):  # asyncio cancels its task on Ctrl-C where it finds Python's own handler.
+        # asyncio cancels its task on Ctrl-C where it finds Python's own handler.
+        if signal.SIGINT in _handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
     except BaseException as error:

@@ -246,6 +246,7 @@ def limits_and_rate(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
+    # `goodput` looks for a rate of its own, from whatever traffic it gets.
     is_rate_sought = task.described is not None and task.described.has_usual_duration
     if is_rate_sought and rate_request is None and command != "goodput":
         raise InputError(

@@ -52,7 +52,6 @@ from planner.files.document_values import (
     with_place,
 )
 from planner.traffic.described import (
-    USUAL_LEAST_S,
     USUAL_MOST_S,
     USUAL_REQUESTS,
     Clients,
@@ -260,8 +259,8 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
     if "duration" in traffic:
         duration_s = traffic.positive("duration", "s")
     else:
-        usual_s = max(USUAL_REQUESTS / total_rps, USUAL_TENANT_REQUESTS / min(rates_rps), USUAL_LEAST_S)
-        duration_s = math.ceil(min(usual_s, USUAL_MOST_S))
+        rarest_s = math.ceil(min(USUAL_TENANT_REQUESTS / min(rates_rps), USUAL_MOST_S))
+        duration_s = max(usual_duration_s(total_rps), rarest_s)
     by_tenant = []
     for name, section in sections.items():
         with_duration = Section({**section.values, "duration": f"{duration_s} s"}, section.where)

@@ -304,18 +304,13 @@ def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int)
     at each moment, beside at most `most_spot_gpus` on spot, which count against the stock too.
     """
     if offer.on_demand_usd_per_h is None:
-        levels = [int(gpus.max())]
-    elif offer.reserved_usd_per_h is None:
-        levels = [0]
-    else:
-        most = offer.reservable(int(gpus.max()))
-        if offer.stock is not None:
-            most = min(most, max(offer.stock - most_spot_gpus, 0))
-        levels = [0, *np.unique(np.minimum(gpus, most)).tolist()]
-    if offer.stock is None:
-        return levels
-    # If even the lowest level exceeds the stock, `find_broken_constraint` says so.
-    return [level for level in levels if level + most_spot_gpus <= offer.stock] or levels[:1]
+        return [int(gpus.max())]  # If it exceeds the stock, `find_broken_constraint` says so.
+    if offer.reserved_usd_per_h is None:
+        return [0]
+    most = offer.reservable(int(gpus.max()))
+    if offer.stock is not None:
+        most = min(most, max(offer.stock - most_spot_gpus, 0))
+    return [0, *np.unique(np.minimum(gpus, most)).tolist()]
 
 
 def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) -> Floats:

@@ -19,7 +19,7 @@ from typing import Any
 
 from planner.documents.fleet_file import fleet_document
 from planner.documents.slo import slo_document
-from planner.domain import Limit, Metric, Slo
+from planner.domain import ROUNDING, Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
@@ -326,7 +326,7 @@ def _by_price(row: VariantRow) -> tuple[float, float]:
 
 def _percent(share: float) -> str:
     """The share in per cent, rounded down, so that 100.00 % means every request."""
-    return f"{math.floor(1e4 * share + 1e-6) / 100:.2f} %"
+    return f"{math.floor(1e4 * share * (1 + ROUNDING)) / 100:.2f} %"
 
 
 def _price_text(row: VariantRow) -> str:

@@ -59,9 +59,10 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     worked = [number for number, tenant_s in enumerate(tenant_s_by_pool) if tenant_s.sum() > 0]
     # Owned GPUs may have no price; if only such pools have work, GPUs stand for prices.
     weights = prices if prices[worked].sum() > 0 else gpus
+    used_weight = weights[worked].sum()
     for number in worked:
         tenant_s = tenant_s_by_pool[number]
-        shares += weights[number] / weights[worked].sum() * tenant_s / tenant_s.sum()
+        shares += weights[number] / used_weight * tenant_s / tenant_s.sum()
     hours = _span_s(simulation) / HOUR_S
     costs = []
     for tenant_number, name in enumerate(simulation.tenants):

@@ -176,8 +176,7 @@ def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
     if _STATUS_RANK.get(shared.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
     for bill, best_bill in zip(_bills(shared), _bills(best), strict=True):
-        is_one_infinite = math.isinf(bill) != math.isinf(best_bill)
-        if is_one_infinite or abs(bill - best_bill) > CHEAPER_FRAC * best_bill:
+        if not math.isclose(bill, best_bill, rel_tol=CHEAPER_FRAC):
             return bill < best_bill
     return False
 
