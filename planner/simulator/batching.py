@@ -127,6 +127,7 @@ from planner.simulator.slots import (
     foreseen_blocks,
     join_lane,
     latest_in,
+    latest_slot,
     preempt_decode,
     preempt_waiting,
     request_blocks,
@@ -387,16 +388,6 @@ def seat_request(state, l, r):
 
 
 @kernel_jit
-def _latest_slot(state, l):
-    """The slot of the decode of lane l that was admitted last."""
-    latest = 0
-    for slot in range(1, state.lanes[l].decodes):
-        if state.slots[l, slot].admission_number > state.slots[l, latest].admission_number:
-            latest = slot
-    return latest
-
-
-@kernel_jit
 def _form_vllm_step(state, l, time_s):
     """vLLM v1: the running requests in order of admission, then those waiting; True if one was preempted."""
     lane = state.lanes[l]
@@ -640,7 +631,7 @@ def _rest_decodes(state, l, longest):
         spent += _chunk_tokens(state, l, r, longest, spent)
         r = state.requests[r].next
     while lane.decodes * lane.width + spent > state.types[worker.type].token_budget:
-        rest_decode(state, l, _latest_slot(state, l))
+        rest_decode(state, l, latest_slot(state, l))
 
 
 @kernel_jit
@@ -722,7 +713,7 @@ def _preempt_latest(state, l):
     w = state.lanes[l].worker
     latest, slot, list_number = NONE, NONE, NONE
     if state.lanes[l].decodes > 0:
-        slot = _latest_slot(state, l)
+        slot = latest_slot(state, l)
         latest = state.slots[l, slot].request
     for other_list in (PARTIAL, RESTING, LEAVING):
         r = latest_in(state, w, other_list)
@@ -769,7 +760,7 @@ def _secure_decode_blocks(state, l):
         # A block must be free for every decode, whether it needs one or not.
         while worker.used_blocks + taken >= kind.kv_blocks:
             is_preempted = True
-            latest, r = _latest_slot(state, l), latest_in(state, w, PARTIAL)
+            latest, r = latest_slot(state, l), latest_in(state, w, PARTIAL)
             if r != NONE and state.requests[r].admission_number > state.slots[l, latest].admission_number:
                 preempt_waiting(state, w, PARTIAL, r)
                 continue
@@ -792,7 +783,7 @@ def _secure_tokens(state, l):
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
     is_preempted = False
     while lane.decodes > 1 and lane.kv_sum > capacity:
-        preempt_decode(state, l, _latest_slot(state, l), False)
+        preempt_decode(state, l, latest_slot(state, l), False)
         is_preempted = True
     return is_preempted
 

@@ -26,6 +26,7 @@ from planner.simulator.queues import pop_first
 from planner.simulator.slots import (
     blocks_of,
     join_lane,
+    latest_slot,
     preempt_decode,
     preempt_waiting,
     priority_of,
@@ -238,8 +239,4 @@ def _rest_beyond_budget(state, l, rows):
     for i in range(rows):
         spent += state.chunks[l, i].tokens
     while lane.decodes > 0 and lane.decodes * lane.width + spent > kind.token_budget:
-        latest = ZERO
-        for slot in range(1, lane.decodes):
-            if state.slots[l, slot].admission_number > state.slots[l, latest].admission_number:
-                latest = slot
-        rest_decode(state, l, latest)
+        rest_decode(state, l, latest_slot(state, l))

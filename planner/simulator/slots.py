@@ -618,6 +618,16 @@ def preempt_decode(state, l, slot, is_in_step):
 
 
 @kernel_jit
+def latest_slot(state, l):
+    """The slot of the decode of lane l that was admitted last."""
+    latest = 0
+    for slot in range(1, state.lanes[l].decodes):
+        if state.slots[l, slot].admission_number > state.slots[l, latest].admission_number:
+            latest = slot
+    return latest
+
+
+@kernel_jit
 def rest_decode(state, l, slot):
     """Leave a decode out of the next step, as no token budget is left. It keeps its seat and blocks."""
     worker = state.workers[state.lanes[l].worker]
