@@ -255,7 +255,7 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
     effects = f"{late:,} late, {rerouted:,} redone" if row.effects else "-"
     worst_time = f"{show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
-    worst_text = f"{worst_time}: {100 * worst.kept_frac:.1f} % keep {worst.short_limit}"
+    worst_text = f"{worst_time}: {worst.kept_text}"
     return (
         row.name,
         f"{row.usd:,.2f}",
@@ -287,8 +287,7 @@ def missed_lines(row: ControllerDay) -> list[str]:
     """The missed windows of a controller, the worst first."""
     missed = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
     lines = [
-        f"{show_clock(each.start_s)} to {show_clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
-        f"{each.short_limit}"
+        f"{show_clock(each.start_s)} to {show_clock(each.end_s)}: {each.kept_text}"
         for each in missed[:MOST_LISTED]
     ]
     return lines + ([f"and {len(missed) - MOST_LISTED} more"] if len(missed) > MOST_LISTED else [])

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,19 @@ from planner.fleet import Fleet
 from planner.parallel import executors
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
+from planner.simulator.layout import FINISHED
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps_all
+from planner.simulator.slo_verdict import WindowResult, attained_in_windows, in_windows, keeps_all
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, window_numbers
 from planner.units import DAY_S, HOUR_S, show_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
-ALL_AT_ONCE = "all limits at once"  # Names the attainment of an SLO where windows name a limit.
+# What stands in the place of a limit's name: the attainment of an SLO, and that requests are served at all.
+ALL_AT_ONCE, SERVED = "all limits at once", "served"
 # The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
 LEAST_OPTIMUM_S = 20.0  # The search for the optimum gets at least this long, even when no time is left.
@@ -118,9 +121,10 @@ class DayQuestion:
 class WindowVerdict:
     """The verdict of one window of the SLO.
 
-    `holds` is True if every limit and the attainment, if any, are kept. `short_limit` names the limit that is
-    kept worst: of the limits that fail, or of all where none fails, the one with the smallest share of
-    values within it (`kept_frac`).
+    `holds` is True if every limit and the attainment, if any, are kept, and every request is served.
+    `short_limit` names the limit that is kept worst: of the limits that fail, or of all where none fails, the
+    one with the smallest share of values within it (`kept_frac`). SERVED counts as a limit that requests
+    miss if they are rejected or never finished.
     """
 
     start_s: float
@@ -128,6 +132,12 @@ class WindowVerdict:
     holds: bool
     short_limit: str
     kept_frac: float
+
+    @property
+    def kept_text(self) -> str:
+        """The share that keeps the short limit, as the end of a sentence."""
+        kept = "are served" if self.short_limit == SERVED else f"keep {self.short_limit}"
+        return f"{100 * self.kept_frac:.1f} % {kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,6 +619,8 @@ def window_verdicts(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
     by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
     if slo.attainment_frac is not None:
         by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
+    if (simulation.status != FINISHED).any():
+        by_name[SERVED] = _served_in_windows(simulation, edges_s)
     verdicts = []
     for v in range(len(edges_s) - 1):
         in_window = {name: rows[v] for name, rows in by_name.items()}
@@ -616,6 +628,18 @@ def window_verdicts(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
         holds, kept_frac = all(row.holds for row in in_window.values()), in_window[short].kept_frac
         verdicts.append(WindowVerdict(float(edges_s[v]), float(edges_s[v + 1]), holds, short, kept_frac))
     return tuple(verdicts)
+
+
+def _served_in_windows(simulation: Simulation, edges_s: Floats) -> list[WindowResult]:
+    """The share of requests that are served, by the window in which they arrived; a request before the first
+    window counts in it. A window holds if all are.
+    """
+    window_of, windows = window_numbers(simulation.arrival_s, edges_s), []
+    for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
+        is_served = simulation.status[window_of == v] == FINISHED
+        share = float(is_served.mean()) if len(is_served) else 1.0
+        windows.append(WindowResult(start_s, end_s, math.nan, share, bool(is_served.all()), len(is_served)))
+    return windows
 
 
 def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Floats, Floats]:

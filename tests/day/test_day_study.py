@@ -22,8 +22,10 @@ from planner.day.day_study import (
     DayQuestion,
     MissTerms,
     effects_of_changes,
+    score_day,
     split_training,
     study_day,
+    summarize_run,
     window_verdicts,
     workers_over_time,
 )
@@ -32,9 +34,10 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Role
 from planner.parallel.executors import Executor, working_on
 from planner.simulator import simulate
-from planner.simulator.elastic import ElasticPool, ElasticRun, Span
+from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, Span, simulate_together
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge_slo, keeps_all, missed_windows
+from planner.simulator.timetable import Timetable
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.traffic.trace import Trace
 
@@ -173,6 +176,31 @@ def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
     assert found[missed[0]].short_limit == "all limits at once"
     assert found[missed[0]].kept_frac == pytest.approx(kept[first:last].mean(), abs=0.01)
     assert len(asked.trace) == len(kept)
+
+
+def test_a_window_with_a_request_that_is_not_served_is_missed() -> None:
+    """All workers leave 2 s before the traffic ends. A limit on gaps counts no request that is never served,
+    so each of the 4 windows read "kept", and the cheap day was the best.
+    """
+    trace, slo = a_day(4), Slo((Limit("tbt", 0.99, 0.5),), every_s=EVERY_S)
+    asked = replace(question(trace), slo=slo, pools=(ElasticPool(start_s=0.0, least=0, most=5),))
+    rows = []
+    for sizes in ([[3], [3]], [[3], [0]]):
+        table = Timetable([0.0, 4 * EVERY_S - 2.0], sizes, [0.0])
+        (run,) = simulate_together(
+            [ElasticFleet(asked.fleet, trace, asked.pools, table, slo.limits, EVERY_S)], {}
+        )
+        rows.append(summarize_run(asked, "timetable", run, {}))
+    kept, unserved = rows
+    assert kept.keeps and not unserved.keeps
+    assert unserved.usd < kept.usd
+    assert [each.holds for each in unserved.windows] == [True, True, True, False]
+    last = unserved.worst
+    in_last = trace.arrival_s >= last.start_s
+    served = (unserved.run.simulation.status[in_last] == 0).mean()
+    assert 0.9 < served < 1 and last.kept_frac == served
+    assert last.kept_text == f"{100 * served:.1f} % are served"
+    assert min(rows, key=lambda row: score_day(row, MissTerms(1.0))) is kept
 
 
 def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
