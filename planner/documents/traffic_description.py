@@ -373,9 +373,12 @@ def _duration_s(
 def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:
     """A distribution of lengths in tokens.
 
-    A number is a mean: it scales the distribution of the task, if there is one; otherwise a lognormal one is
-    assumed. `basis` collects sentences on assumptions.
+    A number is a mean, as `{mean: 1500}` is: it scales the distribution of the task, if there is one;
+    otherwise a lognormal one is assumed. `basis` collects sentences on assumptions.
     """
+    if isinstance(value, Mapping) and list(value) == ["mean"]:
+        mean = check_number(value["mean"], f"{where}: mean", least=1.0)
+        return _parse_lengths(mean, where, task_lengths, basis)
     if is_number(value):
         mean = check_number(value, where, least=1.0)
         if task_lengths is not None:
@@ -435,9 +438,7 @@ def _parse_histogram(section: Section) -> LengthHistogram:
 
 
 def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
-    """`{mean: 1500, p50: 900, p95: 5000, max: 32000}`: two percentiles, or one and a mean, or a mean alone,
-    which makes lengths lognormal.
-    """
+    """`{mean: 1500, p50: 900, p95: 5000, max: 32000}`: two percentiles, or one and a mean."""
     tokens_by_frac: dict[float, float] = {}
     for key in given:
         match = _PERCENTILE.fullmatch(str(key))
@@ -459,8 +460,6 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
     if most and tokens and most < tokens[-1]:
         raise InputError(f"{where}: max: {most:g} is below p{100 * fracs[-1]:g}: {tokens[-1]:g}; raise it")
     if not fracs:
-        if mean and not most:
-            return Lognormal(mean, USUAL_CV)
         alone = f"{', '.join(sorted(given))} alone says too little; " if given else ""
         raise InputError(f"{where}: {alone}add a percentile such as p95")
     if len(fracs) == 1 and not mean:

@@ -128,6 +128,16 @@ def test_a_mean_alone_has_a_spread_that_is_said() -> None:
     assert any("taken for granted" in line for line in found.basis)
 
 
+def test_a_mean_in_a_mapping_is_the_mean_alone() -> None:
+    """It dropped the shape of a task's lengths, and did not say that it took a lognormal one."""
+    as_mapping = PLAIN | {"input": {"mean": PLAIN["input"]}}
+    assert read(as_mapping) == read(PLAIN)
+    task = {"rate": 30, "task": "chat"}
+    assert read(task | {"output": {"mean": 400}}) == read(task | {"output": 400})
+    with pytest.raises(InputError, match=r"input: mean: expected .*, found 0"):
+        read(PLAIN | {"input": {"mean": 0}})
+
+
 def test_a_task_fills_in_what_is_not_said() -> None:
     found = read({"rate": 30, "task": "chat", "output": 400})
     assert isinstance(found.input, Percentiles) and found.input.mean_tokens == pytest.approx(1155, rel=1e-3)
