@@ -43,6 +43,7 @@ from planner.documents.log_columns import log_options_of
 from planner.documents.several_llms_question import read_question
 from planner.documents.task import parse_task
 from planner.documents.traffic_description import parse_description
+from planner.domain import Slo
 from planner.errors import InputError, PlannerError
 from planner.files import checked_files
 from planner.files.document_values import Section
@@ -62,7 +63,7 @@ from planner.reports import (
     words,
 )
 from planner.reports import schedule_page as schedules
-from planner.reports.curves import cumulative_curve
+from planner.reports.curves import class_text, cumulative_curve, limits_by_chart
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
@@ -241,15 +242,20 @@ def _answer_what_if(request: Request, send: Send) -> tuple[Document, Files]:
         "power_w": fleet.power_w,
         "rate_rps": trace.rate_rps,
         "simulation": {"slo": {"holds": verdict.holds}},
-        "curves": _curves(simulation),
+        "curves": _curves(simulation, slo),
         "limits": [asdict(limit) for limit in slo.limits],
     }, {}
 
 
-def _curves(simulation: Simulation) -> Document:
-    """The cumulative distribution of each metric that is drawn."""
+def _curves(simulation: Simulation, slo: Slo) -> Document:
+    """The cumulative distribution of each metric that is drawn, of each class ("ttft of chat"), with its
+    limits.
+    """
     return {
-        metric: asdict(cumulative_curve(simulation, metric)) for metric in fleet_comparison.CHARTED_METRICS
+        f"{metric}{class_text(limits)}": asdict(cumulative_curve(simulation, metric, limits))
+        | {"metric": metric, "limits": [asdict(limit) for limit in limits]}
+        for metric in fleet_comparison.CHARTED_METRICS
+        for limits in limits_by_chart(slo.limits, metric).values()
     }
 
 
@@ -400,7 +406,7 @@ def plan_document(plan: Plan) -> Document:
         "binding_lines": words.binding_lines(plan),
         "charts": _pictures(figures.running_figures(plan)),
         "alternatives_charts": _pictures(figures.alternative_figures(plan)),
-        "curves": _curves(plan.simulation),
+        "curves": _curves(plan.simulation, plan.slo),
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
     }

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Metric, allowed_above, nearest_rank
+from planner.domain import Limit, Metric, allowed_above, nearest_rank, selectors_of
 from planner.simulator.gap_counts import GapCounts
-from planner.simulator.layout import REJECTED, run_seconds
+from planner.simulator.layout import NONE, REJECTED, run_seconds
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import gaps_s, request_values_s, values_where
 from planner.slo_metrics import METRICS, SloMetric
@@ -40,23 +40,47 @@ class Curve:
     every: int = 1
 
 
-def cumulative_curve(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
-    """The cumulative distribution of a metric, exact at `at_s`. It ends below 1 if some requests have no
-    value, because these count as infinitely late.
+def limits_by_chart(limits: Sequence[Limit], metric: Metric) -> dict[str, list[Limit]]:
+    """The limits on a metric by the name of the chart that shows them; one chart without limits if there are
+    none.
+
+    Each class of requests has a chart of its own, named by the class's number, as its limits say nothing of
+    the values of other requests.
     """
+    by_chart, classes = dict[str, list[Limit]](), selectors_of(limits)
+    for limit in limits:
+        if limit.metric == metric:
+            of_class = "" if limit.selector is None else f"-class-{classes.index(limit.selector) + 1}"
+            by_chart.setdefault(f"{metric}{of_class}", []).append(limit)
+    return by_chart or {metric: []}
+
+
+def class_text(limits: Sequence[Limit]) -> str:
+    """ " of chat" for limits on the class chat; empty for limits on all requests."""
+    return f" of {limits[0].selector.name}" if limits and limits[0].selector is not None else ""
+
+
+def cumulative_curve(simulation: Simulation, metric: Metric, limits: Sequence[Limit] = ()) -> Curve:
+    """The cumulative distribution of a metric, exact at its `limits`, which are all on one class of requests
+    or on all: so is the curve. It ends below 1 if some requests have no value, because these count as
+    infinitely late.
+    """
+    at_s, of_limit = [limit.limit_s for limit in limits], limits[0] if limits else None
     if METRICS[metric].is_of_gaps:
-        return _thinned_curve(*sampled_gaps_s(simulation), at_s)
-    return _thinned_curve(request_values_s(simulation, metric), None, 1, at_s)
+        of_class = simulation.class_number(None if of_limit is None else of_limit.selector)
+        return _thinned_curve(*sampled_gaps_s(simulation, of_class), at_s)
+    return _thinned_curve(request_values_s(simulation, metric, of_limit), None, 1, at_s)
 
 
-def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
+def sampled_gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats, int]:
     """The gaps between tokens, how many requests had each gap, and k: of long simulations only every k-th run
-    of equal engine steps is read, so that there are no more than about MAX_GAPS gaps.
+    of equal engine steps is read, so that there are no more than about MAX_GAPS gaps. With `of_class` those
+    of that class.
     """
     if not len(simulation.runs):
         return np.zeros(0), np.zeros(0), 1
     every = max(1, -(-int(simulation.runs["steps"].sum()) // MAX_GAPS))
-    return *gaps_s(replace(simulation, runs=simulation.runs[::every])), every
+    return *gaps_s(replace(simulation, runs=simulation.runs[::every]), of_class), every
 
 
 def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:

@@ -1,5 +1,6 @@
 """The charts of a plan, each with its caption: for the report, its PNG files and the browser alike."""
 
+from planner.documents.slo import MOST_CLASSES
 from planner.domain import Metric
 from planner.reports import charts, screen_charts
 from planner.reports.drawing import CaptionedChart
@@ -10,7 +11,12 @@ from planner.slo_metrics import METRICS
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if the SLO has no limit on them.
 # The names of all charts that any plan may have, made here and in screen_charts.py. output.py removes the PNG
 # files of these names that an earlier plan has left.
-NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
+NAMES = (
+    *screen_charts.NAMES,
+    *METRICS,
+    *(f"{metric}-class-{k}" for metric in METRICS for k in range(1, MOST_CLASSES + 1)),
+    *("busy", "alternatives", "cost-and-power"),
+)
 
 
 def all_figures(plan: Plan) -> list[CaptionedChart]:
@@ -27,7 +33,7 @@ def figures_beyond_first_screen(plan: Plan) -> list[CaptionedChart]:
     """Charts that the first screen lacks: metrics without a limit in the SLO, and how busy pools are."""
     simulation, limited_metrics = plan.simulation, {limit.metric for limit in plan.slo.limits}
     latencies = [
-        screen_charts.latency_figure(simulation, metric, (), ", on which the SLO has no limit")
+        screen_charts.latency_figure(simulation, metric, (), ", on which the SLO has no limit", metric)
         for metric in ALWAYS
         if metric not in limited_metrics
     ]

@@ -12,7 +12,13 @@ from planner.documents.robustness_facts import AtWorkers
 from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
 from planner.reports.charts import HEIGHT, SHARES, WIDTH, distribution_chart
-from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_queued
+from planner.reports.curves import (
+    class_text,
+    cumulative_curve,
+    kv_blocks_at,
+    limits_by_chart,
+    running_and_queued,
+)
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, CaptionedChart
 from planner.reports.encoding import (
     data_of_columns,
@@ -291,23 +297,25 @@ def _price_text(each: screen.Breaks) -> str:
 
 
 def latency_figures(plan: Plan) -> list[CaptionedChart]:
-    """The distribution of each metric of the SLO, against its limits."""
+    """The distribution of each metric of the SLO, against its limits; of each class by itself."""
     values = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
-        limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        shown = " and ".join(f"{screen.limit_label(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        text = f"; if {shown} is kept, the curve passes above the circle"
-        values.append(latency_figure(plan.simulation, metric, limits, text))
+        for name, limits in limits_by_chart(plan.slo.limits, metric).items():
+            shown = " and ".join(f"{screen.limit_label(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
+            text = f"; if {shown} is kept, the curve passes above the circle"
+            values.append(latency_figure(plan.simulation, metric, limits, text, name))
     return [figure for figure in values if figure is not None]
 
 
 def latency_figure(
-    simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str
+    simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str, name: str
 ) -> CaptionedChart | None:
-    """The distribution of a latency, with `text` in its caption; None for fewer than two different values."""
-    curve = cumulative_curve(simulation, metric, [limit.limit_s for limit in limits])
+    """The distribution of a latency, of the class of its limits if they have one, with `text` in its caption;
+    None for fewer than two different values.
+    """
+    curve = cumulative_curve(simulation, metric, limits)
     if len(curve.value_s) < 2:
         return None
     thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""
-    caption = f"Distribution of the {METRICS[metric].name}{text}{thinned}."
-    return CaptionedChart(metric, distribution_chart(curve, metric, limits), caption)
+    caption = f"Distribution of the {METRICS[metric].name}{class_text(limits)}{text}{thinned}."
+    return CaptionedChart(name, distribution_chart(curve, metric, limits), caption)

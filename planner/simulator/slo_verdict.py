@@ -286,12 +286,13 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     return gap_s
 
 
-def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
-    """Every gap between tokens that ended inside the window, and how many requests saw it.
+def gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats]:
+    """Every gap between tokens that ended inside the window, and how many requests saw it; with `of_class`
+    those of that class.
 
     Needs a simulation with `record=True`; percentiles are quicker with `gap_percentile_s`.
     """
-    runs = gap_runs(simulation)
+    runs = gap_runs(simulation, of_class)
     steps = runs["steps"]
     run = np.repeat(np.arange(len(runs)), steps)
     j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)  # The step within its run.

@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
-from planner.reports.curves import Curve, cumulative_curve
+from planner.reports.curves import Curve, class_text, cumulative_curve, limits_by_chart
 from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import backlog_text, more_text
 from planner.reports.page import charts_html as figures_html
@@ -60,14 +60,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantRow:
-    """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT.
+    """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT, by the
+    names of their charts (`limits_by_chart`).
 
     `billed_s` are the seconds for which the fleet is paid, `output_tokens` those of finished requests.
     """
 
     variant: Variant
     summary: output.Document
-    curves: dict[Metric, Curve]
+    curves: dict[str, Curve]
     billed_s: float
     output_tokens: int
     # How far the variant is from missing the SLO; None without an SLO, and where no scenario was simulated.
@@ -201,8 +202,8 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     limits = slo.limits if slo is not None else ()
     curves = {}
     for metric in CHARTED_METRICS:
-        limits_s = [limit.limit_s for limit in limits if limit.metric == metric]
-        curves[metric] = cumulative_curve(simulated.simulation, metric, limits_s)
+        for name, charted in limits_by_chart(limits, metric).items():
+            curves[name] = cumulative_curve(simulated.simulation, metric, charted)
     safety = None if slo is None else measure_safety(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady
@@ -360,22 +361,23 @@ def _html(comparison: FleetComparison) -> str:
 
 
 def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
-    """Charts of the distributions of TTFT and TBT; none of a metric without a value above 0, such as the TBT
-    of answers of one token.
+    """Charts of the distributions of TTFT and TBT, of each class with a limit by itself; none of a metric
+    without a value above 0, such as the TBT of answers of one token.
     """
     limits = comparison.slo.limits if comparison.slo is not None else ()
     drawn = []
     for metric in CHARTED_METRICS:
-        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:MOST_CURVES]}
-        if not any((curve.value_s > 0).any() for curve in curves.values()):
-            continue
-        limits_of_metric = [limit for limit in limits if limit.metric == metric]
-        caption = f"Distribution of the {METRICS[metric].name}: further left is sooner"
-        if limits_of_metric:
-            caption += "; a variant that passes above the circle keeps the limit"
-        drawn.append(
-            CaptionedChart(metric, charts.comparison_chart(curves, metric, limits_of_metric), f"{caption}.")
-        )
+        for name, charted in limits_by_chart(limits, metric).items():
+            curves = {row.variant.name: row.curves[name] for row in comparison.rows[:MOST_CURVES]}
+            if not any((curve.value_s > 0).any() for curve in curves.values()):
+                continue
+            caption = (
+                f"Distribution of the {METRICS[metric].name}{class_text(charted)}: further left is sooner"
+            )
+            if charted:
+                caption += "; a variant that passes above the circle keeps the limit"
+            chart = charts.comparison_chart(curves, metric, charted)
+            drawn.append(CaptionedChart(name, chart, f"{caption}."))
     return drawn
 
 

@@ -23,7 +23,7 @@ from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.certificate import Alternative
 from planner.documents.facts import Answered, Assumed, CheaperMiss, Remarked, ScenariosDrawn, UsedUp
-from planner.domain import FleetLimit
+from planner.domain import FleetLimit, Limit
 from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
 from planner.reports.page import inline_html
@@ -359,10 +359,12 @@ def test_not_every_cheaper_fleet_was_simulated(cheaper: int | None, simulated: i
 def test_a_saturated_fleet_still_has_curves() -> None:
     """Three of four requests never get a token: the curve ends at a quarter."""
     simulation = a_simulation(pairs(), a_trace(4))
-    ttft_s = np.array([0.5, np.nan, np.nan, np.nan])
-    curve = curves.cumulative_curve(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
+    ttft_s, limits = np.array([0.5, np.nan, np.nan, np.nan]), [Limit("ttft", 0.9, 2.0)]
+    curve = curves.cumulative_curve(replace(simulation, ttft_s=ttft_s), "ttft", limits)
     assert (curve.value_s.tolist(), curve.share.tolist()) == ([0.5], [0.25])
-    assert curves.cumulative_curve(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
+    assert (
+        curves.cumulative_curve(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", limits).share.size == 0
+    )
 
 
 def test_a_curve_keeps_the_share_at_every_limit() -> None:

@@ -12,6 +12,7 @@ from questions import question, traffic
 
 from planner.documents.facts import OverTheWhole
 from planner.documents.task import PlanQuestion
+from planner.domain import Limit, Selector, Slo
 from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence import certify, long_traces
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts, searched_requests
@@ -110,6 +111,17 @@ def test_where_the_plan_misses_on_the_whole_the_worst_part_is_planned() -> None:
     found = by_parts(trace, first_too_small)
     assert told(found).attempts == len(asked) == 2
     assert judge_slo(simulate(found.fleet, trace, limits=found.slo.limits), found.slo).holds
+
+
+def test_the_worst_part_is_that_in_which_classes_miss_their_own_limits() -> None:
+    """Batches come in the first part and take 10 s, which their limit allows; chats come in the second."""
+    of_class = {name: Selector(name, tenants=(name,)) for name in ("chat", "batch")}
+    slo = Slo((Limit("ttft", 0.9, 0.5, of_class["chat"]), Limit("ttft", 0.9, 60.0, of_class["batch"])))
+    trace = replace(traffic(requests=40), tenant=np.repeat([1, 0], [30, 10]), tenants=("chat", "batch"))
+    found = simulate(planned(traffic(), 60.0).fleet, trace, limits=slo.limits)
+    found = replace(found, ttft_s=np.repeat([10.0, 1.0], [30, 10]))
+    length_s = float(trace.arrival_s[30] - trace.arrival_s[0])
+    assert long_traces._worst_part_start_s(found, slo, length_s) == trace.arrival_s[30]
 
 
 def test_what_misses_every_time_is_not_certified() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.documents.fleet_file import read_fleet
-from planner.domain import Limit, Slo
+from planner.domain import Limit, Selector, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
@@ -36,6 +36,7 @@ from planner.studies.fleet_comparison import (
     compare_fleets,
     comparison_lines,
     comparison_summary,
+    draw_latencies,
     render_comparison,
     to_json,
 )
@@ -232,6 +233,31 @@ def test_more_variants_than_can_be_told_apart_are_told_but_not_drawn() -> None:
         assert page.count(f">variant-{k}<") == (3 if k < MOST_CURVES else 1)
     shown = f"the first {MOST_CURVES} of {MOST_CURVES + 1} variants"
     assert comparison.notes == [f"the picture shows {shown}, the table all"]
+
+
+def test_limits_of_a_class_are_drawn_against_the_curve_of_that_class() -> None:
+    """Chats have prompts of 200 tokens, and the limit of batches is twenty times as long. On the curve of all
+    requests "passes above the circle" was wrong for both.
+    """
+    trace, of_class = a_trace(), {name: Selector(name, tenants=(name,)) for name in ("chat", "batch")}
+    is_chat = trace.input_tokens == 200
+    trace = replace(trace, tenant=np.where(is_chat, 0, 1), tenants=("chat", "batch"))
+    limits = tuple(
+        Limit(metric, 0.9, limit_s, of_class[name])
+        for name, metric, limit_s in (("chat", "ttft", 1.0), ("batch", "ttft", 20.0), ("batch", "tbt", 0.2))
+    )
+    comparison = compare_fleets([Variant("one", small(1))], trace, Slo(limits))
+    drawn = {each.name: each for each in draw_latencies(comparison)}
+    assert list(drawn) == ["ttft-class-1", "ttft-class-2", "tbt-class-2"]
+    assert "time to first token of chat" in drawn["ttft-class-1"].caption
+    (row,) = comparison.rows
+    alone = simulate(row.variant.fleet, trace, limits=limits, record=True)
+    for name, chosen in (("ttft-class-1", is_chat), ("ttft-class-2", ~is_chat)):
+        assert set(row.curves[name].value_s) == set(alone.ttft_s[chosen])
+    verdict = judge_slo(alone, Slo(limits))
+    for name, line in zip(drawn, verdict.lines, strict=True):
+        curve, at_s = row.curves[name], line.limit.limit_s
+        assert curve.share[curve.value_s <= at_s].max() == pytest.approx(line.kept_frac)
 
 
 def test_each_of_twelve_curves_has_a_look_of_its_own() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from planner.domain import Limit
+from planner.domain import Limit, Selector
 from planner.errors import PlannerError
 from planner.reports import charts
-from planner.reports.curves import Curve
+from planner.reports.curves import Curve, class_text
 from planner.reports.drawing import live_spec
 from planner.slo_metrics import METRICS
 from planner.studies import what_if
-from planner.studies.fleet_comparison import CHARTED_METRICS
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Form
@@ -259,16 +258,28 @@ def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
     st.subheader(draw.escape_markdown(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.draw_table(head, rows)
     drawn_charts = []
-    for metric in CHARTED_METRICS:
+    for metric_of_class, drawn in new["curves"].items():
+        metric, limits = drawn["metric"], [_limit_of(limit) for limit in drawn["limits"]]
+        # A plan whose SLO lacks the class has no such curve.
+        both = {"the plan": old["curves"].get(metric_of_class), "what if": drawn}
         curves = {
             name: Curve(np.array(curve["value_s"]), np.array(curve["share"]))
-            for name, curve in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
+            for name, curve in both.items()
+            if curve is not None
         }
-        limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
-        caption = f"Distribution of the {METRICS[metric].name}, with the limits of the new question."
+        caption = (
+            f"Distribution of the {METRICS[metric].name}{class_text(limits)}, with the limits of the new "
+            "question."
+        )
         drawn_charts.append({"spec": live_spec(chart), "caption": caption})
     draw.draw_charts(drawn_charts)
+
+
+def _limit_of(document: Document) -> Limit:
+    """A limit of an answer's document."""
+    of_class = document["selector"]
+    return Limit(**{**document, "selector": None if of_class is None else Selector(**of_class)})
 
 
 page()

@@ -24,7 +24,7 @@ import numpy as np
 
 from planner.documents.facts import OverTheWhole
 from planner.documents.task import PlanQuestion
-from planner.domain import Limit, Slo
+from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.evidence.findings import outcome_of
 from planner.search.evidence.plan import Plan
@@ -32,10 +32,9 @@ from planner.search.oracle.deterministic_parallel import charge_effort
 from planner.search.oracle.work_clock import is_over, now_s, wall_deadline_s
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.plan_problem import Progress
-from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate_until
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge_slo
+from planner.simulator.slo_verdict import judge_slo, keeps_all
 from planner.simulator.streaming_requests import OutOfTime
 from planner.traffic.scaling import find_busiest_window
 from planner.traffic.trace import Trace, window_numbers
@@ -131,7 +130,7 @@ def plan_by_parts(
         outcome = outcome_of(judge_slo(simulation, plan.slo), plan.slo)
         over_whole = replace(over_whole, outcome=outcome)
         # Where the next part begins.
-        from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo.limits, length_s)
+        from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo, length_s)
         # The next simulation needs as much memory as this one, so this one is freed first.
         del simulation
         if outcome.holds:
@@ -193,16 +192,13 @@ def _simulate_whole(
         return None
 
 
-def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
+def _worst_part_start_s(simulation: Simulation, slo: Slo, length_s: float) -> float:
     """The start of the part in which most requests miss a limit. The parts follow each other from the first
     arrival on. A request that was not served counts as late, and so does one whose longest gap exceeds the
     limit on TBT.
     """
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
-    late = simulation.status != FINISHED
-    for limit in limits:
-        late |= limit.metric_row.values_s(simulation) > limit.limit_s
-    part_numbers = window_numbers(simulation.arrival_s[late], edges_s)
+    part_numbers = window_numbers(simulation.arrival_s[~keeps_all(simulation, slo)], edges_s)
     return float(edges_s[int(np.bincount(part_numbers, minlength=1).argmax())])
 
 
