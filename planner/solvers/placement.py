@@ -163,7 +163,7 @@ def place_fleet(
     any number of nodes.
 
     Raises InfeasibleError where a TP group exceeds a node, pairs do not fit, or nodes run out; PlannerError
-    where there are too many patterns, or the time ends before any placement is found.
+    where there are too many patterns, or the time ends before any placement on these nodes is found.
     """
     from ortools.sat.python import cp_model
 
@@ -212,7 +212,12 @@ def place_fleet(
             constraint="affinity",
             relaxation="other counts, or high affinity",
         )
-    _refuse_missing({kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in kinds})
+    missing = {kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in kinds}
+    if any(missing.values()) and bounds[0] <= 0:  # The first objective is the number of missing nodes.
+        raise PlannerError(
+            f"placement: nothing that fits the nodes was found in {time_limit_s:g} s; allow more time"
+        )
+    _refuse_missing(missing)
     counts = [[solver.value(z_pf) for z_pf in row] for row in z]
     return NodePlacement(
         nodes=_number_nodes(spread_pools, patterns, counts, racks),

@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pulp
 import pytest
+from ortools.sat.python import cp_model
 
 from planner.domain import Gpu
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.solvers.backend import Engine, run_highs
+from planner.solvers import placement
+from planner.solvers.backend import Engine, cp_solver, run_highs
 from planner.solvers.placement import Affinity, FailureDomain, NodePlacement, place_fleet
 
 GPU = Gpu("g", 80e9, 2e12, 3e14, "nvlink", 3e11, 400.0, 8, 1.0, "g", "g")
@@ -191,6 +193,26 @@ def test_a_missing_node_is_named() -> None:
     with pytest.raises(InfeasibleError, match="1 more nodes of g") as error:
         place_fleet(fleet(pool("m", "mixed", 8, 4)), failure_domains=racks)
     assert error.value.constraint == "nodes of g"
+
+
+def test_a_search_that_time_ended_proves_no_missing_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes hold five workers of TP 2 and three of TP 1. The first solution lacks nodes; that nodes are
+    missing was said to be proved, with how many more "would do".
+    """
+
+    def first_solution(time_limit_s: float) -> cp_model.CpSolver:
+        solver = cp_solver(time_limit_s)
+        solver.parameters.stop_after_first_solution = True
+        solver.parameters.cp_model_presolve = False
+        return solver
+
+    asked = fleet(pool("a", "mixed", 5, 2), pool("b", "mixed", 3, 1))
+    racks = [FailureDomain("r", {"g": 2})]
+    assert len(place_fleet(asked, failure_domains=racks).nodes) == 2
+    monkeypatch.setattr(placement, "cp_solver", first_solution)
+    with pytest.raises(PlannerError, match="nothing that fits the nodes was found in 30 s") as error:
+        place_fleet(asked, failure_domains=racks)
+    assert not isinstance(error.value, InfeasibleError)
 
 
 def test_kinds_have_nodes_of_their_own_and_caps_share_them() -> None:
