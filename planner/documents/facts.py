@@ -1152,8 +1152,9 @@ class RoutersMiss:
 class ForTargets:
     """The fleet and its cost that `plan` finds with `deploy:` set to one of these targets.
 
-    The routers of the targets are alike. `status` is that of the plan, or "infeasible" or "not possible" if
-    there is none. `usd_per_h` is None then, and where none of the targets can run the fleet.
+    The routers of the targets are alike. `status` is that of the plan; "infeasible", "not found" (nothing
+    proves that there is none) or "not possible" if there is none. `usd_per_h` is None then, and where none
+    of the targets can run the fleet.
     """
 
     targets: tuple[str, ...]

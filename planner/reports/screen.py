@@ -189,7 +189,8 @@ def misses_targets(plan: Plan) -> bool:
 def for_targets_text(values: ForTargets) -> str:
     """What a fleet for some targets costs: "on kserve and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
     if values.usd_per_h is None:
-        return f"none found on {list_text(values.targets)}"
+        doubt = ", without proof that there is none" if values.status == "not found" else ""
+        return f"none found on {list_text(values.targets)}{doubt}"
     doubt = "" if values.status in ("certified", "on paper") else f", {values.status}"
     return (
         f"on {list_text(values.targets)} {usd_text(values.usd_per_h)}/h, "

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from planner import manifests
 from planner.documents import facts
 from planner.documents.several_llms_question import SeveralLlmsQuestion
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.fleet import Fleet, Policies
 from planner.policies import (
     ONE_KIND,
@@ -140,8 +140,11 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
     """The fact on the plan for targets that are alike: its fleet and price, or why there is none."""
     try:
         plan = planned_for(names[0])
-    except InfeasibleError:
-        return facts.ForTargets(tuple(names), "infeasible", (), None)
+    except InfeasibleError as error:
+        status = "infeasible" if error.is_proved else "not found"
+        return facts.ForTargets(tuple(names), status, (), None)
+    except OutOfTimeError:
+        return facts.ForTargets(tuple(names), "not found", (), None)
     except InputError:  # `policies: routing` names no routing that the target has.
         return facts.ForTargets(tuple(names), "not possible", (), None)
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)

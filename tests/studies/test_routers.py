@@ -24,16 +24,16 @@ from planner.documents.policy_choices import due_of
 from planner.documents.slo import parse_slo
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.manifests import TARGETS
 from planner.policies import find_deployed_routing
 from planner.reports.fact_sentences import fact_sentence
 from planner.reports.output import render, to_json
-from planner.reports.screen import targets_text, verdict_text
+from planner.reports.screen import for_targets_text, targets_text, verdict_text
 from planner.search.evidence.plan import Plan
 from planner.search.evidence.written_plan import read_plan
 from planner.simulator import judge_slo, simulate
-from planner.studies.routers import simulate_routers
+from planner.studies.routers import plan_each_target, simulate_routers
 from planner.studies.what_if import Study
 
 FLEET = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
@@ -229,6 +229,27 @@ def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_th
     assert said in verdict_text(plan) and f"# {said}" in render(plan)["plan.yaml"]
     rows = {each["target"]: each["kept"] for each in yaml.safe_load(render(plan)["plan.yaml"])["routers"]}
     assert rows["kserve"] is True and rows["kubernetes"] is False
+
+
+def test_a_search_without_proof_makes_no_target_infeasible() -> None:
+    """Nothing found by a search that proved nothing read "infeasible", and one that ran out of time lost the
+    plan that was already found.
+    """
+
+    asked = []
+
+    def planned_for(target: str) -> Plan:
+        asked.append(target)
+        if len(asked) == 1:
+            raise OutOfTimeError("nothing was found in 1 s")
+        raise InfeasibleError("none", kind="capacity", constraint="stock", is_proved=len(asked) == 2)
+
+    nothing_kept = replace(found(), certificate=replace(found().certificate, routers=()))
+    rows = plan_each_target(nothing_kept, planned_for).certificate.for_targets
+    assert len(rows) > 2
+    assert [row.status for row in rows] == ["not found", "infeasible", *["not found"] * (len(rows) - 2)]
+    assert for_targets_text(rows[0]).endswith(", without proof that there is none")
+    assert not for_targets_text(rows[1]).endswith("there is none")
 
 
 @pytest.mark.slow
