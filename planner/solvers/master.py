@@ -81,7 +81,7 @@ Floats = npt.NDArray[np.float64]
 class Option:
     """A worker type in a role, and what one worker adds to the objective (USD/h, W or GPUs).
 
-    `node` is set where money is the objective and the worker's GPUs are part of a node that is sold whole.
+    `node` is set where money is in the objective and the worker's GPUs are part of a node that is sold whole.
     """
 
     role: Role
@@ -633,7 +633,7 @@ def _build_fleet_program(
     """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j.
 
     Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective idle
-    GPUs cost what `Option.node` says (None: the objective is not money); the limit on money always counts
+    GPUs cost what `Option.node` says (None: no money is in the objective); the limit on money always counts
     dollars.
     """
     problem = pulp.LpProblem(name)

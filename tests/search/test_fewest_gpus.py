@@ -1,4 +1,4 @@
-"""The objective "gpus": the fewest GPUs, and of as many the fleet that is paid least, by brute force."""
+"""The objectives "gpus" and "power": the fewest GPUs or Watts, of as many the cheapest, by brute force."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from instances import fleets_of_level0, instance
 from plans import CATALOG
 from questions import traffic
 
-from planner.documents.task import parse_task
+from planner.documents.task import Objective, parse_task
 from planner.errors import InfeasibleError
 from planner.reports.words import proof_lines
 from planner.search.evidence.certify import plan
@@ -22,18 +22,18 @@ from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
 from planner.search.problem.options import (
-    PRICE_TIE_FRAC,
+    PRICE_TIES,
     decode_options,
-    gpus_then_price,
     mixed_options,
     prefill_options,
+    with_price_tie,
 )
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.units import in_unit
 
 
-def for_gpus(seed: int) -> Problem:
+def for_gpus(seed: int, objective: Objective = "gpus") -> Problem:
     """An instance whose GPUs take one or two for a worker, and are partly sold in nodes of 2 to 4."""
     problem, rng = instance(seed), np.random.default_rng([33, seed])
     gpus = [
@@ -41,7 +41,7 @@ def for_gpus(seed: int) -> Problem:
         for worker in problem.types
     ]
     types = tuple(replace(w, gpu=gpu) for w, gpu in zip(problem.types, gpus, strict=True))
-    task = replace(problem.task, objective="gpus")
+    task = replace(problem.task, objective=objective)
     return replace(problem, task=task, types=types, gpus=tuple(gpus))
 
 
@@ -50,27 +50,37 @@ def gpus_and_usd(counts: Counts) -> tuple[int, float]:
     return gpus, round(paid_whole_usd_per_h(counts), 6)
 
 
+def watts_and_usd(counts: Counts) -> tuple[float, float]:
+    watts = sum(option.type.power_w * count for option, count in counts)
+    return watts, round(paid_whole_usd_per_h(counts), 6)
+
+
+MEASURES = {"gpus": gpus_and_usd, "power": watts_and_usd}
+
+
 def those_that_hold(problem: Problem, fleets: Iterable[Counts]) -> list[Counts]:
     return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds(counts)]
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("objective", ["gpus", "power"])
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_level_0_has_the_fewest_gpus_and_of_as_many_the_cheapest(first: int) -> None:
+def test_level_0_has_the_least_and_of_as_many_the_cheapest(first: int, objective: Objective) -> None:
     """Every count of every pool and pair. A search called exact misses none; ties must have been broken."""
     ties = missed = 0
+    measure = MEASURES[objective]
     for seed in range(first, first + 20):
-        problem = for_gpus(seed)
+        problem = for_gpus(seed, objective)
         held = those_that_hold(problem, fleets_of_level0(problem))
         level0 = search_level0(problem).search
         if level0.best is None:
             assert not (held and level0.is_exact)
             continue
-        best = gpus_and_usd(level0.best)
-        least = min(map(gpus_and_usd, held))
+        best = measure(level0.best)
+        least = min(map(measure, held))
         assert best == least or not level0.is_exact
         missed += best != least
-        ties += len({usd for gpus, usd in map(gpus_and_usd, held) if gpus == least[0]}) > 1
+        ties += len({usd for value, usd in map(measure, held) if value == least[0]}) > 1
         assert problem.without_tie_break(level0.value) == objective_paid(problem, level0.best) == best[0]
     assert missed <= 1 and ties >= 4
 
@@ -108,9 +118,9 @@ def test_no_price_is_worth_a_gpu_in_less_than_ten_thousand() -> None:
     problem = for_gpus(0)
     (option, *_) = mixed_options(problem.types, "gpus")
     alone = replace(option, type=replace(option.type, tp=1, pp=1), objective=1.0)
-    dearest = gpus_then_price(alone, alone.type.gpu.price_usd_per_h)
-    assert objective_of(((dearest, 9_999),)) < 10_000 * (1 + 1e-6) + PRICE_TIE_FRAC * 9_999 < 10_001.1
-    assert gpus_then_price(alone, 0.0) is alone
+    dearest = with_price_tie(alone, "gpus", alone.type.gpu.price_usd_per_h)
+    assert objective_of(((dearest, 9_999),)) < 10_000 * (1 + 1e-6) + PRICE_TIES["gpus"] * 9_999 < 10_001.1
+    assert with_price_tie(alone, "gpus", 0.0) is alone
 
 
 @pytest.mark.parametrize("safety", ["none", {"kept_in": 0.9}])
@@ -130,6 +140,23 @@ def test_one_gpu_at_86_cents_before_a_node_of_eight_of_which_seven_are_idle(safe
     assert certificate.value == certificate.level0 == certificate.bound == 1.0
     text = " ".join(proof_lines(planned))
     assert "On paper: 1 GPU." in text and "1 GPUs" not in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("safety", "rate_rps"), [("none", 5.0), ({"kept_in": 0.9}, 4.0)])
+def test_of_equal_watts_the_cheapest(safety: object, rate_rps: float) -> None:
+    """An H100 capped at 350 W is sold with its node, 23.92 USD/h; an L40S of 350 W keeps the SLO too."""
+    document = {
+        "llm": "llama-3.1-8b",
+        "objective": "power",
+        "safety": safety,
+        "slo": {"ttft": {"p90": "1 s"}, "tpot": {"p90": "60 ms"}},
+        "fleet": {"gpus": ["h100-80g@350W", "l40s-48g"]},
+    }
+    planned = plan(parse_task(document, CATALOG), traffic(requests=300, rate_rps=rate_rps), CATALOG)
+    certificate = planned.certificate
+    assert certificate.value == certificate.level0 == certificate.bound == 350.0
+    assert planned.bill.usd_per_h == pytest.approx(0.86, abs=0.01)
 
 
 def test_one_gpu_is_singular_and_prices_are_not() -> None:

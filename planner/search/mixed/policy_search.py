@@ -486,8 +486,8 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
 def gains_of(
     problem: Problem, best: Counts, gains: Sequence[RacedPolicy], answer: facts.AnswerName = "on-paper"
 ) -> list[facts.PolicyGains]:
-    """What each policy saves, in the unit of the objective. With the objective "gpus", a policy that only
-    takes cheaper GPUs saves nothing.
+    """What each policy saves, in the unit of the objective. With the objectives "gpus" and "power", a
+    policy that only takes cheaper GPUs saves nothing.
     """
     unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective_of(best))
     raced_values = [problem.without_tie_break(each.value) for each in gains]

@@ -69,10 +69,10 @@ OWNED_USD_PER_H = 1e-5
 FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
-# With the objective "gpus" a GPU counts as 1 plus up to this share, in proportion to its price. So of fleets
-# with equally many GPUs the cheapest is best. Only in fleets of more than 10,000 GPUs might the shares add up
-# to a whole GPU.
-PRICE_TIE_FRAC = 1e-4
+# With the objectives "gpus" and "power" the dearest GPU counts this much more [GPUs, W], others in proportion
+# to their prices. So of fleets with equally many GPUs or Watts the cheapest is best. Only in fleets of more
+# than 10,000 or 1,000 GPUs might this add up to a whole GPU or Watt.
+PRICE_TIES = {"gpus": 1e-4, "power": 1e-3}
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -397,32 +397,36 @@ def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
     return Option(role, worker, objective_of_worker(worker, objective), node)
 
 
-def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
-    """An option for the objective "gpus". Its price, with that of idle GPUs of whole nodes, decides between
-    fleets of equally many GPUs (PRICE_TIE_FRAC). `dearest_usd_per_h` is the price of the dearest GPU of the
-    question.
+def with_price_tie(option: Option, objective: str, dearest_usd_per_h: float) -> Option:
+    """An option for the objective "gpus" or "power"; with another objective the option itself. Its price,
+    with that of idle GPUs of whole nodes, decides between fleets of equally many GPUs or Watts (PRICE_TIES).
+    `dearest_usd_per_h` is the price of the dearest GPU of the question.
     """
-    if dearest_usd_per_h <= 0:
+    if objective not in PRICE_TIES or dearest_usd_per_h <= 0:
         return option
-    gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
+    value_per_usd_h = PRICE_TIES[objective] / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
     # `fleet_counts.objective_of` adds TIE_BREAK_FRAC to fleets that have a node. A GPU that is sold singly is
     # a node of one GPU here, so that all fleets have the tie-break and stay comparable.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,
-        objective=option.objective + gpus_per_usd_h * option.type.price_usd_per_h,
+        objective=option.objective + value_per_usd_h * option.type.price_usd_per_h,
         node=replace(
             node,
-            gpu_usd_per_h=gpus_per_usd_h * node.gpu_usd_per_h,
-            idle_electricity_usd_per_h=gpus_per_usd_h * node.idle_electricity_usd_per_h,
+            gpu_usd_per_h=value_per_usd_h * node.gpu_usd_per_h,
+            idle_electricity_usd_per_h=value_per_usd_h * node.idle_electricity_usd_per_h,
         ),
     )
 
 
-def whole_gpus(value: float) -> float:
-    """The number of GPUs of a fleet of this value: without what its price adds (`gpus_then_price`)."""
-    return float(math.floor(value * (1 + ROUNDING))) if math.isfinite(value) else value
+def without_price_tie(value: float, objective: str) -> float:
+    """The whole GPUs or Watts of a fleet of this value: without what its price adds (`with_price_tie`). With
+    another objective the value itself.
+    """
+    if objective not in PRICE_TIES or not math.isfinite(value):
+        return value
+    return float(math.floor(value * (1 + ROUNDING)))
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:

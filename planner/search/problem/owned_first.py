@@ -15,7 +15,7 @@ from planner.domain import OWNED, ROUNDING, SPOT, Gpu, row_of
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
-from planner.search.problem.options import OWNED_USD_PER_H, option_of
+from planner.search.problem.options import OWNED_USD_PER_H, PRICE_TIES, objective_of_worker, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
@@ -121,10 +121,10 @@ def one_more(problem: Problem, counts: Counts) -> Counts:
 
 def objective_paid(problem: Problem, counts: Counts) -> float:
     """The fleet's value in the objective's unit, without the tiny amounts that break ties between fleets of
-    one price (`OWNED_USD_PER_H`) or of equally many GPUs (`Problem.with_tie_break`).
+    one price (`OWNED_USD_PER_H`) or of equally many GPUs or Watts (`Problem.with_tie_break`).
     """
-    if problem.task.objective == "gpus":
-        return float(sum(option.type.gpus * count for option, count in counts))
+    if (objective := problem.task.objective) in PRICE_TIES:
+        return float(sum(objective_of_worker(option.type, objective) * count for option, count in counts))
     if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
     # Of the objectives left, only the cost without idle GPUs ("cost-by-gpu") has a tie-break.

@@ -20,7 +20,13 @@ from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.prefixes.pinning import Pinning
-from planner.search.problem.options import OBJECTIVE_UNITS, OptionLeftOut, gpus_then_price, whole_gpus
+from planner.search.problem.options import (
+    OBJECTIVE_UNITS,
+    PRICE_TIES,
+    OptionLeftOut,
+    with_price_tie,
+    without_price_tie,
+)
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits, Option
 from planner.solvers.required_work import SloWork
@@ -116,25 +122,23 @@ class Problem:
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def with_tie_break(self, option: Option) -> Option:
-        """With the objective "gpus", the option with a small part of its price added, so that of fleets with
-        equally many GPUs the cheapest is found; with other objectives the option itself.
+        """With the objectives "gpus" and "power", the option with a small part of its price added, so that of
+        fleets with equally many GPUs or Watts the cheapest is found; with others the option itself.
         """
-        if self.task.objective != "gpus":
-            return option
         dearest_usd_per_h = max(gpu.price_usd_per_h for gpu in self.gpus)
-        return gpus_then_price(option, dearest_usd_per_h)
+        return with_price_tie(option, self.task.objective, dearest_usd_per_h)
 
     @property
     def same_value_factor(self) -> float:
         """Two values count as equal if one is less than this factor times the other."""
-        # With "gpus" the price is a part of the value (`with_tie_break`), so equal values differ by rounding.
-        return 1 + 2 * ROUNDING if self.task.objective == "gpus" else SAME_PRICE
+        # Where the price is a part of the value (`with_tie_break`), equal values differ by rounding.
+        return 1 + 2 * ROUNDING if self.task.objective in PRICE_TIES else SAME_PRICE
 
     def without_tie_break(self, value: float) -> float:
-        """A value of the search in the objective's unit: if that is GPUs, their number without the price that
-        breaks ties.
+        """A value of the search in the objective's unit: if that is GPUs or Watts, their number without the
+        price that breaks ties.
         """
-        return whole_gpus(value) if self.task.objective == "gpus" else value
+        return without_price_tie(value, self.task.objective)
 
     def best_in_words(self, value: float) -> str:
         """A progress message about the best value found so far."""
@@ -142,6 +146,7 @@ class Problem:
             return "none found yet"
         if self.task.objective == "gpus":
             return f"best so far {count_text(int(self.without_tie_break(value)), 'GPU')}"
+        value = self.without_tie_break(value)
         return f"best so far {value:,.2f} {OBJECTIVE_UNITS.get(self.task.objective, '')}".rstrip()
 
     def out_of_time(self) -> bool:

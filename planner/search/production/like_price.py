@@ -10,7 +10,7 @@ from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, o
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.work_clock import in_time
 from planner.search.problem.bill import paid_whole_usd_per_h
-from planner.search.problem.options import hardware_of
+from planner.search.problem.options import PRICE_TIES, hardware_of
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_effort_limit
 from planner.solvers.master import Option
@@ -84,7 +84,7 @@ def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Cou
     prices = (
         objective_of,
         objective_by_gpu,
-        *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()),
+        *((paid_whole_usd_per_h,) if problem.task.objective in PRICE_TIES else ()),
     )
     for counts in itertools.chain(other_settings, feasible_fleets(problem, options)):
         is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)

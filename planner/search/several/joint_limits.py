@@ -17,7 +17,7 @@ from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_desig
 from planner.search.level0.designs import FleetDesign
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
-from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
+from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES, without_price_tie
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 from planner.solvers.whole_nodes import enough_for
@@ -54,20 +54,20 @@ class SharedLimitQueries:
 
 
 def price_limits(
-    queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, unit: str
+    queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, objective: str
 ) -> tuple[Binding, ...]:
     """For each limit the least amount of it, the others unchanged, that allows fleets whose objective is less
-    than `value`, and what these fleets save, in `unit`.
+    than `value`, and what these fleets save, in the objective's unit.
 
-    If the objective is GPUs, only whole GPUs are savings: the fraction of a value is a price that breaks ties
-    (`Problem.with_tie_break`).
+    If the objective is GPUs or Watts, only whole ones are savings: the fraction of a value is a price that
+    breaks ties (`Problem.with_tie_break`).
     """
     bindings: list[Binding] = []
-    is_of_gpus = unit == OBJECTIVE_UNITS["gpus"]
-    below = whole_gpus(value) if is_of_gpus else value * (1 - CHEAPER_FRAC)
+    unit = OBJECTIVE_UNITS[objective]
+    below = without_price_tie(value, objective) if objective in PRICE_TIES else value * (1 - CHEAPER_FRAC)
 
     def saving_of(cheaper: float) -> float:
-        return whole_gpus(value) - whole_gpus(cheaper) if is_of_gpus else value - cheaper
+        return without_price_tie(value, objective) - without_price_tie(cheaper, objective)
 
     for row in rows:
         assert row.limit is not None  # Only a row made within a query has no limit of the question.

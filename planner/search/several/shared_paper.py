@@ -155,7 +155,10 @@ def _plan_shared(
         chosen.append(design.counts(vector))
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-    binding = (*paid_for_sharing, *joint_limits.price_limits(queries, rows, shared.value, unit))
+    binding = (
+        *paid_for_sharing,
+        *joint_limits.price_limits(queries, rows, shared.value, parts[0].task.objective),
+    )
     shared = _without_tie_breaks(shared, alone)
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
