@@ -93,18 +93,24 @@ def schedule_document(
 
     The limits of the task are written only for a single plan, as limits of several plans cannot be added up.
     A GPU of several plans has the least of the plans' stocks, so that the schedule takes no more than any of
-    the questions allowed.
+    the questions allowed. Workers on a GPU of which owned ones have a line of their own (`offer_documents`)
+    stand in two rows of `capacity`.
     """
     gpus: Document = {}
     capacity: list[Document] = []
     for plan, task in plans:
         gpus_here = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
-        for name, gpu in gpus_here.items():
-            offer = offer_document(plan, gpu, task)
+        offers_here: dict[str, Document] = {}
+        for gpu in gpus_here.values():
+            offers_here |= offer_documents(plan, gpu, task)
+        for name, offer in offers_here.items():
             earlier = gpus.setdefault(name, offer)
             if earlier != offer and "stock" in offer:
                 earlier["stock"] = min(offer["stock"], earlier.get("stock", offer["stock"]))
-        capacity.append(capacity_document(plan, gpus_here))
+        row = capacity_document(plan, gpus_here)
+        capacity.append(row)
+        if any(name.endswith(OWNED) for name in offers_here):
+            capacity.append(_on_owned(row, offers_here))
     task = plans[0][1] if len(plans) == 1 else None
     bounds = {} if task is None else limits_document(task)
     return {"gpus": gpus, "capacity": capacity} | ({"limits": bounds} if bounds else {})
@@ -115,13 +121,25 @@ def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
     return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
-def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
-    """The line of `gpus` for a GPU of a plan: its prices, and how many of it the schedule may use.
+def _on_owned(row: Document, offers: Mapping[str, Document]) -> Document:
+    """A row of `capacity` with owned GPUs where these have a line of their own among `offers`."""
+
+    def owned_name(gpu: str) -> str:
+        return gpu + OWNED if gpu + OWNED in offers else gpu
+
+    gpu = row["gpu"]
+    owned = {owned_name(name): n for name, n in gpu.items()} if isinstance(gpu, dict) else owned_name(gpu)
+    return row | {"worker": f"{row['worker']}, owned", "gpu": owned}
+
+
+def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> dict[str, Document]:
+    """The lines of `gpus` for a GPU of a plan: its prices, and how many of it the schedule may use.
 
     If the plan has this GPU alone, none on spot or owned, the price is the plan's average per GPU; otherwise
     that of the task, of plan.yaml or of the catalog, in this order. If the task reserves the GPU, that is the
     reserved price, and the task's price on demand stands beside it. Owned GPUs, as many as the task or else
-    the plan has, are offered as reserved ones at the price of their electricity.
+    the plan has, are offered as reserved ones at the price of their electricity; where others are reserved
+    for a price, in a line of their own.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
 
@@ -144,16 +162,17 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
     )
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
-    if owned:
-        offer = {
-            "on_demand": offer.get("on_demand", f"{usd_per_h:.12g} usd/h"),
-            "reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h",
-            "owned": owned,
-        }
-    if task is None:
-        return offer
-    counts = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
-    return offer | ({"stock": min(counts)} if counts else {})
+    counts = [] if task is None else [task.stock.get(gpu.name), task.gpu_limit]
+    stock = min((count for count in counts if count is not None), default=None)
+    own = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
+    if owned and not is_reserved:
+        offer |= own
+    elif owned and stock is not None and stock <= owned:
+        return {gpu.name: own | {"stock": stock}}
+    elif owned:
+        rented = {} if stock is None else {"stock": stock - owned}
+        return {gpu.name: offer | rented, gpu.name + OWNED: own}
+    return {gpu.name: offer | ({} if stock is None else {"stock": stock})}
 
 
 def _written_usd_per_h(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> float:

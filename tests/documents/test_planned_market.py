@@ -15,7 +15,7 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
 from planner.documents.offers import offer_of
-from planner.documents.planned_market import offer_document, read_planned, schedule_caveat, schedule_document
+from planner.documents.planned_market import offer_documents, read_planned, schedule_caveat, schedule_document
 from planner.documents.task import parse_task, read_task
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
@@ -87,10 +87,34 @@ def test_a_commitment_of_a_provider_has_its_price_on_demand_beside_it() -> None:
     gpus = {"gpus": {"h100-80g": 16}, "price_of": {"provider": "gcp", "term": "reserved-1y"}}
     task = parse_task({"llm": LLM, "slo": {"ttft": {"p90": "2 s"}}, "fleet": gpus}, CATALOG)
     plan = PLAN | {"workers": [PLAN["workers"][0]], "gpus": 8, "cost_usd_per_h": 61.3848}
-    offer = offer_document(plan, CATALOG.gpu("h100-80g"), task)
+    offer = offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]
     on_demand = offer_of(CATALOG.provenance["h100-80g"].offers, "gcp", "on-demand")
     assert on_demand is not None and offer["on_demand"] == f"{on_demand.usd_per_h:.12g} usd/h"
     assert offer["reserved"] == "7.6731 usd/h" and offer["stock"] == 16
+
+
+@pytest.mark.parametrize(("stock", "mean_usd_per_h"), [(16, 12 + 8 / 4), (4, None)])
+def test_rented_gpus_with_a_reserved_price_alone_are_paid_all_the_time_beside_owned_ones(
+    stock: int, mean_usd_per_h: float | None
+) -> None:
+    """Of the two parts of 4 H100 one is owned. The second, in use for one hour of four, costs 12 USD/h all
+    the time; it was rented by the hour at the reserved price. Four A100 are rented for it by the hour.
+    """
+    fleet = yaml.safe_load(SLO)["fleet"] | {
+        "gpus": {"h100-80g": stock, "a100-80g": 16},
+        "owned": {"h100-80g": 4, "a100-80g": 4},
+        "prices": {"h100-80g": {"reserved": "3 usd/h"}, "a100-80g": "2 usd/h"},
+    }
+    task = parse_task(yaml.safe_load(SLO) | {"fleet": fleet}, CATALOG)
+    market = parse_market(schedule_document([(PLAN | {"rate_rps": 20.0}, task)], CATALOG))
+    demand = Demand((LLM,), np.array([[10.0, 10.0, 10.0, 20.0]]), 3600.0)
+    if mean_usd_per_h is None:
+        with pytest.raises(InfeasibleError):
+            schedule(market, demand, gap_frac=0.0)
+        return
+    bought = schedule(market, demand, gap_frac=0.0)
+    # The owned part is started, which takes 5 min of rented A100.
+    assert bought.cost_usd_per_h == pytest.approx(mean_usd_per_h + 8 / 12 / 4, abs=0.01)
 
 
 def test_without_its_question_the_terms_of_a_plans_prices_are_said_to_be_unknown(folder: Path) -> None:

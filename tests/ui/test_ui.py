@@ -975,7 +975,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
         CATALOG,
     )
-    offers = {name: planned_market.offer_document(PAIR, gpu, task) for name, gpu in kinds.items()}
+    offers = {name: planned_market.offer_documents(PAIR, gpu, task)[name] for name, gpu in kinds.items()}
     assert parse_market({"gpus": offers, "capacity": [found]}).worker_types[0].gpu_counts == found["gpu"]
 
 
@@ -1003,7 +1003,7 @@ def test_a_schedule_from_a_plan_has_the_stock_of_its_question(
         },
         CATALOG,
     )
-    offer = planned_market.offer_document(plan, CATALOG.gpu("h100-80g"), task)
+    offer = planned_market.offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]
     assert offer == {"on_demand": "2.99 usd/h"} | ({} if stock is None else {"stock": stock})
     assert planned_market.limits_document(task) == {"power": "80000 W", "cost": "500 usd/h"}
     found = {
