@@ -117,8 +117,15 @@ def _parse_sub_agents(section: Section) -> SubAgents | None:
     if "sub_agents" not in section:
         return None
     sub_agents = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
+    where = sub_agents.path_of("per_task")
+    per_task = check_number(sub_agents.get_required("per_task"), where, least=0.0)
+    if per_task and _at_least_one(section, "turns") == 1:
+        raise InputError(
+            f"{where}: the last turn of a task sends nobody out, so tasks of one turn have no sub-agents; "
+            f"give turns above 1 ({section.path_of('turns')}), or per_task: 0"
+        )
     return SubAgents(
-        per_task=check_number(sub_agents.get_required("per_task"), sub_agents.path_of("per_task"), least=0.0),
+        per_task=per_task,
         at_once=sub_agents.whole_number("at_once", 1, most=MOST_AT_ONCE),
         turns=_at_least_one(sub_agents, "turns"),
     )

@@ -19,6 +19,7 @@ At time 0 each agent is at a random position in its first session, and all begin
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,8 +56,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """The sub-agents of a task: in the mean `per_task` of them, or fewer (`_Agent._sending_turns`). A turn
-    that starts any starts `at_once` of them, each with `turns` turns in the mean (geometric).
+    """The sub-agents of a task: in the mean over all tasks `per_task` of them. A turn that starts any starts
+    `at_once` of them or a multiple of it, each with `turns` turns in the mean (geometric). The last turn of a
+    task, or its only one, starts none, so `Agents.turns` must be above 1.
     """
 
     per_task: float
@@ -201,7 +203,7 @@ class _Agent:
         inputs = self._draw_lengths(self.input, turns).tolist()
         outputs = self._draw_lengths(self.output, turns).tolist()
         tools_s = agents.tool.draw(rng, turns).tolist()
-        sending_turns = self._sending_turns(turns)
+        groups_of_turn = self._groups_of_turn(turns)
         # A task's first request waits for the last one of the task before.
         parents: tuple[int, ...] = () if last < 0 else (last,)
         took_s, think_s = 0.0, pause_s
@@ -213,8 +215,8 @@ class _Agent:
             last = self._add_turn(inputs[turn], outputs[turn], owner, think_s, parents)
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
-            if turn in sending_turns:
-                parents, longest_s = self._send_out(owner, last, sessions)
+            if turn in groups_of_turn:
+                parents, longest_s = self._send_out(owner, last, sessions, groups_of_turn[turn])
                 sessions += len(parents)  # Each sub-agent has a session of its own.
                 took_s += longest_s
         return took_s, last, sessions
@@ -238,24 +240,27 @@ class _Agent:
         self.context_tokens = prompt_tokens + output_tokens
         return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
 
-    def _sending_turns(self, turns: int) -> set[int]:
-        """The turns of a task that send out sub-agents. One that is drawn twice sends them out only once."""
+    def _groups_of_turn(self, turns: int) -> Counter[int]:
+        """The turns of a task that send out sub-agents, with how many groups of `at_once` each sends out."""
         sub = self.agents.sub_agents
         # The last turn, or the only one, sends nobody out, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
-            return set()
-        draws = int(self.rng.poisson(sub.per_task / sub.at_once))
-        return set(self.rng.integers(0, turns - 1, draws).tolist()) if draws else set()
+            return Counter()
+        share_of_tasks = 1 - 1 / self.agents.turns  # Of all tasks so many have two turns or more.
+        draws = int(self.rng.poisson(sub.per_task / sub.at_once / share_of_tasks))
+        return Counter(self.rng.integers(0, turns - 1, draws).tolist()) if draws else Counter()
 
     def _send_out(
-        self, owner: tuple[int, int, int], sender: int, sessions: int
+        self, owner: tuple[int, int, int], sender: int, sessions: int, groups: int
     ) -> tuple[tuple[int, ...], float]:
-        """Draw a turn's sub-agents. Returns the last request of each, and nominal seconds of the longest."""
+        """Draw a turn's sub-agents, `groups` times `at_once` of them. Returns the last request of each, and
+        nominal seconds of the longest.
+        """
         sub, rng = self.agents.sub_agents, self.rng
         assert sub is not None
         task_context_tokens = self.context_tokens  # Put back at the end: each sub-agent has its own context.
         ends, longest_s = [], 0.0
-        for k in range(sub.at_once):
+        for k in range(groups * sub.at_once):
             turns = int(rng.geometric(1 / sub.turns))
             inputs, outputs = self._draw_lengths(self.input, turns), self._draw_lengths(self.output, turns)
             tools_s = self.agents.tool.draw(rng, turns)

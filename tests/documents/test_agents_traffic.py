@@ -56,6 +56,7 @@ def test_what_is_written_reads_as_the_same(traffic: dict[str, Any]) -> None:
         ({"agents": {"count": 5, "turns": 0.5}}, "agents: turns: "),
         ({"agents": {"count": 5, "tools": 1}}, "unknown key 'tools'"),
         ({"agents": {"count": 5, "sub_agents": {"at_once": 2}}}, "sub_agents: per_task is missing"),
+        ({"agents": {"count": 5, "turns": 1, "sub_agents": {"per_task": 2}}}, "give turns above 1"),
         ({"agents": {"count": 5, "repository": {"tokens": 1.5}}}, "expected whole tokens"),
     ],
 )
