@@ -230,7 +230,7 @@ def _file_digest(path: Path, _changed_ns: int, _size: int) -> str:
 
 @functools.cache
 def _program_digest() -> str:
-    """The hash of the paths, times and sizes of our code and catalog as they were when the app started."""
+    """The hash of the paths, times and sizes of our code and catalog as they were at the first job."""
     package = Path(__file__).resolve().parent.parent
     code = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
     catalogs = list(repository_dir("catalogs").rglob("*.yaml"))

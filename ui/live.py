@@ -1,4 +1,4 @@
-"""What runs in the browser itself: the sliders beside a plan, where the keyboard goes, what it keeps."""
+"""What runs in the browser itself: sliders beside a plan, the keyboard's focus, the session's cookie."""
 
 from __future__ import annotations
 

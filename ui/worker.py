@@ -171,8 +171,8 @@ def _tenant_rows(trace: Trace) -> list[Document]:
 
 
 def _plan_one_llm(request: Request, send: Send) -> tuple[Document, Files]:
-    """A plan, as `plan --slo --trace -o` makes it. Before a plan for production, its answer on
-    paper is sent.
+    """A plan, as `plan --slo --trace -o` makes it. The fleet on paper is sent before that for production is
+    found.
     """
     answer = _make_plan(request, send)
     send({"phase": "writing the report"})

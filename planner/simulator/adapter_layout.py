@@ -165,9 +165,8 @@ def make_adapters(
     settings = np.zeros(len(types), SETTING)
     for i, worker_type in enumerate(types):
         setting, costs = settings[i], worker_type.lora
-        if (
-            costs is None
-        ):  # Adapters cost these workers nothing; with a slot for each, no request waits for one.
+        # Without costs, adapters take no time on these workers; with a slot for each, no request waits.
+        if costs is None:
             setting["max_loras"] = setting["max_cpu_loras"] = count
             continue
         setting["max_loras"] = min(costs.lora.max_loras, count)

@@ -7,9 +7,10 @@ into the slot used longest ago. An adapter that is not in the host's memory eith
 one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads a
 step's adapters in the order of a Python set, so it may give them other slots.)
 
-This module is compiled only for fleets with LoRA; for others in place of each function with
-`where_has` the lambda in that decorator is compiled. An adapter's number counts from 1; 0 is the LLM alone.
-State is in `adapter_layout.AdapterState`.
+This module is compiled only for fleets with LoRA. For others each `where_has` function is compiled as the
+lambda in its decorator. Adapters are numbered from 1 on; 0 is the LLM alone. The arrays that this module
+changes are explained in `adapter_layout.AdapterState`. Letters: w is a worker, l a lane (a batch of a worker,
+layout.py), r a request, a and b adapters.
 """
 
 from __future__ import annotations

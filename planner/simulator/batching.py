@@ -3,11 +3,12 @@
 A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with pipeline parallelism one per
 stage. A chunk is the part of a prompt that one step computes. The token budget of a step is
 max_num_batched_tokens. Requests wait in the worker's queue for their prefill, in the list PARTIAL while their
-prompt is computed in part, in READY when their KV has come from a prefill worker or (LOADING) is being loaded
-from CPU memory. Of the other lists (layout.py) RESTING has decodes that a step leaves out, LEAVING requests
-that have ended and UNKNOWN prompts that the engine does not know of yet. A request that runs holds one of the
-max_num_seqs seats of its worker. Asynchronous engines form a step while the one before runs, so blocks and
-seats that are given back meanwhile come late (`late_blocks`, `late_seats`).
+prompt is computed in part, in READY when their KV has come from a prefill worker, and in LOADING
+(offload_layout.py) while their KV is loaded from CPU memory. Of the other lists (layout.py) RESTING has
+decodes that a step leaves out, LEAVING requests that have ended and UNKNOWN prompts that the engine does not
+know of yet. A request that runs holds one of the max_num_seqs seats of its worker. Asynchronous engines form
+a step while the one before runs, so blocks and seats that are given back meanwhile come late (`late_blocks`,
+`late_seats`).
 
 Arguments that many functions share: w is a worker, l a lane and r a request (layout.py); `longest` is the
 most tokens of a chunk, `step_blocks` the KV blocks that the decodes take in the step that is formed, `budget`
@@ -277,7 +278,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
     worker = state.workers[lane.worker]
     c = request.computed_tokens
     request.computed_tokens = c + n
-    if state.types[worker.type].batching == VLLM_V1:  # By other policies `admit_request` has counted all.
+    if state.types[worker.type].batching == VLLM_V1:  # With others `admit_request` has counted all blocks.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     note_taken_blocks(state, lane.worker, n)

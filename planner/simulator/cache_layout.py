@@ -7,9 +7,9 @@ blocks. Every copy of a node on a worker is an entry. The entries of all workers
 hash index to the first copy of each node on each worker. When a request leaves, its blocks that belong to no
 node, above all those of its output, become one entry too.
 
-Routing e2 (of the paper on Preble) counts for each worker how many of the recent requests share a node. "e2's
-window" are the requests that were routed in the last WINDOW_S seconds. An entry remains in the array while a
-request of the window shares it, even after its copy was evicted.
+Routing e2 (of the paper on Preble) counts for each worker how many of the recent requests share a node. These
+are the requests that were routed in the last WINDOW_S seconds, called e2's window. An entry remains in the
+array while a request of the window shares it, even after its copy was evicted.
 
 Policies that count tenants keep their counters here too. If such a policy is used without prefix caches, the
 caches hold nothing: no prompt has a node, and no block stays when a request leaves.
@@ -45,8 +45,8 @@ ENTRY = np.dtype(
         # `CACHE.taken_blocks` of its worker when the attention window at the end of its node was used last.
         ("window_at", "f4"),
         ("older", "i4"),  # The idle, or late, entry that was used last before it.
-        # The idle, or late, entry that was used next after it. A free entry has here, of entry number e, the
-        # number of the next free entry less e + 1. So an array of zeros is a list of free entries in order.
+        # The idle, or late, entry that was used next after it. A free entry, number e, has here the number of
+        # the next free entry less e + 1. So an array of zeros is a list of free entries in order.
         ("newer", "i4"),
         ("window_uses", "i4"),  # Requests of e2's window on this worker whose prompt has the node.
     ]
@@ -398,9 +398,8 @@ def with_entries(caches: Caches, more: int) -> Caches:
     old_count = len(caches.entries)
     entries = np.zeros(old_count + more, dtype=ENTRY)
     entries[:old_count] = caches.entries
-    if (
-        more
-    ):  # The new entries come first in the list of free ones, and the old list follows the last of them.
+    # The new entries come first in the list of free ones, and the old list follows the last of them.
+    if more:
         entries["newer"][-1] = caches.numbers[FREE] - len(entries)
         caches.numbers[FREE] = old_count
     caches.numbers[NODELESS] += more

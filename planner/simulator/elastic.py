@@ -39,11 +39,11 @@ Ints = npt.NDArray[np.int64]
 class ElasticPool:
     """How one pool of a fleet may change.
 
-    A worker is ready `start_s` after it is requested. Of the workers that start at one time the first `warm`
-    are ready after `warm_start_s`, because their nodes hold the image and the weights already. Until a worker
-    is requested on it, such a node is not paid. A worker is stopped `drain_limit_s` after it is given up,
-    even if it still runs requests. Spot workers are interrupted `interruptions_per_h` times per hour of a
-    worker, with a notice of `notice_s`.
+    A worker is ready `start_s` after it is requested. But of the workers that are starting at any moment up
+    to `warm` are ready `warm_start_s` after their request, because their nodes hold the image and the weights
+    already. Until a worker is requested on it, such a node is not paid. A worker is stopped `drain_limit_s`
+    after it is given up, even if it still runs requests. Spot workers are interrupted `interruptions_per_h`
+    times per hour of a worker, with a notice of `notice_s`.
 
     `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
     `least` to `most` workers. Draining workers count among the `most`: a worker for which there is no room
@@ -80,9 +80,10 @@ class MetricsReading:
 
     Arrays (P,) are by pool of the fleet. A rate or mean of nothing is NaN.
 
-    At that time: `ready`, `starting` and `draining` workers; of the ready workers the prompts that wait
-    (`waiting`), the requests that have a seat (`running`) and the mean share of KV blocks in use (`kv_frac`);
-    `limbo`, the requests for which there is no worker at all.
+    At that time: `ready`, `starting` and `draining` workers; of the ready workers the requests that run, each
+    in one of the max_num_seqs places of its engine (`running`), those that are assigned to them and do not
+    run yet, as prompts in the queue or as hand-offs (`waiting`), and the mean share of KV blocks in use
+    (`kv_frac`); `limbo`, the requests for which there is no worker at all.
 
     Over the interval: requests that arrived at the pool, and requests that finished there; of the finished
     ones mean prompt and output tokens and mean gap between tokens (TPOT); the mean TTFT of requests that got
@@ -209,7 +210,8 @@ LIMBO_PATIENCE_S = HOUR_S
 _BUSY_PATIENCE_S = DAY_S
 # A run that waits for draining workers to make room looks again after this long: short against any start.
 _ROOM_LOOK_S = 1.0
-# The counts that divide each of readings.SUMS, then the sums of prompt and of output tokens, to give means.
+# Which count of readings.py divides each sum to give a mean: the sums of TTFT, of TPOT and of KV shares, then
+# the prompt tokens and the output tokens of finished requests.
 _DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
 _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 # Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the

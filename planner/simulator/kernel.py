@@ -4,9 +4,9 @@ no object per request.
 A worker forms steps as its batching policy says (batching.py), and each takes the seconds of its fit
 (step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
 prefills nothing but the context changes, so a decode-only batch is advanced many steps at once: with D
-sequences the j-th step lasts  first + j d D  (d: seconds per KV token), a sum in closed form, and only its
-end is an event. Cost grows with requests, not with tokens, and every gap between tokens is still counted
-exactly (counting.py).
+sequences step j, from 0 on, lasts  first + j d D  (d: seconds per KV token). These steps have a sum in closed
+form, and only their end is an event. Cost grows with requests, not with tokens, and every gap between tokens
+is still counted exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
@@ -17,7 +17,8 @@ includes the hand-off.
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
 of tokens in it, which leave together (decoding.py).
 
-A worker that goes down loses its KV: its requests are routed anew and recompute all their tokens.
+A worker that goes down loses its KV: the requests whose KV it was are routed anew and recompute all their
+tokens. A request whose KV is still on its prefill worker only gets another decode worker.
 
 Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. An
 idle lane that gets work starts by an event of its own at the same moment, after all arrivals of that moment,
@@ -207,7 +208,7 @@ def _send_to_worker(state, r, w, time_s, cause):
 
 @kernel_jit
 def _enter_engine(state, r, w, time_s, cause):
-    """Put request r, whose prompt is tokens now, into the queue of the engine of worker w, and wake that."""
+    """Put request r, whose prompt is tokens now, into the queue of worker w's engine, and wake the engine."""
     request, worker = state.requests[r], state.workers[w]
     is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)

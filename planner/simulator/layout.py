@@ -50,8 +50,8 @@ LISTS = 6
 
 TYPE = np.dtype(
     [
-        ("form", "i8"),  # The form of its step times (models/foreign_forms.py),
-        ("numbers", "f8", 12),  # and the numbers k of that form (step_times.py).
+        ("form", "i8"),  # The form of its step times (models/foreign_forms.py).
+        ("numbers", "f8", 12),  # The fitted numbers of that form, k in step_times.py.
         ("table_at", "i8", 4),  # Where its tables begin in State.tables.
         ("table_width", "i8", 5),  # The lengths of rows of these tables.
         ("batching", "i8"),  # Policies: codes of planner/policies.py.
@@ -480,7 +480,7 @@ COUNTERS = 25
     LIVE,  # 1: the state is that of a live router (planner/runtime), which simulates nothing.
     RESTART_S,  # Seconds that a flip takes.
     REPURPOSE_S,  # Seconds after which a worker changes its pool for good (flips.py, splitwise_pools.py).
-    SHORT_SINCE_S,  # + FRONT or BACK: since when that pool is short of workers; 16 is BACK's.
+    SHORT_SINCE_S,  # + FRONT or BACK: since when that pool is short of workers; BACK's is index 16.
 ) = range(16)
 # The last requests, of the backlog test, arrive from LAST_S on. At LATEST_S those that do not decode yet have
 # waited too long.

@@ -3,8 +3,9 @@
     entry_jit    A function that Python calls, an "entry". Its machine code is stored on disk (code_cache.py).
     kernel_jit   A function that only compiled code calls. It becomes part of the entry (linking.py).
     small_jit    As kernel_jit, but copied into its callers.
-    where_has    A function that is compiled only for fleets that need it; for all others another takes its
-    place. where_rare   As where_has, for what only fleets out of the ordinary need (kernel_variants.py).
+    where_has    A function that is compiled only for fleets that need it; for all others another function,
+                 the decorator's argument, takes its place.
+    where_rare   As where_has, for what only fleets out of the ordinary need (kernel_variants.py).
 
 No compiled function allocates memory, so references to arrays need not be counted (`_nrt`, Numba's runtime
 for that, is off): with the counters a simulation took four times as long.

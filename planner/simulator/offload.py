@@ -40,8 +40,8 @@ This module is compiled only for fleets with such memory. For others each `where
 the lambda in its decorator. The memory of worker w, of W workers, is the entries of the caches under worker
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
 the nodes of an offer; on a worker they say that requests use a node, and that it is cached. The fields of
-`memories` and `loads` are explained in offload_layout.py. Letters: w is a worker, l one of its lanes, r a
-request, e an entry, i a node of a prompt, from the root on.
+`memories` and `loads` are explained in offload_layout.py. Letters: w is a worker, l one of its lanes (a
+batch, layout.py), r a request, e an entry, i a node of a prompt, from the root on.
 """
 
 from __future__ import annotations

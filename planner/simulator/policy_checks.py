@@ -146,7 +146,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
         where = f"{pool.name}: speculative"
         _require_vllm(where, batching)
         _require_default(where, fleet.policies, "admission")
-        # Data-parallel ranks are not refused: each of them drafts for itself.
+        # Data-parallel ranks are refused by WorkerType itself (fleet.py).
         if worker_type.pp > 1:
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker_type.pp}")
         if worker_type.form is not None:

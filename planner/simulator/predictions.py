@@ -4,7 +4,7 @@ Aladdin (Nie et al. 2024, arXiv:2405.06856, section 4.3 and Algorithm 2): an out
 predicted is predicted to be the mean of all such outputs, and its worker has one sequence and that many
 tokens more than was planned. If an output ends early, its worker has one sequence less, and the missing
 tokens less. These sums are the errors b^e (sequences) and l^e (tokens) of a heartbeat, by which
-best-fit-rebalanced moves requests (routing.py).
+best-fit-rebalanced moves requests (routing.py). Letters: w is a worker, r a request.
 """
 
 from __future__ import annotations

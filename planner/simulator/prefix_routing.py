@@ -1,9 +1,8 @@
 """Routing policies that go by what each worker has cached of the prompt.
 
-They take O(d + W) steps for a prompt of d nodes and W workers.
-
 A node is a few KV blocks of a prompt (cache_layout.py). The match of a worker is how many nodes of the
-prompt's beginning it has. A policy takes the worker with
+prompt's beginning it has. For a prompt of d nodes and W workers a policy takes about d W / 64 + W steps; e2
+takes more where it divides subtrees, or weighs what a worker would evict. A policy takes the worker with
 
 prefix-affinity: the longest match, among equals the lowest score.
 min-ttft: the least seconds of what is pending there and of the prefill of what is missed (Mooncake, Dynamo).
@@ -20,14 +19,15 @@ e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load
 e2-dynamic (Appendix G there, which leaves the rule open): as e2, but more than 1 - u / 2 of a prompt must be
     cached for the longest match to count, where workers were busy for a share u of the window.
 d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, otherwise
-    among all with credit; a tenant without any credit gets a quantum on every worker.
+    among all with credit; a tenant without any credit gets quanta on every worker until it has some.
 pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of the prompt is pinned; among
-    all where none of those is up and has room.
+    all where none of those is up and can hold the request.
 tenant-round-robin: the next worker in turn, for each tenant by itself.
 
 All policies see caches as the router knows them (caches.py): min-ttft and pinned-prefix know what was
-computed, and the others take for cached what they have sent. tenant-round-robin looks at no cache and
-needs none. Letters: w is a worker, r the request that is routed, q an earlier request, in e2's window.
+computed, and the others take for cached what they have sent. tenant-round-robin looks at no cache and needs
+none. Letters: w is a worker, l its first lane (a batch of a worker, layout.py), r the request that is routed,
+q an earlier request, in e2's window.
 """
 
 from __future__ import annotations
@@ -383,8 +383,8 @@ def _expect_decodes(state):
 @kernel_jit
 def _subtree_home(state, r, longest_match):
     """The worker that was given the deepest subtree of the prompt, within the `longest_match` nodes that any
-    worker has; NONE where no subtree was given away, or
-    where that worker has lost the prefix that the subtree follows.
+    worker has, and still has the prefix that the subtree follows. NONE where there is no such worker, or
+    where it cannot take the request.
     """
     caches, need = state.caches, _needed_blocks(state, r)
     for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):

@@ -11,8 +11,9 @@ that follow are left out of the step. The preempted wait for their next admissio
 A chunk of a prompt is in the prefix cache as soon as it is in the step; it stays there if its request is then
 preempted, though nothing of it is ever computed.
 
-Letters: l is a lane, w a worker, r a request, n tokens that a request has in the step. `rows` is how many
-prompts are computed in part: the first rows of `state.chunks[l]` note their n until the step is formed.
+Letters: l is a lane (a batch of a worker, layout.py), w a worker, r a request, n tokens that a request has in
+the step. `rows` is how many prompts are computed in part: the first rows of `state.chunks[l]` note their n
+until the step is formed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ earlier releases, which was up to 100 ms old; and the up to 16 steps of empty ba
 last request.
 
 In the kernel's state each rank is a worker of its own (state.workers), and the ranks of one worker of the
-fleet follow each other. The ends of their common steps are events of the first rank's lane.
+fleet follow each other. Each rank has one lane, the record of its batch (layout.py). The ends of the common
+steps are events of the first rank's lane.
 """
 
 from __future__ import annotations

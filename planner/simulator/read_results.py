@@ -61,7 +61,7 @@ def read_simulation(
     `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError if a step
     was larger than the tables of step times.
     """
-    # The time of such a step is NaN. Then its lane (layout.py) is busy, but no end of a step is due there.
+    # Such a step takes infinitely long: its lane (layout.py) is busy, but no end of a step is due there.
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]

@@ -1,8 +1,9 @@
 """Reads the metrics of a simulated fleet at a moment while the simulation is paused, from the kernel's
 arrays: what controllers of autoscaling would read from engines.
 
-Gauges are what is the case at that moment: prompts that wait, requests with a seat, KV blocks in use. All
-other metrics count what has happened since the reading before. For these each reading looks at all requests
+Gauges are what is the case at that moment: requests that run, in a seat of their engine (one of its
+max_num_seqs places), those that wait for one, and KV blocks in use. All other metrics count what has happened
+since the reading before. For these each reading looks at all requests
 under way, and marks (HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each request was counted
 before.
 """
@@ -37,7 +38,7 @@ HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
 
 @kernel_jit
 def _count_gauges(records, pool_of, results, time_s):
-    """Add what the ready workers have at `time_s`: prompts that wait, requests with a seat, KV blocks."""
+    """Add what the ready workers have at `time_s`: requests with a seat and without one, and KV blocks."""
     requests, workers, lanes, types = records[0], records[1], records[2], records[3]
     counts, sums = results
     for w in range(len(workers)):

@@ -387,8 +387,8 @@ class LostRequests(Exception):
 def _check_done(state: State) -> None:
     """Raise LostRequests if no event is due and not all requests are done.
 
-    Two cases are no mistake: if workers go down, requests may wait for ever; and a step whose time is NaN
-    never ends, for which `read_simulation` raises InputError.
+    Two cases are no mistake: if workers go down, requests may wait for ever; and a step beyond the tables of
+    step times never ends, for which `read_simulation` raises InputError.
     """
     counters, n = state.counters, len(state.requests)
     # Something can still happen: an event, requests to come, a step under way, workers that return.

@@ -2,8 +2,8 @@
 
 Policies by score choose the worker with the smallest `state.score`, which `slots.add_load` keeps up to date.
 To find that worker quickly, workers are in groups of GROUP, and `state.lowest` has for each group a lower
-bound of its scores. Letters: w is a worker, r the request that is routed, l a lane; `need` are the KV blocks
-of the request at its end.
+bound of its scores. Letters: w is a worker, r the request that is routed, l a lane (a batch of a worker,
+layout.py); `need` is how many KV blocks the request has at its end.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def _free_children(state, r, time_s):
         wait, request = state.after[child], state.requests[child]
         wait.parents -= 1
         if wait.parents == 0:
-            wait.parents = NONE  # The request has an arrival time now (WAIT in layout.py).
+            wait.parents = NONE  # The request has an arrival time now (AFTER in layout.py).
             request.arrival_s = max(request.arrival_s, time_s + wait.think_s)
             state.counters[FREED] = insert_in_heap(
                 state.requests, state.counters[FREED], child, request.arrival_s

@@ -10,7 +10,7 @@ FIVE_NUMBERS      t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
-                  + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
+                  + w(D, ceil(floor(K / D) / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 SPECULATIVE       FIVE_NUMBERS of all tokens that are checked, and a drafter's passes
