@@ -77,7 +77,14 @@ RateOption = Annotated[
         "--rate", parser=_rate_rps, metavar="RATE", help="Rescale the trace to this many requests/s."
     ),
 ]
-ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
+ScaleOption = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        help="How: superpose (more users), compress (the same requests in less time, as a plan's headroom "
+        "counts) or thin.",
+    ),
+]
 WindowOption = Annotated[
     str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
 ]

@@ -1157,7 +1157,10 @@ def _(fact: facts.Price) -> str:
 def _(fact: facts.Headroom) -> str:
     longer = _headroom_text(fact.steps_frac, "twice as long", "longer")
     more = _headroom_text(fact.traffic_frac, "twice the traffic", "more traffic")
-    return f"as written, the plan holds if steps take {longer}, and it carries {more} of this kind"
+    return (
+        f"as written, the plan holds if steps take {longer}, and it carries {more} of this kind: the same "
+        "requests in less time, as --scale compress makes them, or more agents"
+    )
 
 
 def _headroom_text(headroom_frac: float, twice: str, more: str) -> str:

@@ -570,6 +570,7 @@ def test_headroom_never_rounds_up() -> None:
     assert screen.headroom_text(room) == "+8.5 % traffic of this kind and +82 % step time"
     assert answer_sentences.headroom_cell(room) == "+8.5 % traffic, +82 % step time"
     assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in fact_sentence(room)
+    assert "in less time, as --scale compress makes them" in fact_sentence(room)
 
 
 def test_why_not_is_of_what_was_minimised() -> None:
