@@ -85,9 +85,10 @@ def tokens_text(worker: WorkerType) -> str:
 
 
 def split_text(worker: WorkerType) -> str:
-    """How a worker's GPUs share the LLM beside tensor and pipeline parallelism: data, expert parallelism."""
+    """How a worker's GPUs share the LLM beside tensor parallelism: pipeline, data and expert parallelism."""
+    stages = f", PP {worker.pp}" if worker.pp > 1 else ""
     ranks = f", DP {worker.dp}" if worker.dp > 1 else ""
-    return ranks + (", EP" if worker.ep else "")
+    return stages + ranks + (", EP" if worker.ep else "")
 
 
 def fleet_rows(fleet: Fleet) -> Rows:

@@ -555,6 +555,8 @@ def study_document(answer: StudyAnswer) -> dict[str, Any]:
                 "role": pool.role,
                 "gpu": pool.type.gpu.name,
                 "tp": pool.type.tp,
+                "pp": pool.type.pp,
+                "dp": pool.type.dp,
                 "count": pool.count,
                 "max_num_batched_tokens": pool.type.max_num_batched_tokens,
             }

@@ -59,6 +59,7 @@ def test_the_file_says_it_and_gives_it_back(tmp_path: Path) -> None:
     again.write_text(to_yaml(fleet_document(found)))
     assert read_fleet(again, CATALOG) == found
     assert "8 × h100-80g, DP 4, EP" in str(fleet_rows(found))
+    assert "4 × h100-80g, PP 2" in str(fleet_rows(fleet(tmp_path, "tp: 2, pp: 2")))
 
 
 @pytest.mark.parametrize(
