@@ -185,7 +185,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
             f"{where}: covers less than one interval of {every_s:g} s; query a longer range, or say "
             "--every 60 s"
         )
-    finished = counter_increase(requests, edges_s, gap_s=max(every_s, LEAST_GAP_S))
+    gap_s = max(every_s, LEAST_GAP_S)
+    finished = counter_increase(requests, edges_s, gap_s=gap_s)
     warnings: list[str] = []
     notes: list[str] = []
     rate_rps = _fill_unknown(finished / every_s, where, warnings)
@@ -193,8 +194,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
         raise InputError(f"{where}: no request finished in this time; query another range")
     lengths, means = {}, {}
     for side, name in LENGTHS.items():
-        lengths[side], means[side] = _length_histogram(series, name, edges_s, where, notes)
-    facts = _more_facts(series, edges_s, finished, warnings)
+        lengths[side], means[side] = _length_histogram(series, name, edges_s, gap_s, where, notes)
+    facts = _more_facts(series, edges_s, gap_s, finished, warnings)
     return MeteredTraffic(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
 
 
@@ -223,15 +224,13 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
 
 
 def _length_histogram(
-    series: Sequence[PrometheusSeries], name: str, edges_s: Floats, where: str, notes: list[str]
+    series: Sequence[PrometheusSeries], name: str, edges_s: Floats, gap_s: float, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
     """The histogram of all intervals together, for slo.yaml, and its mean [tokens], by the counted sum where
     there is one. What was done to the histogram is added to `notes`. Raises InputError where buckets or
     requests are missing.
     """
-    sampled_histogram = interval_histogram(
-        list(series), name, edges_s, gap_s=max(float(edges_s[1] - edges_s[0]), LEAST_GAP_S)
-    )
+    sampled_histogram = interval_histogram(list(series), name, edges_s, gap_s=gap_s)
     if sampled_histogram is None:
         raise InputError(f"{where}: holds no {name}_bucket; query it with all of its buckets")
     counts = np.nansum(sampled_histogram.counts, axis=0)
@@ -278,18 +277,18 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 
 
 def _more_facts(
-    series: Sequence[PrometheusSeries], edges_s: Floats, finished: Floats, warnings: list[str]
+    series: Sequence[PrometheusSeries], edges_s: Floats, gap_s: float, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
     """Numbers beside rates and lengths: requests, use and hits of caches, waiting requests. Adds to
-    `warnings` if engines did not keep up, or prompts shared prefixes.
+    `warnings` if engines did not keep up, or prompts shared prefixes. Samples hold for `gap_s` at most.
     """
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
     aborted = [row for row in series if row.name == FINISHED and row.label("finished_reason") == "abort"]
-    if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s)))) > 0:
+    if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s, gap_s=gap_s)))) > 0:
         facts["aborted_requests"] = count
     waiting = [row for row in series if row.name == WAITING]
     if waiting:
-        queue = mean_gauge(waiting, edges_s)
+        queue = mean_gauge(waiting, edges_s, gap_s=gap_s)
         known_waiting = queue[~np.isnan(queue)]
         facts["most_waiting"] = float(known_waiting.max()) if known_waiting.size else None
         behind_frac = float(np.mean(known_waiting >= _BEHIND_WAITING)) if known_waiting.size else 0.0
@@ -301,11 +300,12 @@ def _more_facts(
     by_name = [[row for row in series if row.name == name] for name in KV_USE]
     kv_use = next((rows for rows in by_name if rows), [])  # Versions of vLLM differ in the name.
     if kv_use:
-        kv_frac = mean_gauge(kv_use, edges_s) / len(kv_use)  # `mean_gauge` adds up instances.
+        kv_frac = mean_gauge(kv_use, edges_s, gap_s=gap_s) / len(kv_use)  # `mean_gauge` adds up instances.
         facts["most_kv_cache_frac"] = None if np.isnan(kv_frac).all() else float(np.nanmax(kv_frac))
 
     def total_of(name: str) -> float:
-        return float(np.nansum(counter_increase([row for row in series if row.name == name], edges_s)))
+        rows = [row for row in series if row.name == name]
+        return float(np.nansum(counter_increase(rows, edges_s, gap_s=gap_s)))
 
     hits, queries = total_of(HITS[0]), total_of(QUERIES[0])
     if queries > 0:

@@ -373,10 +373,10 @@ def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[
     return row.t_s[numbers_at], row.values[numbers_at], next_number_at - numbers_at > 1
 
 
-def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
+def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """The mean of a gauge over each interval, summed over its instances; NaN where unknown.
 
-    A sample holds until the next one, but no longer than GAP_S.
+    A sample holds until the next one, but no longer than `gap_s`.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
@@ -384,9 +384,9 @@ def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     area, is_covered = np.zeros(n), np.zeros(n, dtype=bool)
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
-        ends = np.minimum(ends, row.t_s + GAP_S)
+        ends = np.minimum(ends, row.t_s + gap_s)
         # The last sample does not hold, as the series may have ended; a series' only sample does.
-        ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + GAP_S
+        ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + gap_s
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
         if not starts.size:

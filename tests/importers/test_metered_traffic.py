@@ -139,6 +139,23 @@ def test_queues_and_caches_are_said(tmp_path: Path) -> None:
     assert "30% of the prompts' tokens came from prefix caches" in found.warnings[1]
 
 
+def test_samples_as_far_apart_as_the_intervals_say_the_same(tmp_path: Path) -> None:
+    """A sample every ten minutes, in intervals of ten: caches and aborted requests were dropped, and waiting
+    requests counted for half of the time.
+    """
+    times_s = list(range(0, 7201, 600))
+    more = [
+        series("vllm:num_requests_waiting", [[START_S + at, "5"] for at in times_s]),
+        series("vllm:prefix_cache_queries_total", counter(400.0, times_s)),
+        series("vllm:prefix_cache_hits_total", counter(120.0, times_s)),
+        series("vllm:request_success_total", counter(0.5, times_s), finished_reason="abort", instance="a"),
+    ]
+    found = described(tmp_path, metrics(times_s) + more, every="600 s")
+    assert found.facts["most_waiting"] == pytest.approx(5)
+    assert found.facts["prefix_hit_frac"] == pytest.approx(0.3)
+    assert found.facts["aborted_requests"] == pytest.approx(3600)
+
+
 def test_dumps_of_promtool_say_the_same(tmp_path: Path) -> None:
     """`tsdb dump` has milliseconds, `dump-openmetrics` seconds."""
     found = described(tmp_path, metrics(TIMES_S))

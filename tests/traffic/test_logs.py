@@ -192,6 +192,33 @@ def test_halves_of_a_stream_and_retries_are_one_request(read: Read) -> None:
     assert trace.dropped == {HALVES: 2}
 
 
+def test_the_share_of_failures_is_of_requests_however_many_rows_each_has(read: Read) -> None:
+    """a and b: two rows each; c: failed, then served; d: failed three times. One of four requests failed, and
+    five rows are further ones of a, b, c and d. By rows it was 4 of 9.
+    """
+    rows = [("a", 200), ("a", 200), ("b", 200), ("b", 200), ("c", 500), ("c", 200)] + [("d", 500)] * 3
+    text = "request_id,created_at,prompt_tokens,completion_tokens,status\n" + "".join(
+        f"{name},{date(k)},5,4,{status}\n" for k, (name, status) in enumerate(rows)
+    )
+    with pytest.raises(InputError, match=r"1 of 4 requests \(25.0%\) .*: 1 failed requests"):
+        read(text)
+    trace = read(text, drop=True)
+    assert len(trace) == 3 and trace.dropped == {FAILED: 1, HALVES: 5}
+
+
+@pytest.mark.parametrize("user", ["John Doe", '"John Doe"', "", "a [b] c"])
+def test_a_user_of_an_access_log_may_have_spaces(read: Read, user: str) -> None:
+    """Fields were counted from the wrong place: the request was read as the status."""
+    content = SAMPLES["nginx text"][1]().decode()
+    assert content.count("10.0.0.1 - - [") == content.count("\n")
+    text = content.replace("10.0.0.1 - - [", f"10.0.0.1 - {user} [", 1).replace(
+        "10.0.0.1 - - [", "10.0.0.1 -  [", 1
+    )
+    plain = read(content, "access.log")
+    found = read(text, "access.log")
+    assert lengths(found) == lengths(plain) and found.arrival_s.tolist() == plain.arrival_s.tolist()
+
+
 def test_an_answer_that_never_came_is_no_request(read: Read) -> None:
     """One of six has no output: 16.7 %, said first."""
     rows = "".join(f"{date(k)},5,{'' if k == 3 else 4}\n" for k in range(6))

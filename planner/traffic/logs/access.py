@@ -30,9 +30,10 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 # The beginning of a line in each format; further fields may follow. The combined format begins with the
-# address and ends with status and bytes; up to 200 characters may stand between, as for a user's name.
+# address and ends with status and bytes; the user's name, the group, may have spaces.
 COMBINED = re.compile(
-    rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
+    rb'\S+ \S+ (.{0,200}?)\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" '
+    rb"\d{3} (?:\d+|-)"
 )
 ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+ ')
 # A plain field that is `name=value`.
@@ -85,11 +86,14 @@ def access_rows(
         if not raw.strip():
             yield number, {}
             continue
-        if not pattern.match(raw):
+        if not (match := pattern.match(raw)):
             raise TraceError(
                 f"{path}, line {number}: is no line of an access log like those before it: "
                 f"{show_value(raw.strip()[:40].decode(errors='replace'))}"
             )
+        if log_format == "combined":  # In quotes a user's name is one field, whatever is in it.
+            user = match[1].strip(b' "').replace(b'"', b"'")
+            raw = raw[: match.start(1)] + b'"' + user + b'" ' + raw[match.end(1) :]
         yield number, _row(raw.decode(errors="replace"), names)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +65,10 @@ class Gatherer:
     # By role (tenant, model, adapter): the index of each request's name, and the names with their indices.
     _codes: dict[str, list[npt.NDArray[np.int32]]] = field(default_factory=dict)
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
-    # Hashes of the request ids of rows with tokens, and of rows without; and how many rows had no id.
+    # Hashes of the request ids of rows with tokens, of failed rows, and of other rows without tokens; and how
+    # many rows had no id.
     _ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _ids_failed: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _ids_without_tokens: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _without_id: int = 0
     _serials: list[IntArray] = field(default_factory=list)
@@ -90,7 +93,10 @@ class Gatherer:
         self.dropped[BLANK] += int(blank.sum())
         # A row that several reasons would leave out is counted under the first one.
         for mask, reason in self._without_load(table, line, where):
-            self.dropped[reason] += int((mask & keep).sum())
+            left_out = mask & keep
+            self.dropped[reason] += int(left_out.sum())
+            if reason == FAILED and self.columns.request_id:
+                self._ids_failed.append(self._hashes(table[self.columns.request_id][left_out]))
             keep &= ~mask
         inputs, outputs = (self._count(line, table, role, keep, where) for role in ("input", "output"))
         self.dropped[formats.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
@@ -212,13 +218,16 @@ class Gatherer:
     def trace(self, name: str) -> Trace:
         """The trace of all rows that were added, in order of arrival. The rows are freed on the way."""
         self._find_halves()
-        warnings = (*self._warnings(name, self._requests), *self.doubts)
+        if not self._requests:
+            left_out = _rows_text(dict(sorted(self.dropped.items())))
+            raise TraceError(f"{name}: no request is left; found {left_out or 'no row'}")
         at_ns = join_arrays(self._at_ns)
         inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
         if self._ids:
             order = self._first_rows(order)
+        warnings = (*self._warnings(name, len(order)), *self.doubts)
         if self._serials:
             self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
@@ -253,17 +262,27 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Count rows without tokens as HALVES, not as failures, if another row of the request has tokens."""
-        if any(map(len, self._ids_without_tokens)) and any(map(len, self._ids)):
-            without_tokens = np.concatenate(self._ids_without_tokens)
-            halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
+        """Count rows that failed or have no tokens as HALVES, not as failures, if another row counts their
+        request already: as one with tokens, else as a failure.
+        """
+        if not self.columns.request_id:
+            return
+        counted = np.unique(np.concatenate([*self._ids, np.zeros(0, np.uint64)]))
+        for parts, reasons in (
+            (self._ids_failed, (FAILED,)),
+            (self._ids_without_tokens, (formats.NO_OUTPUT, formats.NO_INPUT)),
+        ):
+            ids = np.concatenate([*parts, np.zeros(0, np.uint64)])
+            parts.clear()
+            more = np.setdiff1d(ids, counted)  # Each once.
+            counted = np.union1d(counted, more)
+            halves = len(ids) - len(more)
             self.dropped[HALVES] += halves
-            # These halves were counted as rows without tokens before, and are subtracted there.
-            for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
+            # These halves were counted under a reason before, and are subtracted there.
+            for reason in reasons:
                 moved = min(halves, self.dropped[reason])
                 self.dropped[reason] -= moved
                 halves -= moved
-        self._ids_without_tokens.clear()
 
     def _first_rows(self, order: IntArray) -> IntArray:
         """`order` with only the first row of each request; further rows are counted as HALVES."""
@@ -277,16 +296,12 @@ class Gatherer:
 
     def _warnings(self, name: str, request_count: int) -> tuple[str, ...]:
         """A warning about the share of failed requests beside the `request_count` others. Raises
-        TraceError if the share is too large, or no request remains.
+        TraceError if the share is too large.
         """
-        left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
-        if not request_count:
-            raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
-        failed = {reason: left_out.get(reason, 0) for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
+        failed = {reason: self.dropped[reason] for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
         failed_count = sum(failed.values())
         share = failed_count / (request_count + failed_count)
-        failed_reasons = ", ".join(f"{rows} {reason}" for reason, rows in failed.items() if rows)
+        failed_reasons = _rows_text(failed)
         failed_text = f"{failed_count} of {request_count + failed_count} requests ({share:.1%})"
         if share > formats.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
@@ -318,6 +333,11 @@ class Gatherer:
             name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASH_DIGITS]
             for name in names
         )
+
+
+def _rows_text(rows_of_reason: Mapping[str, int]) -> str:
+    """For instance "3 failed requests, 1 blank lines", without reasons that left out no row."""
+    return ", ".join(f"{rows} {reason}" for reason, rows in rows_of_reason.items() if rows)
 
 
 def _tick_s(at_ns: IntArray) -> float:
