@@ -79,7 +79,7 @@ class Change:
         if self.unit == "s":
             return f"{self.limit} >= {self.enough:.9g} s"
         unit = "" if self.unit == "GPUs" else f" {self.unit}"  # The name of a stock contains the GPU's name.
-        return f"{self.limit} from {self.present:g} to {_rounded_up(self.enough)}{unit}"
+        return f"{self.limit} from {_plain(self.present)} to {_rounded_up(self.enough)}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,18 @@ class InfeasibleError(PlannerError):
         )
 
 
+def _plain(value: float) -> str:
+    """The value as text with six digits, or whole if it has more; never with an exponent as in 1e+06."""
+    return f"{value:.0f}" if 999_999.5 <= value < math.inf else f"{value:g}"
+
+
 def _rounded_up(value: float) -> str:
-    """The value as text with six digits, rounded up, so that a limit of this text suffices."""
-    text = f"{value:g}"
+    """The value as `_plain` writes it, but rounded up, so that a limit of this text suffices."""
+    text = _plain(value)
     if float(text) >= value * (1 - ROUNDING_FRAC):
         return text
-    last_digit = 10.0 ** (math.floor(math.log10(value)) - 5)  # `:g` writes six digits.
-    return f"{float(text) + last_digit:g}"
+    last_digit = 10.0 ** min(math.floor(math.log10(value)) - 5, 0)
+    return _plain(float(text) + last_digit)
 
 
 def ways_text(ways: Iterable[Iterable[Change]]) -> str:

@@ -183,8 +183,12 @@ def count_text(number: int, noun: str) -> str:
 
 
 def show_amount(value: float, unit: str) -> str:
-    """The value of an objective without its unit: USD/h to the cent, other units with six digits."""
-    return f"{value:,.2f}" if unit == "USD/h" else f"{value:,.6g}"
+    """The value of an objective without its unit: USD/h to the cent, other units with six digits, or to the
+    whole unit.
+    """
+    if unit == "USD/h":
+        return f"{value:,.2f}"
+    return f"{value:,.0f}" if abs(value) >= 999_999.5 else f"{value:,.6g}"  # `g` writes 1e+06 from there on.
 
 
 def in_unit(value: float, unit: str) -> str:

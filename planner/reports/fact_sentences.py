@@ -381,7 +381,7 @@ def _(fact: facts.CapacityBinds) -> str:
 
 @fact_sentence.register
 def _(fact: facts.UsedUp) -> str:
-    return f"{fact.limit.name} is used up: {fact.used:g} of {fact.amount:g}"
+    return f"{fact.limit.name} is used up: {show_amount(fact.used, '')} of {show_amount(fact.amount, '')}"
 
 
 @fact_sentence.register
@@ -417,9 +417,13 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
     if is_same_value(planned, value):
         return "the same"
     more = value - planned
+    amount = in_unit(abs(more), unit)
+    if amount == in_unit(0.0, unit):  # Less than half a cent.
+        return f"{'more' if more > 0 else 'less'} by under 0.01 {unit}"
     # A plan on owned GPUs alone may cost nothing.
-    share = f" ({100 * more / planned:+.1f} %)" if planned else ""
-    return f"{more:+.4g} {'GPU' if unit == 'GPUs' and abs(more) == 1 else unit}{share}"
+    percent = f"{100 * more / planned:+.1f}" if planned else ""
+    share = f" ({percent} %)" if percent.strip("+-0.") else ""
+    return f"{'+' if more > 0 else '-'}{amount}{share}"
 
 
 @fact_sentence.register

@@ -15,7 +15,7 @@ from planner.documents import facts
 from planner.documents.certificate import FACT_KINDS, dataclass_of, fact_document
 from planner.domain import COST, GPUS, POWER, FleetLimit, Limit
 from planner.policies import QUEUE, ROUTING
-from planner.reports.fact_sentences import fact_sentence
+from planner.reports.fact_sentences import fact_sentence, moved_text
 from planner.reports.output import plain_value
 from planner.solvers.repeats import Interval
 
@@ -106,3 +106,23 @@ def test_cheaper_fleets_of_which_none_was_simulated_are_not_said_to_miss() -> No
     assert "not simulated" in fact_sentence(none) and "misses" not in fact_sentence(none)
     some = facts.CheaperMiss(0.01, 67, 6, 26_099, 20, False)
     assert "20 of 26,099 were simulated, and each misses" in fact_sentence(some)
+
+
+@pytest.mark.parametrize(
+    ("planned", "value", "unit", "said"),
+    [
+        (23.92, 26.91, "USD/h", "+2.99 USD/h (+12.5 %)"),
+        (95_680.0, 119_600.0, "USD/h", "+23,920.00 USD/h (+25.0 %)"),  # it was +2.392e+04
+        (2.0e6, 750_000.0, "W", "-1,250,000 W (-62.5 %)"),  # -1.25e+06
+        (9.0, 8.0, "GPUs", "-1 GPU (-11.1 %)"),
+        (1000.0, 1000.1, "USD/h", "+0.10 USD/h"),  # (+0.0 %)
+        (10.0, 10.003, "USD/h", "more by under 0.01 USD/h"),
+        (0.0, 2.5, "USD/h", "+2.50 USD/h"),
+        (0.0, 0.0, "USD/h", "the same"),
+        (1.0, None, "USD/h", "no fleet"),
+    ],
+)
+def test_a_move_is_told_without_exponents_and_zeros(
+    planned: float, value: float | None, unit: str, said: str
+) -> None:
+    assert moved_text(planned, value, unit) == said

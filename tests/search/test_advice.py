@@ -21,9 +21,13 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.plan_problem import Problem
 
 
-@pytest.mark.parametrize("value", [1234.5612, 22.6604, 0.123456111, 99999.91, 16.0, 5.16 * (1 + 1e-14), 0.0])
+@pytest.mark.parametrize(
+    "value",
+    [1234.5612, 22.6604, 0.123456111, 99999.91, 16.0, 5.16 * (1 + 1e-14), 0.0, 999_999.4, 2_345_678.4, 5e6],
+)
 def test_a_limit_as_it_is_written_is_never_less_than_what_is_needed(value: float) -> None:
-    (text,) = re.findall(r"to (\S+) USD/h", str(Change("cost", 0.0, value, "USD/h")))
+    said = str(Change("cost", 2e6, value, "USD/h"))
+    (text,) = re.findall(r"from 2000000 to ([\d.]+) USD/h", said)
     assert value * (1 - 1e-9) <= float(text) <= value * (1 + 1e-5)
 
 
