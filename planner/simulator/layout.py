@@ -10,10 +10,10 @@ whole batch; in distserve.py lane l is the l-th pipeline rank.
 
 Indices: w worker (v the one that decodes, where there are two), l lane, r request, e entry of a cache, u
 tenant. In formulas s is a lane's count of decode steps, c the tokens of a request in the KV cache. Fields
-named is_... are 0 or 1, but for WORKER.is_up, which has more values. A list is a pair of fields `head` and
-`tail` (queues.py), a heap of requests the one at its root.
-Constants that are passed to compiled functions are numpy integers: for a Python literal Numba would compile
-the function once more.
+named is_... are 0 or 1, but for WORKER.is_up, which has more values. A list of requests is given by a pair of
+fields, `head` and `tail` (queues.py), a heap of requests by the request at its root. Constants that are
+passed to compiled functions are numpy integers: for a Python literal Numba would compile the function once
+more.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ TYPE = np.dtype(
         ("hand_off_s", "f8"),
         # 1: clients do not get the token that a prefill worker makes; its decode worker makes it again.
         ("discards_token", "i8"),
-        ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
+        # Seconds from the first hand-off between two workers until they are connected; no KV crosses before.
+        ("first_hand_off_s", "f8"),
         # Speculative decoding:
-        ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
+        ("accepted", "f8", MOST_DRAFTS),  # accepted[i]: the probability that more than i drafts are accepted.
         ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
         # What each of these adds to the routing score of a worker: a pending prompt token, an assigned
@@ -126,7 +127,9 @@ WORKER = np.dtype(
         ("waiting", "i8"),  # The number of these prompts.
         ("head", "i8", LISTS),
         ("tail", "i8", LISTS),
-        ("formed_s", "f8"),  # Of an engine: when the step before the next one began; infinite if none runs.
+        # Of a worker with an `Engine`: when the step before the next one began. An asynchronous engine forms
+        # the next one at that time. Infinite if no step goes before it.
+        ("formed_s", "f8"),
         # Asynchronous engines: KV blocks and seats of hand-offs that were given back since `formed_s`. The
         # next step was formed without them.
         ("late_blocks", "i8"),
@@ -214,7 +217,7 @@ REQUEST = np.dtype(
         ("predicted_tokens", "i8"),  # Output tokens, as schedulers predict them.
         ("generated_tokens", "i8"),
         ("computed_tokens", "i8"),  # Prompt tokens in the KV cache, recomputed ones included.
-        # Until the request decodes its tokens to prefill, then c, its tokens in the KV cache.
+        # Until the request decodes: its tokens to prefill. Then: c, its tokens in the KV cache.
         ("length_tokens", "i8"),
         # Rises with each admission; in distserve.py one number for all that are admitted in one batch.
         ("admission_number", "i8"),
@@ -420,8 +423,8 @@ class State(NamedTuple):
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that wait, by their parent
     place: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (W,) places of workers; empty if all share a link
     link_between: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (P, P) index into `link`, by place
-    # (W, W) when a decode worker knows a prefill worker, by the latter; infinite: not yet. Empty where all
-    # know each other.
+    # (W, W) met_s[w, v]: since when decode worker v is connected to prefill worker w; infinite: not yet.
+    # Empty where first hand-offs take no longer than others.
     met_s: npt.NDArray[np.float64] = np.zeros((0, 0))
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) edges of the windows in which limits count too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V) the limits there; V = 0: none
