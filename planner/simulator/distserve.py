@@ -100,8 +100,8 @@ def _form_prefills(state, l, time_s):
     """Form the batch of prefills of rank l.
 
     The first rank takes prompts while the worker has free KV blocks for them, and reserves these blocks. It
-    stops at the token budget or at its seats, but takes at least one prompt if there are blocks for it. The
-    batch stays empty if there are none. Later ranks repeat the first one's batch.
+    stops at the token budget or at max_num_seqs prompts, but takes at least one prompt if there are blocks
+    for it. The batch stays empty if there are none. Later ranks repeat the first one's batch.
     """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker

@@ -364,7 +364,9 @@ def route_arrival(state, r, time_s, cause):
 
 @kernel_jit
 def _end_request(state, w, r, time_s):
-    """Finish request r, which has its last token; asynchronous engines free its seat with their next step."""
+    """Finish request r, which has its last token. Its seat (max_num_seqs) and its blocks are free now; on an
+    asynchronous engine only once that has formed its next step.
+    """
     worker = state.workers[w]
     leave_memory(state, w, r)
     if state.types[worker.type].is_async:

@@ -11,12 +11,12 @@ the root as the very last, after the stores of the step that is formed next. Out
 the part of a prompt behind its last full node.
 
 Loads. The next request to be admitted takes what is cached on the GPU, then what follows in CPU memory, even
-if computing it were quicker. It takes its blocks and waits without a seat, while one load after the other
-crosses the worker's link. A load does not begin while prompts under way need the blocks that it would take. A
-request that needs a node that is being loaded for another one is passed over. The scheduler knows of the end
-of a load one step later, or more with asynchronous scheduling, as it does of KV from another worker. Then the
-nodes are cached, and the request is admitted before all that wait. Of a prompt that is cached as a whole the
-last token is computed.
+if computing it were quicker. It takes its blocks and waits without a seat (max_num_seqs), while one load
+after the other crosses the worker's link. A load does not begin while prompts under way need the blocks that
+it would take. A request that needs a node that is being loaded for another one is passed over. The scheduler
+knows of the end of a load one step later, or more with asynchronous scheduling, as it does of KV from another
+worker. Then the nodes are cached, and the request is admitted before all that wait. Of a prompt that is
+cached as a whole the last token is computed.
 
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU as a whole, which vLLM would load, are computed.

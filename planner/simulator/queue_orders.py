@@ -160,8 +160,8 @@ def leave_queue(state, w, r):
 
 @where_has("caches", lambda state, w: False)
 def may_reorder(state, w):
-    """Whether a step of decodes may change which prompt of worker w is next, and a seat is free for a
-    prompt.
+    """Whether a step of decodes may change which prompt of worker w is next, and one of the worker's
+    max_num_seqs places is free for a prompt.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]

@@ -1,8 +1,8 @@
 """Data-parallel ranks of one worker, as vLLM has them (0.32: v1/engine/core.py, core_client.py).
 
-Each rank schedules for itself: a queue, a batch, KV blocks and seats of its own. A step begins and ends on
-all of them at once, because experts need the tokens of all (joint_steps.py). A rank with nothing to do runs
-an empty batch as long as another one has work, and takes what comes meanwhile into the next step.
+Each rank schedules for itself: a queue, a batch, KV blocks and seats (max_num_seqs) of its own. A step begins
+and ends on all of them at once, because experts need the tokens of all (joint_steps.py). A rank with nothing
+to do runs an empty batch as long as another one has work, and takes what comes meanwhile into the next step.
 
 Routers choose a worker, and the worker chooses the rank that takes the request: the one with the fewest
 requests in flight, and among equals the next in turn. Three habits of vLLM are left out: what it adds to the

@@ -3,8 +3,8 @@
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
 moment the lower index comes first. An asynchronous engine forms its next step while one runs, so what comes
-meanwhile can only be in the step after the next. Letters: w and v are workers, l a lane (a batch of a
-worker), r a request.
+meanwhile can only be in the step after the next. A seat is one of the max_num_seqs places among the requests
+that a worker runs. Letters: w and v are workers, l a lane (a batch of a worker), r a request.
 """
 
 from __future__ import annotations

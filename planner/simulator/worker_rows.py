@@ -176,8 +176,8 @@ def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
 
 def _tie_key(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> TieKey:
     """The key by which types of equal score are sorted: first by the seconds that a request adds in routing
-    jsq, as a prefill and as a decode worker; then by KV blocks and seats, the most first; then by all other
-    numbers of the type, so that no two types are equal.
+    jsq, as a prefill and as a decode worker; then by KV blocks and max_num_seqs, the most first; then by all
+    other numbers of the type, so that no two types are equal.
     """
     added_s = tuple(TIES_BY.weights(worker_type, decodes) for decodes in (False, True))
     room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
