@@ -390,7 +390,9 @@ def seat_request(state, l, r):
 
 @kernel_jit
 def _form_vllm_step(state, l, time_s):
-    """vLLM v1: the running requests in order of admission, then those waiting; True if one was preempted."""
+    """Form a step as vLLM v1 does: of the running requests in order of admission, then of those that wait.
+    True if one was preempted.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -791,7 +793,9 @@ def _secure_tokens(state, l):
 
 @kernel_jit
 def _admit_prompts_first(state, l, time_s):
-    """vLLM v0 and LightLLM: a step of whole prompts if any can be admitted; the decodes wait."""
+    """Admit whole prompts as vLLM v0 and LightLLM do: if any can be admitted, they are the step, and the
+    decodes wait.
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

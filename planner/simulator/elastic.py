@@ -80,10 +80,10 @@ class MetricsReading:
 
     Arrays (P,) are by pool of the fleet. A rate or mean of nothing is NaN.
 
-    At that time: `ready`, `starting` and `draining` workers; of the ready workers the requests that run, each
-    in one of the max_num_seqs places of its engine (`running`), those that are assigned to them and do not
-    run yet, as prompts in the queue or as hand-offs (`waiting`), and the mean share of KV blocks in use
-    (`kv_frac`); `limbo`, the requests for which there is no worker at all.
+    At that time: `ready`, `starting` and `draining` workers, and `limbo`, the requests for which there is no
+    worker at all. Of the ready workers: the requests that run, each in one of the max_num_seqs places of its
+    engine (`running`); those that are assigned to a worker and do not run yet, as prompts that queue or as
+    hand-offs (`waiting`); and the mean share of KV blocks in use (`kv_frac`).
 
     Over the interval: requests that arrived at the pool, and requests that finished there; of the finished
     ones mean prompt and output tokens and mean gap between tokens (TPOT); the mean TTFT of requests that got

@@ -171,7 +171,7 @@ def measured_mask(simulation: Simulation) -> npt.NDArray[np.bool_]:
 
 
 def values_where(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
-    """values[mask]; a view without a copy where the mask is one contiguous part, as it mostly is."""
+    """The values where the mask is True; a view, not a copy, if these are contiguous."""
     first = int(mask.argmax())
     end = len(mask) - int(mask[::-1].argmax())
     # If none is True, `first` to `end` is everything, and `values[mask]` is empty, as it should be.

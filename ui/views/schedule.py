@@ -101,7 +101,7 @@ def _market_of_plans(session: BrowserSession, plan_ids: Sequence[str]) -> Docume
 
 
 def _market_inputs(base: Document) -> Document:
-    """schedule.yaml from inputs for every GPU and every kind of worker."""
+    """Draw the inputs for every GPU and every kind of worker; returns the schedule.yaml that they make."""
     st.header("Prices and workers")
     # Streamlit keeps an input's value by the input's key, so with another base all inputs begin anew.
     key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
