@@ -109,7 +109,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
 
 def is_engine_step(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Which recorded runs (R,) are steps of an engine; the others are recorded for gaps of single
-    requests.
+    requests, or for the gaps of a class once more.
     """
     return np.asarray((simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0))
 

@@ -1,10 +1,10 @@
 """Which entity acts next: a binary heap of entities, ordered by (due_s, sequence).
 
-An entity is what an event belongs to: a lane (the batch of an engine, `planner/simulator/layout.py`), a
-transfer of KV, or the outside world, which disturbs the fleet. An entity has at most one coming event, at
-`state.due_s[entity]`, infinite for none. The first `state.counters[PENDING]` places of `state.heap` list the
-entities that have a coming event, and `state.heap_index[entity]` is an entity's place there, NONE if it has
-no event.
+An entity is what an event belongs to: a lane (the batch of an engine, `planner/simulator/layout.py`), the
+link that KV crosses or, in some engines, one transfer, or the outside world, which disturbs the fleet. An
+entity has at most one coming event, at `state.due_s[entity]`, infinite for none. The first
+`state.counters[PENDING]` places of `state.heap` list the entities that have a coming event, and
+`state.heap_index[entity]` is an entity's place there, NONE if it has no event.
 
 Of several events at the same time the one with the smallest `state.sequence[entity]` comes first. In
 kernel.py entities have a fixed order: their numbers never change, and the engine calls `set_time`. In

@@ -281,7 +281,8 @@ RUN = np.dtype(
         ("steps", "i8"),
         ("sequences", "i8"),  # Sequences for which each of these steps was a gap.
         ("decodes", "i8"),  # Decodes in each of these steps.
-        ("prefill_tokens", "i8"),  # NONE: these are gaps of single requests, not steps of an engine.
+        # NONE: these are no steps of an engine, but gaps of single requests, or those of a class once more.
+        ("prefill_tokens", "i8"),
         ("blocks", "i8"),  # KV blocks in use.
         ("of_class", "i8"),  # 0: gaps of all requests; k + 1: once more, the gaps of class k alone.
     ]

@@ -183,7 +183,7 @@ def _smallest_score(state, pool, need):
 def _smallest_free_score(state, pool, need):
     """The worker with the smallest score that can hold `need` blocks and is free; NONE if there is none.
 
-    A worker is free while the prompt tokens that it has to compute fit into two steps: the one under way and
+    A worker is free while it has fewer prompt tokens to compute than two steps hold: the one under way and
     the next.
     """
     best, best_score = NONE, np.inf
