@@ -5,7 +5,7 @@ each.
 import math
 from html import escape
 
-from planner.documents.facts import Headroom
+from planner.documents.facts import Headroom, NoneTogether
 from planner.reports import charts, screen, screen_charts
 from planner.reports.answer_sentences import kept_text
 from planner.reports.drawing import CaptionedChart
@@ -168,13 +168,22 @@ def answer_cards(plan: SharedPlan) -> list[Card]:
     ]
 
 
+def _help_text(plan: SharedPlan) -> str:
+    """What would help where no fleets for production fit together, after the sentence that there are none."""
+    warnings = [each for llm_plan in plan.plans.values() for each in llm_plan.warnings]
+    helps = [each.relaxation for each in warnings if isinstance(each, NoneTogether) and each.relaxation]
+    return f"; what would help: {helps[0]}" if helps else ""
+
+
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
     """The card of one of the three answers, with the bill over all LLMs."""
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {list_text(total.lacks)} beside the others was found within the limits"
-        if is_plan and (most := screen.most_kept_of(plan.plans.values())):
-            why += screen.most_kept_text(most)
+        if is_plan:
+            most = screen.most_kept_of(plan.plans.values())
+            why += screen.most_kept_text(most) if most else ""
+            why += _help_text(plan)
         return Card(
             name, "none", difference="", month="", fleet=why, kept="", holds="", breaks="", is_plan=is_plan
         )

@@ -103,14 +103,26 @@ def test_the_fleets_kept_most_are_told_with_their_price_where_none_are_kept_in_e
     26 of 32 scenarios are 81 %."""
     both = shared()
     most = MostKept(asked_frac=0.9, kept_frac=26 / 32, value=25.5, on_paper=14.95, unit="USD/h")
-    why = (NoneTogether("safety: kept_in: no fleets were found", "more stock", most),)
+    help_text = "stock of h100-80g from 4 to 6"
+    why = (NoneTogether("safety: kept_in: no fleets were found", help_text, most),)
     plans = {name: replace(plan, warnings=why) for name, plan in both.plans.items()}
     answers = (both.answers[0], AnswerTotal("production", None, None, ("chat", "code")))
     card = shared_screen.answer_cards(replace(both, plans=plans, answers=answers))[1]
     assert card.fleet == (
         "no fleet of chat and code beside the others was found within the limits that is kept in 90 % of "
-        "scenarios; the most found to be kept is 81.25 %, for 25.50 USD/h: safety: {kept_in: 0.81} plans it"
+        "scenarios; the most found to be kept is 81.25 %, for 25.50 USD/h: safety: {kept_in: 0.81} plans it; "
+        "what would help: stock of h100-80g from 4 to 6"
     )
+
+
+def test_what_would_help_is_told_where_no_fleets_are_kept_more_than_those_on_paper() -> None:
+    """The answer ended with "no fleet was found within the limits"."""
+    both = shared()
+    why = (NoneTogether("safety: kept_in: no fleets were found", "stock of h100-80g from 4 to 6"),)
+    plans = {name: replace(plan, warnings=why) for name, plan in both.plans.items()}
+    answers = (both.answers[0], AnswerTotal("production", None, None, ("chat", "code")))
+    card = shared_screen.answer_cards(replace(both, plans=plans, answers=answers))[1]
+    assert card.fleet.endswith("within the limits; what would help: stock of h100-80g from 4 to 6")
 
 
 def test_how_to_plan_for_one_target_is_said_once() -> None:

@@ -12,13 +12,15 @@ from questions import question, traffic
 
 from planner.api.planning import read_plan
 from planner.api.results import PlanResult
-from planner.documents.facts import IdleMisses, TooFewKept
-from planner.reports import screen
+from planner.documents.facts import IdleMisses, NoneTogether, TooFewKept
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.reports import screen, shared_screen
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Conditions
 from planner.search.production.idle_scenarios import find_idle_misses
+from planner.search.several.several_llms import plan_together
 
 SAFE = {"safety": {"kept_in": 0.9}}
 SPARSE = traffic(requests=200, rate_rps=0.05)
@@ -63,6 +65,21 @@ def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() 
     assert 3 < why.missed <= why.scenario_count == 32 and 0.13 < why.enough_s < 0.2
     assert found.status == "not for production" and found.verdict.holds
     assert not any(said.startswith("production") for said in told)
+
+
+@pytest.mark.long
+def test_several_llms_name_the_limit_that_idle_workers_miss_as_what_would_help() -> None:
+    """They proposed more stock, which cures it as little as for one LLM."""
+    tight = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": "130 ms"}})
+    parts = tuple(LlmQuestion(name, tight, SPARSE) for name in ("chat", "code"))
+    found = plan_together(SeveralLlmsQuestion(parts, (), ()), CATALOG)
+    assert found.status == "not for production"
+    warnings = [said for each in found.plans.values() for said in each.warnings]
+    why = next(said for said in warnings if isinstance(said, NoneTogether))
+    assert "chat, even with all of the fleet for itself: latency" in why.reason
+    assert why.relaxation.startswith("ttft p90 >= 0.1") and "stock" not in why.relaxation
+    production = shared_screen.answer_cards(found)[1]
+    assert f"what would help: {why.relaxation}" in production.fleet
 
 
 def test_a_limit_of_what_is_said_to_be_enough_is_in_reach() -> None:

@@ -220,7 +220,10 @@ def _add_common_share(
         f"{error}; {common}",
         kind=error.kind,
         constraint=error.constraints,
-        relaxation=f"{common.relaxation}, more stock, or safety: none",
+        # Where even idle workers miss a limit, no stock helps, and the error says what does.
+        relaxation=error.relaxation
+        if error.kind == "latency"
+        else f"{common.relaxation}, more stock, or safety: none",
         is_proved=error.is_proved,
         most_kept=common.most_kept([llm.paper.best for llm in llms]),
     )
