@@ -945,6 +945,7 @@ Caution = Literal[
     "only-ends-kept",
     "compressed-ends-kept",
     "keep-alives-uncounted",
+    "no-queue-by-tenants",
 ]
 
 

@@ -226,7 +226,16 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
     With a deployment target the choices stay as they are, because requests get a priority there only if the
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
+
+    With guarantees to tenants the queues by tenants are raced likewise, as far as `plan serve` has them.
     """
+    if slo.guarantees and not names_queue and target is None:
+        by_tenant = tuple(
+            PolicyChange("queue", row.name)
+            for row in QUEUE.values()
+            if row.counts_tenants and is_deployed(row, target)
+        )
+        choices = replace(choices, raced_changes=(*by_tenant, *choices.raced_changes), is_queue_assumed=True)
     if slo.selectors:
         if names_queue or target is not None:
             return choices

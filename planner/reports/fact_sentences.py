@@ -146,6 +146,11 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "the simulated latencies leave out; `prefixes` in plan.yaml says how much. Ask for room with safety: "
         "{growth: 10 %}, or route without pins"
     ),
+    "no-queue-by-tenants": (
+        "slo: tenants is kept by enough workers alone, as no queue of this deployment target goes by "
+        "tenants; `plan serve` has one (dlpm-turns), which a plan without deploy tries, and which may need "
+        "fewer"
+    ),
     "prompts-first": (
         "SGLang computes prompts before answers unless set otherwise, so all answers stand still "
         "while prompts come; engine: {name: sglang, mixed_steps: true} (--enable-mixed-chunk) computes them "

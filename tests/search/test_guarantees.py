@@ -10,7 +10,9 @@ import pytest
 
 import fleetplan
 from planner.api.results import PlanResult
+from planner.documents.facts import Cautioned
 from planner.errors import InputError
+from planner.reports.fact_sentences import fact_sentence
 from planner.traffic.trace import Trace
 
 
@@ -67,6 +69,24 @@ def test_an_ordinary_trace_with_tenants_is_planned_by_vtc() -> None:
     assert isinstance(found, PlanResult)
     assert found.plan.fleet.policies.queue == "vtc" and not found.plan.fleet.policies.prefix_cache
     assert found.plan.fleet.gpus == 1
+
+
+@pytest.mark.long
+def test_a_share_for_tenants_tries_the_queue_of_plan_serve_that_keeps_it() -> None:
+    """Without a named queue only fcfs was searched: two GPUs."""
+    flood = one_floods()
+    trace = replace(flood, prefix_offsets=0 * flood.prefix_offsets, prefix_ids=flood.prefix_ids[:0])
+    slo = {"tenants": {"good": {"share_frac": 0.8, "window": "10 s"}}}
+    found = fleetplan.plan(a_question(slo, policies={}), trace)
+    assert isinstance(found, PlanResult)
+    assert found.plan.fleet.policies.queue == "dlpm-turns" and found.plan.fleet.gpus == 1
+    fcfs = fleetplan.plan(a_question(slo, policies={"queue": "fcfs"}), trace)
+    assert isinstance(fcfs, PlanResult) and fcfs.plan.fleet.gpus == 2
+    target = fleetplan.plan(a_question(slo, policies={}, deploy={"target": "kubernetes"}), trace)
+    assert isinstance(target, PlanResult) and target.plan.fleet.policies.queue == "fcfs"
+    said = Cautioned("no-queue-by-tenants")
+    assert said in target.plan.warnings and said not in found.plan.warnings
+    assert "goes by tenants" in fact_sentence(said)
 
 
 @pytest.mark.parametrize(

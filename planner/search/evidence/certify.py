@@ -318,6 +318,7 @@ def certify_plan(
             *simulation_warnings,
             *findings.image_warnings(fleet, problem.trace),
             *uncounted_warnings,
+            *findings.tenant_queue_warnings(problem),
             *findings.roofline_warnings(problem, fleet),
             *findings.keep_alive_warnings(prefixes),
             # Read after `simulation_warnings`, which may be the first for which no time is left.

@@ -759,6 +759,13 @@ def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[facts.W
     return (facts.PrefixesUncounted(alike_frac),)
 
 
+def tenant_queue_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
+    """A warning if the SLO has guarantees to tenants, and the target has no queue that goes by them."""
+    if problem.task.deploy is None or not problem.slo.guarantees:
+        return ()
+    return (facts.Cautioned("no-queue-by-tenants"),)
+
+
 def shared_copies_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
     """A warning where the traffic has copies of users who share their prefixes with the originals."""
     if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):
