@@ -99,6 +99,12 @@ class Simulation:
         return np.asarray(self.of_class == self.class_number(limit.selector))
 
     @property
+    def served_tokens(self) -> tuple[int, int]:
+        """The tokens of prompts and of outputs of the requests that finished."""
+        is_served = self.status == layout.FINISHED
+        return int(self.input_tokens[is_served].sum()), int(self.output_tokens[is_served].sum())
+
+    @property
     def token_hit_frac(self) -> float | None:
         """The share of input tokens that were cached and not computed; None without prefix caches."""
         if self.cached_tokens is None:

@@ -34,7 +34,6 @@ from planner.reports.words import describe_fleet, idle_gpus_text, spot_caveat
 from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
-from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
 from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
@@ -212,8 +211,7 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
         billed_s = served_s(requests, simulation)
     else:
         billed_s = simulation.end_s - float(simulation.arrival_s[0])
-    tokens = int(simulation.output_tokens.sum(where=simulation.status == FINISHED))
-    return VariantRow(variant, simulated.summary(), curves, billed_s, tokens, safety)
+    return VariantRow(variant, simulated.summary(), curves, billed_s, simulation.served_tokens[1], safety)
 
 
 def render_comparison(comparison: FleetComparison) -> dict[str, str]:

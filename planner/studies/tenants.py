@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from planner.fleet import Fleet, Pool
 from planner.search.problem.bill import bill_fleet
+from planner.simulator.layout import FINISHED
 from planner.simulator.simulation import Simulation
 from planner.units import HOUR_S
 
@@ -26,7 +27,7 @@ LEAST_SPAN_S = 1e-9  # A time of 0 counts as this long, because work is divided 
 class TenantCost:
     """A tenant's requests and tokens in the whole trace, and its share of the bill.
 
-    The cost per million tokens counts tokens of prompts and of outputs.
+    The cost per million tokens counts tokens of prompts and of outputs, of requests that finished.
     """
 
     tenant: str
@@ -64,14 +65,15 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
         tenant_s = tenant_s_by_pool[number]
         shares += weights[number] / used_weight * tenant_s / tenant_s.sum()
     hours = _span_s(simulation) / HOUR_S
-    costs = []
+    costs, is_finished = [], simulation.status == FINISHED
     for tenant_number, name in enumerate(simulation.tenants):
         is_own = simulation.tenant == tenant_number
         inputs = int(simulation.input_tokens[is_own].sum())
         outputs = int(simulation.output_tokens[is_own].sum())
         share_frac = float(shares[tenant_number])
         usd_per_h = fleet_usd_per_h * share_frac
-        per_million = 1e6 * usd_per_h * hours / max(inputs + outputs, 1)
+        served_tokens = (simulation.input_tokens + simulation.output_tokens)[is_own & is_finished].sum()
+        per_million = 1e6 * usd_per_h * hours / max(int(served_tokens), 1)
         costs.append(TenantCost(name, int(is_own.sum()), inputs, outputs, share_frac, usd_per_h, per_million))
     return tuple(costs)
 

@@ -72,6 +72,7 @@ class StudyAnswer:
     fleet: Fleet
     verdict: Verdict
     served_s: float  # The time for which the fleet is paid; see `evidence.plan.served_s`.
+    served_tokens: int  # Of prompts and outputs of the requests that finished.
     answers: tuple[Answered, ...] = ()
 
     @property
@@ -220,7 +221,13 @@ class Study:
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.simulate_and_judge(fleet, record=True)
         return StudyAnswer(
-            problem, search_result, fleet, verdict, served_s(problem.trace, simulation), answers
+            problem,
+            search_result,
+            fleet,
+            verdict,
+            served_s(problem.trace, simulation),
+            sum(simulation.served_tokens),
+            answers,
         )
 
     def bound(self, answer: StudyAnswer) -> float:
@@ -546,8 +553,7 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
 
 def study_document(answer: StudyAnswer) -> dict[str, Any]:
     """An answer as plain values, for --json; the figures are of its fleet on the question's trace."""
-    fleet, trace = answer.fleet, answer.problem.trace
-    million_tokens = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
+    fleet, trace, million_tokens = answer.fleet, answer.problem.trace, answer.served_tokens / 1e6
     return {
         "fleet": describe_fleet(fleet),
         "workers": [

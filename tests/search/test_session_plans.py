@@ -30,6 +30,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import simulate
+from planner.simulator.layout import REJECTED
 from planner.solvers.required_work import compute_slo_work, find_deadlines, find_due_requests
 from planner.studies.what_if import Study, study_document
 from planner.traffic.scaling import rescale_trace, select_window
@@ -302,6 +303,28 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     assert found.usd_per_million_tokens == pytest.approx(usd)
     assert study_document(answer_to)["usd_per_million_tokens"] == pytest.approx(usd)
     assert any("to the last token" in row[2] for row in cost_rows(found)[1])
+
+
+def test_what_was_rejected_was_not_served() -> None:
+    """Of eight chats of six turns the last turn of one is rejected: seven tasks, and its tokens do not count.
+    They were counted as served, so that a task and a token cost less.
+    """
+    found = plan(question(**CHATS), chats([0.5 * k for k in range(8)], 6, 5.0, tokens=200), CATALOG)
+    run, last = found.simulation, int(np.argmax(found.simulation.arrival_s))
+    is_last = np.arange(len(run.status)) == last
+    status = np.where(is_last, REJECTED, run.status)
+    rejecting = replace(run, status=status, e2e_s=np.where(is_last, np.nan, run.e2e_s))
+    all_tokens, rejected = run.input_tokens + run.output_tokens, run.output_tokens[last]
+    again = replace(found, simulation=rejecting)
+    before, after = found.agent_figures, again.agent_figures
+    assert before is not None and after is not None
+    assert after.usd_per_task == pytest.approx(before.usd_per_task * 8 / 7)
+    tokens = all_tokens.sum()
+    factor = tokens / (tokens - all_tokens[last])
+    assert again.usd_per_million_tokens == pytest.approx(found.usd_per_million_tokens * factor)
+    outputs = run.output_tokens.sum()
+    factor = outputs / (outputs - rejected)
+    assert again.usd_per_million_output_tokens == pytest.approx(found.usd_per_million_output_tokens * factor)
 
 
 @pytest.mark.slow

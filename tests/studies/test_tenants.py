@@ -45,6 +45,15 @@ def test_prompts_alone_are_divided_by_tokens_but_for_attention() -> None:
     assert 3.0 <= costs[1].usd_per_h / costs[0].usd_per_h < 3.3
 
 
+def test_a_rejected_request_makes_no_tokens_cheaper() -> None:
+    """The first request of "b" fits no worker: its 10 million tokens made those of "b" cost a hundredth."""
+    fleet, trace = mixed(), two_tenants(1)
+    long = replace(trace, input_tokens=np.where(np.arange(400) == 1, 10**7, trace.input_tokens))
+    usual, cost = (tenant_costs(simulate(fleet, each), fleet)[1] for each in (trace, long))
+    assert cost.usd_per_million_tokens == pytest.approx(usual.usd_per_million_tokens, rel=0.02)
+    assert cost.input_tokens == usual.input_tokens - 200 + 10**7
+
+
 def test_no_tenants_no_rows() -> None:
     fleet = mixed()
     trace = replace(two_tenants(1), tenant=np.zeros(400, np.int64), tenants=())

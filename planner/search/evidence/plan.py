@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,15 +94,15 @@ class Plan:
 
     @property
     def usd_per_million_tokens(self) -> float:
-        """USD per million tokens of prompts and answers: the bill, idle GPUs included, over the time that the
-        fleet serves this traffic (`served_s`).
+        """USD per million tokens of prompts and answers, of finished requests: the bill, idle GPUs included,
+        over the time that the fleet serves this traffic (`served_s`).
         """
-        return self._usd_per_million(self.trace.input_tokens.sum() + self.trace.output_tokens.sum())
+        return self._usd_per_million(sum(self.simulation.served_tokens))
 
     @property
     def usd_per_million_output_tokens(self) -> float:
         """USD per million tokens of answers: the whole bill, divided by the answers' tokens only."""
-        return self._usd_per_million(self.trace.output_tokens.sum())
+        return self._usd_per_million(self.simulation.served_tokens[1])
 
     @property
     def agent_figures(self) -> AgentFigures | None:
@@ -113,7 +114,7 @@ class Plan:
         `tokens` tokens in that time.
         """
         hours = served_s(self.trace, self.simulation) / HOUR_S
-        return float(self.bill.usd_per_h * hours / tokens * 1e6)
+        return self.bill.usd_per_h * hours / tokens * 1e6 if tokens else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,16 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
     """Tasks per hour and USD per task at this bill; None for traffic without tasks.
 
     The rate of a described agent is its tasks over the time from its first request to its last answer, and
-    the fleet's rate is the sum over agents. If the traffic names no agents, the fleet's rate is all tasks,
-    also those without a last answer, over the time that it serves the trace (`served_s`).
+    the fleet's rate is the sum over agents. If the traffic names no agents, the fleet's rate is all tasks
+    whose requests finished, over the time that it serves the trace (`served_s`).
     """
     if simulation.tasks is None:
         return None
     described = trace.drawn_from
     agents = described.agent_count if isinstance(described, Description | WrittenDescription) else None
     if agents is None:
-        tasks_per_s = len(simulation.tasks.last) / served_s(trace, simulation)
+        total_s = simulation.tasks.total_s(simulation.arrival_s, simulation.e2e_s)
+        tasks_per_s = int(np.isfinite(total_s).sum()) / served_s(trace, simulation)
     else:
         agent_of = session_numbers(trace)  # The agent of each request.
         ends_s, begins_s = np.full(agents, -np.inf), np.full(agents, np.inf)
