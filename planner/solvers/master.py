@@ -32,6 +32,8 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         some_worker   sum_j n_j >= 1
         demand        sum_j c_j n_j >= R        (R is a bound that sees bursts, from solvers/demand.py)
         nodes_k       i_k = G_k y_k - sum_{j of k} g_j n_j
+        whole_k       sum_{j of k: s <= g_j <= G_k} n_j <= floor(G_k / s) y_k   (for sizes s = g_j that do
+                                                                          not divide G_k)
         limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k)
         cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1    (more workers of some option than in fleet q)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
@@ -65,7 +67,7 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
 from planner.solvers.required_work import SloWork
-from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
+from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of, uneven_sizes
 from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
@@ -106,7 +108,7 @@ def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
     """
     present = [(worker, count) for worker, count in workers if count]
     return gpu_usd_per_h(present) + idle_usd_per_h(
-        (node_of(worker.gpu), worker.gpus * count) for worker, count in present
+        (node_of(worker.gpu), worker.gpus, count) for worker, count in present
     )
 
 
@@ -630,7 +632,7 @@ def _build_fleet_program(
     *,
     is_integer: bool = True,
 ) -> _FleetProgram:
-    """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j.
+    """The variables n_j with the rows nodes_k, whole_k, limit_y, cut_q, more_j and order_j.
 
     Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective idle
     GPUs cost what `Option.node` says (None: no money is in the objective); the limit on money always counts
@@ -697,8 +699,8 @@ def _add_idle_gpus(
     options: Sequence[Option],
     node_of_option: Sequence[PricedNode | None],
 ) -> list[tuple[list[int], pulp.LpVariable]]:
-    """The variables y_k and i_k with the rows nodes_k. Returns, for each kind k of node, the indices of the
-    options on such nodes, and i_k.
+    """The variables y_k and i_k with the rows nodes_k and whole_k. Returns, for each kind k of node, the
+    indices of the options on such nodes, and i_k.
     """
     kinds: dict[str, tuple[PricedNode, list[int]]] = {}
     for j, node in enumerate(node_of_option):
@@ -710,6 +712,9 @@ def _add_idle_gpus(
         idle = problem.add_variable(f"i_{k}", 0)
         used_gpus = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
         problem += idle == node.gpus * y - used_gpus, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
+        for size in uneven_sizes(node.gpus, (options[j].type.gpus for j in of_kind)):
+            alike = pulp.lpSum(n[j] for j in of_kind if size <= options[j].type.gpus <= node.gpus)
+            problem += alike <= node.gpus // size * y, f"whole_{k}_{size}"
         idle_gpus.append((of_kind, idle))
     return idle_gpus
 

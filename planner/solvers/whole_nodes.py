@@ -1,14 +1,14 @@
 """The price of GPUs that are sold by whole nodes, so that idle GPUs of a node are paid too.
 
-A fleet pays for the fewest nodes of each kind that hold the GPUs of its workers. The price of the GPUs in use
-alone is a lower bound of what is paid, and more GPUs never cost less.
+A fleet pays for the fewest nodes of each kind that hold its workers (`fewest_nodes`). The price of the GPUs
+in use alone is a lower bound of what is paid, and more workers never cost less.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -69,23 +69,41 @@ def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu
     return amount + node_gpus * math.ceil((used - amount) / node_gpus - ROUNDING)
 
 
-def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number | float:
-    """What is paid beside the price of the GPUs in use [USD/h]: that of idle GPUs on the fewest nodes.
-    `pools` has (node, GPUs in use) of each pool, with None for GPUs sold singly. If GPUs on nodes of one kind
-    have several prices, the highest is paid for all of them.
+def uneven_sizes(node_gpus: int, sizes: Iterable[int]) -> list[int]:
+    """The sizes [GPUs] of workers that leave GPUs of a node unused when it is full of them, in order."""
+    return sorted({size for size in sizes if size <= node_gpus and node_gpus % size})
+
+
+def fewest_nodes(node_gpus: int, workers: Sequence[tuple[int, Number]]) -> Number | float:
+    """How many nodes of `node_gpus` GPUs hold workers, which are given as (GPUs of one, how many).
+
+    Two workers of 3 GPUs fill a node of 8, though it has two GPUs more. The number is exact for workers of
+    one size or of sizes that divide the node. Other sizes together may need more nodes than it says: it has
+    room for all GPUs, and for the workers of each size and all larger ones if these were no larger.
     """
-    used_by_kind: dict[str, list[tuple[PricedNode, Number]]] = {}
-    for node, gpus in pools:
+    nodes: Any = -(-sum(gpus * number for gpus, number in workers) // node_gpus)
+    for size in uneven_sizes(node_gpus, (gpus for gpus, _ in workers)):
+        alike = sum(number for gpus, number in workers if size <= gpus <= node_gpus)
+        nodes = np.maximum(nodes, -(-alike // (node_gpus // size)))
+    return cast("Number | float", nodes)
+
+
+def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
+    """What is paid beside the price of the GPUs in use [USD/h]: that of idle GPUs on the fewest nodes.
+    `pools` has (node, GPUs of a worker, workers) of each pool, with None for GPUs sold singly. If GPUs on
+    nodes of one kind have several prices, the highest is paid for all of them.
+    """
+    by_kind: dict[str, list[tuple[PricedNode, int, Number]]] = {}
+    for node, gpus, workers in pools:
         if node is not None:
-            used_by_kind.setdefault(node.kind, []).append((node, gpus))
+            by_kind.setdefault(node.kind, []).append((node, gpus, workers))
     total: Number | float = 0.0
-    for used in used_by_kind.values():
-        dearest = max((node for node, _ in used), key=lambda node: node.gpu_usd_per_h)
-        first_gpus = used[0][1]  # The sum starts with this, because the number 0 would not be of type Number.
-        used_gpus = sum((gpus for _, gpus in used[1:]), start=first_gpus)
-        idle_gpus = -used_gpus % dearest.gpus  # The GPUs that fill up the last node.
+    for alike in by_kind.values():
+        dearest = max((node for node, _, _ in alike), key=lambda node: node.gpu_usd_per_h)
+        nodes = fewest_nodes(dearest.gpus, [(gpus, workers) for _, gpus, workers in alike])
+        idle_gpus = nodes * dearest.gpus - sum(gpus * workers for _, gpus, workers in alike)
         total = total + idle_gpus * dearest.idle_usd_per_h
-        for node, gpus in used:
+        for node, gpus, workers in alike:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
-                total = total + gpus * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
+                total = total + gpus * workers * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
     return total

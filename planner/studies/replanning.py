@@ -248,8 +248,10 @@ class _ReplanModel:
 
     def paid_usd_per_h(self, n: Ints) -> Floats:
         """The hourly bill of the counts `n`, with whole nodes where GPUs are sold by the node."""
-        gpus = n * np.array([float(option.type.gpus) for option in self.universe])
-        pools = [(node_of(option.type.gpu), gpus[..., j]) for j, option in enumerate(self.universe)]
+        pools = [
+            (node_of(option.type.gpu), option.type.gpus, n[..., j].astype(float))
+            for j, option in enumerate(self.universe)
+        ]
         return np.asarray(n @ self.price + idle_usd_per_h(pools))
 
     def holds(self, n: Ints, *, is_picked: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,12 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.fleet import Fleet
 from planner.models.power import shipped_power
 from planner.search.evidence.findings import place_workers
+from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.bill import bill_fleet, commitments, paid_whole_usd_per_h
+from planner.search.problem.options import option_of
 from planner.simulator.energy import ExpectedPower
 from planner.solvers.master import Option
+from planner.solvers.whole_nodes import fewest_nodes
 
 H100, A100 = (CATALOG.gpu(name).price_usd_per_h for name in ("h100-80g", "a100-80g"))
 
@@ -56,10 +60,47 @@ def test_owned_gpus_are_paid_neither_singly_nor_by_the_node() -> None:
 
 
 def test_workers_that_do_not_fit_together_take_more_nodes() -> None:
-    """Three workers of 5 GPUs: 15 GPUs would fit two nodes, but no two workers share one."""
+    """Three workers of 5 GPUs: 15 GPUs would fit two nodes, but no two workers share one. Only the bill of a
+    placement knew that; searches took two nodes for enough.
+    """
     fleet = mixed(tp=5, count=3)
-    assert bill_fleet(fleet, place_workers(fleet)).nodes[0].count == 3
-    assert bill_fleet(fleet).nodes[0].count == 2
+    assert bill_fleet(fleet, place_workers(fleet)) == bill_fleet(fleet)
+    assert bill_fleet(fleet).nodes[0].count == 3
+    worker = fleet.pools[0].type
+    counts = ((option_of("mixed", worker, "cost"), 3),)
+    assert paid_whole_usd_per_h(counts) == bill_fleet(fleet).usd_per_h
+    assert objective_of(counts) == pytest.approx(bill_fleet(fleet).usd_per_h, rel=1e-5)
+
+
+def least_packing(node_gpus: int, sizes: tuple[int, ...]) -> int:
+    """The fewest nodes for workers of these sizes, by trying all nodes for each, the largest first."""
+    best = len(sizes)
+
+    def pack(left: tuple[int, ...], rest: tuple[int, ...]) -> None:
+        nonlocal best
+        if len(left) >= best:
+            return
+        if not rest:
+            best = len(left)
+            return
+        for room in {room for room in left if room >= rest[0]}:
+            k = left.index(room)
+            pack((*left[:k], room - rest[0], *left[k + 1 :]), rest[1:])
+        pack((*left, node_gpus - rest[0]), rest[1:])
+
+    pack((), tuple(sorted(sizes, reverse=True)))
+    return best
+
+
+@pytest.mark.parametrize("node_gpus", [4, 8])
+def test_nodes_for_workers_of_one_size_are_exact_and_of_several_a_bound(node_gpus: int) -> None:
+    equal = of_several = 0
+    for sizes in itertools.combinations_with_replacement(range(1, node_gpus + 1), 4):
+        packed = least_packing(node_gpus, sizes)
+        fewest = fewest_nodes(node_gpus, [(size, sizes.count(size)) for size in set(sizes)])
+        assert fewest <= packed and (len(set(sizes)) > 1 or fewest == packed)
+        equal, of_several = equal + (fewest == packed), of_several + 1
+    assert equal > 0.9 * of_several
 
 
 def test_counts_cost_what_their_fleet_does() -> None:

@@ -30,14 +30,16 @@ A100, H100 = (CATALOG.gpu(name).price_usd_per_h for name in ("a100-80g", "h100-8
 
 
 def by_hand(counts: Counts) -> float:
-    """Nodes of each kind, rounded up."""
+    """Nodes of each kind, rounded up. No two workers of two GPUs share a node of three."""
     gpus: dict[str, int] = {}
+    of_two: dict[str, int] = {}
     of_kind = {option.type.gpu.base: option.type.gpu for option, _ in counts}
     for option, count in counts:
-        base = option.type.gpu.base
-        gpus[base] = gpus.get(base, 0) + count * option.type.tp * option.type.pp
+        base, size = option.type.gpu.base, option.type.tp * option.type.pp
+        gpus[base] = gpus.get(base, 0) + count * size
+        of_two[base] = of_two.get(base, 0) + count * (size == 2 and of_kind[base].gpus_per_node == 3)
     return sum(
-        math.ceil(used / of_kind[base].gpus_per_node)
+        max(math.ceil(used / of_kind[base].gpus_per_node), of_two[base])
         * of_kind[base].gpus_per_node
         * of_kind[base].price_usd_per_h
         for base, used in gpus.items()

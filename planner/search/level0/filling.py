@@ -18,7 +18,7 @@ from planner.domain import COST, ROUNDING
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import TIE_BREAK_FRAC, drafter_with_cache, objective_of
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
-from planner.solvers.whole_nodes import PricedNode, node_of
+from planner.solvers.whole_nodes import PricedNode, node_of, uneven_sizes
 
 # The first four numbers bound time and memory, and are set by hand.
 MOST_CANDIDATES = 4_000  # At most this many fleets are listed.
@@ -147,8 +147,8 @@ class _OptionArrays:
         ]
         # Idle GPUs of `objective_nodes` count in the objective, those of `billed_nodes` in the limit on
         # money.
-        self.objective_nodes = _Nodes([*(option.node for option in options), None])
-        self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
+        self.objective_nodes = _Nodes([*(option.node for option in options), None], self.gpus)
+        self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None], self.gpus)
 
     def select_open(self, chosen: Ints) -> Ints:
         """Those of the combinations `chosen` (C, k) that can serve and that cost less than the value with one
@@ -240,7 +240,7 @@ class _OptionArrays:
             is_cheap = self._objectives(chosen, with_n) < self.value * (1 - ROUNDING)
             if self.limits.pays_nodes:
                 by_gpu = (self.price_usd_per_h[chosen] * with_n).sum(axis=1)
-                idle = self.billed_nodes.idle_usd_per_h(chosen, with_n * self.gpus[chosen])
+                idle = self.billed_nodes.idle_usd_per_h(chosen, with_n)
                 is_cheap &= by_gpu + idle <= budget
             return is_cheap
 
@@ -252,7 +252,7 @@ class _OptionArrays:
         if not self.objective_nodes.is_any:
             return np.asarray(by_gpu)
         has_nodes = (self.objective_nodes.of[chosen] >= 0).any(axis=1)
-        idle = self.objective_nodes.idle_usd_per_h(chosen, counts * self.gpus[chosen])
+        idle = self.objective_nodes.idle_usd_per_h(chosen, counts)
         return np.asarray(np.where(has_nodes, by_gpu * (1 + TIE_BREAK_FRAC) + idle, by_gpu))
 
     def _can_serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
@@ -272,22 +272,29 @@ class _OptionArrays:
 
 class _Nodes:
     """The nodes on which options run. `of` (J + 1,) is the number of each option's node, -1 if its GPUs are
-    sold singly. The other arrays are by the number of a node; their last entry, at -1, is for no node.
+    sold singly, and `gpus` (J + 1,) the GPUs of a worker. The other arrays are by the number of a node; their
+    last entry, at -1, is for no node.
     """
 
-    def __init__(self, nodes: Sequence[PricedNode | None]) -> None:
+    def __init__(self, nodes: Sequence[PricedNode | None], gpus: Floats) -> None:
+        self.gpus = gpus
         sold_nodes = [*dict.fromkeys(node for node in nodes if node is not None)]
         self.of = np.array([-1 if node is None else sold_nodes.index(node) for node in nodes], dtype=np.int64)
         self.is_any = bool(sold_nodes)
         kinds = [*dict.fromkeys(node.kind for node in sold_nodes)]
         self.kind = np.array([*(kinds.index(node.kind) for node in sold_nodes), -1], dtype=np.int64)
         self.size = np.array([*(float(node.gpus) for node in sold_nodes), 1.0])
+        # By kind, in whose nodes there are equally many GPUs: the sizes of workers that do not fill them.
+        self.uneven = [
+            uneven_sizes(node.gpus, (int(size) for size in gpus if size))
+            for node in {node.kind: node for node in sold_nodes}.values()
+        ]
         self.gpu_usd_per_h = np.array([*(node.gpu_usd_per_h for node in sold_nodes), 0.0])
         self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in sold_nodes), 0.0])
 
-    def idle_usd_per_h(self, chosen: Ints, gpus: Floats) -> Floats:
-        """`whole_nodes.idle_usd_per_h` of each row (R,), where `gpus` (R, k) are in use."""
-        node = self.of[chosen]
+    def idle_usd_per_h(self, chosen: Ints, counts: Floats) -> Floats:
+        """`whole_nodes.idle_usd_per_h` of each row (R,): `counts` (R, k) of the options `chosen` (R, k)."""
+        node, gpus_of_worker = self.of[chosen], self.gpus[chosen]
         kinds, prices = self.kind[node], self.gpu_usd_per_h[node]
         total = np.zeros(len(chosen))
         for kind in np.unique(kinds[kinds >= 0]):
@@ -295,8 +302,14 @@ class _Nodes:
             dearest_row = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
             dearest = np.take_along_axis(node, dearest_row, axis=1)[:, 0]
             price = self.gpu_usd_per_h[dearest]
-            used_gpus = np.where(is_alike, gpus, 0.0)
-            idle = (-used_gpus.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]
+            used_gpus = np.where(is_alike, counts * gpus_of_worker, 0.0)
+            size, used = self.size[dearest], used_gpus.sum(axis=1)
+            nodes = np.ceil(used / size)
+            for uneven in self.uneven[kind]:  # As in `whole_nodes.fewest_nodes`.
+                is_large = is_alike & (gpus_of_worker >= uneven) & (gpus_of_worker <= size[:, None])
+                large = np.where(is_large, counts, 0.0).sum(axis=1)
+                nodes = np.maximum(nodes, np.ceil(large / np.maximum(size // uneven, 1.0)))
+            idle = (nodes * size - used) * self.gpu_idle_usd_per_h[dearest]
             # GPUs on nodes of one kind all cost as much as the dearest of them.
             surcharge = (used_gpus * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
             total += np.where(is_alike.any(axis=1), idle + surcharge, 0.0)

@@ -101,9 +101,7 @@ def _within_budget(
     """Whether these counts of a pair are within the limit on cost, idle GPUs of whole nodes included."""
     assert limits.cost_usd_per_h is not None
     workers_usd_per_h = n_p * prefill.type.price_usd_per_h + n_d * decode.type.price_usd_per_h
-    pools = [
-        (node_of(option.type.gpu), n * option.type.gpus) for option, n in ((prefill, n_p), (decode, n_d))
-    ]
+    pools = [(node_of(option.type.gpu), option.type.gpus, n) for option, n in ((prefill, n_p), (decode, n_d))]
     return np.asarray(workers_usd_per_h + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
 
 

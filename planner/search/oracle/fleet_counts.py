@@ -106,12 +106,12 @@ def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
     """The value of a fleet: the sum over its workers and, if nodes are sold whole, the price of idle GPUs and
     the tie-break (TIE_BREAK_FRAC). With more workers a fleet never has a lower value.
     """
-    total, gpus_of_nodes = 0.0, []
+    total, on_nodes = 0.0, []
     for option, count in counts:
         total += option.objective * count
         if option.node is not None and count:
-            gpus_of_nodes.append((option.node, option.type.gpus * count))
-    return total * (1 + TIE_BREAK_FRAC) + idle_usd_per_h(gpus_of_nodes) if gpus_of_nodes else total
+            on_nodes.append((option.node, option.type.gpus, count))
+    return float(total * (1 + TIE_BREAK_FRAC) + idle_usd_per_h(on_nodes)) if on_nodes else total
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
@@ -121,7 +121,7 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
         return total
-    idle = idle_usd_per_h([(p.node, n_p * p.type.gpus), (d.node, n_d * d.type.gpus)])
+    idle = idle_usd_per_h([(p.node, p.type.gpus, n_p), (d.node, d.type.gpus, n_d)])
     return total * (1 + TIE_BREAK_FRAC) + idle
 
 

@@ -5,7 +5,6 @@ Where electricity is paid in addition to prices, GPUs in use are billed at their
 search, and idle GPUs of whole nodes at their idle power.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -18,7 +17,7 @@ from planner.search.oracle.fleet_counts import Counts, workers_of
 from planner.simulator.energy import ExpectedPower
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.placement import NodePlacement
-from planner.solvers.whole_nodes import PricedNode, node_of
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,11 @@ def bill_fleet(
     `power` is what the simulation predicts.
     """
     used_gpus = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
+    workers = [(pool.type, pool.count) for pool in fleet.running_pools]
     placed: dict[str, int] = {}
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
-    nodes = _nodes_sold_whole(used_gpus, placed)
+    nodes = _nodes_sold_whole(workers, placed)
     rent_usd_per_h = sum(each.usd_per_h for each in nodes)
     # GPUs that `node_of` gives no node are owned, without a price, or sold singly.
     rent_usd_per_h += sum(gpu.price_usd_per_h * number for gpu, number in used_gpus if node_of(gpu) is None)
@@ -168,23 +168,23 @@ def _expected_electricity_usd_per_h(
 
 
 def _nodes_sold_whole(
-    used_gpus: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]
+    workers: Iterable[tuple[WorkerType, int]], placed: Mapping[str, int]
 ) -> tuple[NodesSoldWhole, ...]:
-    """The nodes of each kind that is sold whole. `used_gpus` has the GPU and the number of GPUs of each pool,
-    and `placed` the number of nodes of each kind, if workers have been placed on nodes. GPUs of one kind with
-    different prices are billed at the highest.
+    """The nodes of each kind that is sold whole. `workers` has the type and the number of workers of each
+    pool, and `placed` the number of nodes of each kind, if workers have been placed on nodes. GPUs of one
+    kind with different prices are billed at the highest.
     """
-    used_in_kind: dict[str, int] = {}  # The number of GPUs in use, by the kind of their node.
+    on_kind: dict[str, list[tuple[int, int]]] = {}  # (GPUs of a worker, workers), by the kind of their node.
     priced_nodes: dict[str, PricedNode] = {}
-    for gpu, number in used_gpus:
-        if (node := node_of(gpu)) is not None:
-            used_in_kind[node.kind] = used_in_kind.get(node.kind, 0) + number
+    for worker, number in workers:
+        if (node := node_of(worker.gpu)) is not None:
+            on_kind.setdefault(node.kind, []).append((worker.gpus, number))
             dearest = priced_nodes.get(node.kind, node)
             priced_nodes[node.kind] = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
     nodes = []
-    for kind, used in used_in_kind.items():
-        node = priced_nodes[kind]
-        count = placed.get(kind, math.ceil(used / node.gpus))
+    for kind, pools in on_kind.items():
+        node, used = priced_nodes[kind], sum(gpus * number for gpus, number in pools)
+        count = placed.get(kind, int(fewest_nodes(node.gpus, pools)))
         paid_gpus = count * node.gpus
         idle_gpus = paid_gpus - used
         nodes.append(
