@@ -1,10 +1,11 @@
 """What the app keeps between reloads: one SQLite file and the uploaded traces, in a folder of the user's.
 
-sessions   the inputs of one browser's page Plan (`asked`), and the plan it looks at
+sessions   the inputs of one session's page Plan (`asked`), and the plan it looks at
 pages      documents of its other pages: their inputs, and where their latest answers are
 plans      every plan that was made, with its inputs (`asked`); `result` is the key of what was computed
 results    what a job computed, by the hash of all that it was computed from
-traces     uploads, by the hash of their content, under traces/HASH/NAME; so are config.json files of LLMs
+traces     the traces that a session has uploaded. The files are at traces/HASH/NAME, by the hash of their
+           content; so are, without a row here, config.json files of LLMs and what the page Watch reads
 
 PyArrow is imported inside a function: only Parquet files need it.
 """
