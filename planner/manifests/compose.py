@@ -113,7 +113,12 @@ def _service(
     """The service of one worker; `slot` counts the workers of its node."""
     gpu = worker.pool.type.gpu
     port = _port(slot) if shared_network else HTTP_PORT
-    args = [*engine_command.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
+    args = [
+        *engine_command.engine_args(worker.pool, fleet, max_model_len),
+        "--port",
+        str(port),
+        *engine_command.drain_args(worker.pool.type),
+    ]
     environment = {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": HF_HOME}
     if worker.pool.role != "mixed":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
@@ -126,6 +131,7 @@ def _service(
         "ipc": "host",  # Ranks of a worker talk through shared memory (kubernetes.SHM_GIB).
         "volumes": [f"hf-cache:{HF_HOME}"],
         "restart": "unless-stopped",
+        "stop_grace_period": f"{engine_command.DRAIN_S + engine_command.KILL_S}s",
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", f"http://localhost:{port}/health"],
             # Three missed checks, 10 s apart, make a worker unhealthy; chosen by hand.

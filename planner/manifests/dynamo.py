@@ -97,7 +97,7 @@ def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
         for name, pool in pools
     )
     room = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
-    return f"{engine_command.dns_label(engine_command.llm_label(fleet), length=room)}-{kind}"
+    return f"{engine_command.llm_label(fleet, length=min(room, engine_command.LLM_LETTERS))}-{kind}"
 
 
 def _router_mode(fleet: Fleet) -> str:

@@ -2,6 +2,7 @@
 stands on which node.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -20,7 +21,8 @@ from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, VLLM_ROUTER_PAIR
 
 VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
-FIRST_ASYNC = (0, 10)  # The first version of vLLM with --async-scheduling.
+# The first versions of vLLM with --async-scheduling and with --shutdown-timeout.
+FIRST_ASYNC, FIRST_DRAINING = (0, 10), (0, 18)
 # Node labels of accelerators that neither vLLM's image nor its ROCm image serves.
 OTHER_LABELS = ("habana.ai/", "cloud.google.com/gke-tpu")
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
@@ -64,6 +66,8 @@ HTTP_PORT = 8000
 NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
 NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.
 START_S = 3600  # A worker may download and load its weights for this long.
+# A worker that is to stop may finish its requests for DRAIN_S, and is killed KILL_S later.
+DRAIN_S, KILL_S = 300, 20
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
 MOST_NAME_LETTERS = 1000  # A longer name of an LLM is a mistake.
@@ -80,6 +84,7 @@ LABEL_LETTERS = 63  # The most letters of a label of Kubernetes.
 # Most letters of the labels of an LLM and of a pool. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and
 # DisaggregatedSet (`-SLICE-REVISION-`) join and extend them, and the result must stay within LABEL_LETTERS.
 LLM_LETTERS, POOL_LETTERS = 18, 16
+HASH_LETTERS = 4  # Two LLMs get the same hash once in 65,536.
 
 Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 
@@ -119,7 +124,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     threshold = fleet.policies.long_prefill_token_threshold
     if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold
-    if worker.engine is not None and _has_async(worker.engine.version):
+    if worker.engine is not None and _is_since(FIRST_ASYNC, worker.engine.version):
         flags["async-scheduling"] = worker.engine.async_scheduling
     if (speculation := worker.speculation) is not None:
         check_name(speculation.model or speculation.method)
@@ -199,9 +204,21 @@ def _release(version_text: str) -> str:
     return version_text if version_text.count(".") > 1 else f"{version_text}.0"
 
 
-def _has_async(version_text: str) -> bool:
-    """Whether this version of vLLM has the flag --async-scheduling."""
-    return tuple(int(part) for part in version_text.split(".")[:2]) >= FIRST_ASYNC
+def _is_since(first: tuple[int, int], version_text: str) -> bool:
+    """Whether this version is `first` or a later one."""
+    return tuple(int(part) for part in version_text.split(".")[:2]) >= first
+
+
+def drain_args(worker: WorkerType, drain_s: int = DRAIN_S) -> list[str]:
+    """Arguments by which a worker that is to stop finishes its requests within `drain_s`.
+
+    vLLM otherwise aborts them at once, as its versions before FIRST_DRAINING always do. SGLang finishes them
+    without being told.
+    """
+    engine = worker.engine
+    if engine is not None and (engine.name != "vllm" or not _is_since(FIRST_DRAINING, engine.version)):
+        return []
+    return ["--shutdown-timeout", str(drain_s)]
 
 
 def to_args(flags: Mapping[str, Setting]) -> list[str]:
@@ -555,9 +572,17 @@ def dns_label(text: str, *, length: int = LABEL_LETTERS) -> str:
     return (name if name[0].isalpha() else f"x{name}")[:length].strip("-")
 
 
-def llm_label(fleet: Fleet) -> str:
-    """A label of the last part of the LLM's name, for instance llama-3-1-70b."""
-    return dns_label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
+def llm_label(fleet: Fleet, *, length: int = LLM_LETTERS) -> str:
+    """A label of the last part of the LLM's name, for instance llama-3-1-70b.
+
+    If it is longer than `length`, a hash of the name takes the place of its end: LLMs in one cluster whose
+    names begin alike would else have the same objects, and each other's workers.
+    """
+    label = dns_label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=MOST_NAME_LETTERS)
+    if len(label) <= length:
+        return label
+    ending = hashlib.sha256(fleet.llm.name.encode()).hexdigest()[:HASH_LETTERS]
+    return f"{dns_label(label, length=length - HASH_LETTERS - 1)}-{ending}"
 
 
 def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:

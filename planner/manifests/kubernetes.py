@@ -48,7 +48,10 @@ STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
 # What a worker requests of its node beside GPUs: this much for the process of each GPU, and one CPU more for
 # the API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
-STOP_S = 120  # A worker that is to stop has this time to end its requests; then Kubernetes kills it.
+# Before a worker is told to stop, routers have this time to learn that they must send it nothing more.
+LEAVE_S = 10
+STOP_S = LEAVE_S + engine_command.DRAIN_S + engine_command.KILL_S
+LEAVING: Document = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}}
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 # Names and values that Kubernetes takes as labels.
@@ -226,10 +229,11 @@ def worker_container(pool: Pool, args: list[str]) -> Document:
         "name": engine_command.CONTAINER,
         "image": engine_command.engine_image(pool.type),
         "command": ["vllm", "serve"],
-        "args": args,
+        "args": [*args, *engine_command.drain_args(pool.type)],
         "env": worker_environment(pool),
         "ports": ports,
         "resources": gpu_resources(pool),
+        "lifecycle": LEAVING,
         **health_probes(),
         "volumeMounts": [SHM_MOUNT],
     }
@@ -242,7 +246,7 @@ def health_probes(*, port: str = "http") -> Document:
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
-        "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
 

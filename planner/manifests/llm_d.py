@@ -131,7 +131,9 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
     port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
     engine_args = engine_command.engine_args(pool, fleet, max_model_len)
-    args = kubernetes.escape_variables([*engine_args, "--port", str(port)])
+    args = kubernetes.escape_variables(
+        [*engine_args, "--port", str(port), *engine_command.drain_args(pool.type)]
+    )
     command = ["vllm", "serve"]
     if nodes > 1:
         args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
@@ -151,6 +153,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         **kubernetes.health_probes(port="metrics"),
         "volumeMounts": [kubernetes.SHM_MOUNT],
         "mountModelVolume": True,
+        "extraConfig": {"lifecycle": kubernetes.LEAVING},
     }
     workers: Document = {
         "create": True,
@@ -161,6 +164,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "dataLocal": engine_command.local_ranks(pool.type),
             "workers": nodes,
         },
+        "terminationGracePeriodSeconds": kubernetes.STOP_S,
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.gpu_tolerations(gpu),
         "containers": [kubernetes.with_memory_request(fleet, pool, main)],

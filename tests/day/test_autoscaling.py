@@ -40,6 +40,7 @@ from planner.day.controllers import table
 from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
 from planner.day.controllers.windows import read_windows
 from planner.errors import InputError
+from planner.models.engine import Engine
 from planner.simulator.elastic import ElasticPool
 
 MIXED = FLEETS["mixed"]
@@ -135,6 +136,16 @@ def test_workers_end_their_requests_before_they_are_killed(target: str) -> None:
     )
     assert len(pods) == 2 and set(pods) == {"120"}
     assert len(re.findall(r"- --shutdown-timeout\n\s+- '90'\n", text)) == 2
+
+
+def test_a_version_without_the_flag_is_scaled_without_it() -> None:
+    """--shutdown-timeout came with vLLM 0.18; an older one does not start with it."""
+    engine = Engine("vllm", "0.17.1", True)
+    pools = tuple(replace(pool, type=replace(pool.type, engine=engine)) for pool in MIXED.pools)
+    fleet = replace(MIXED, pools=pools)
+    files = autoscaling.render(fleet, 5000, "kubernetes", autoscaler(fleet, "hpa"))
+    assert "shutdown-timeout" not in "".join(files.values())
+    assert "aborts its requests" in files["README.md"]
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "lws", "disaggregatedset"])

@@ -211,6 +211,28 @@ def test_the_engine_a_plan_names_is_deployed(
     assert (written["version"], written["images"]) == (version, [image])
 
 
+@pytest.mark.parametrize("target", ["kubernetes", "lws", "llm-d", "compose"])
+def test_a_worker_that_is_to_stop_finishes_its_requests(target: str) -> None:
+    """vLLM aborts them at once unless it has --shutdown-timeout, which vLLM 0.18 brought."""
+
+    def text_of(version: str) -> str:
+        fleet, engine = FLEETS["pairs of one gpu"], Engine("vllm", version, True)
+        pools = tuple(replace(p, type=replace(p.type, engine=engine)) for p in fleet.pools)
+        files = manifests.render(replace(fleet, pools=pools), 5000, target).files
+        return "".join(
+            text for path, text in files.items() if path.startswith(target) and "router" not in path
+        )
+
+    new, old = text_of("0.18.0"), text_of("0.17.1")
+    drains = re.findall(r"- --shutdown-timeout\n\s+- '?(\d+)", new)
+    assert len(drains) >= 2 and set(drains) == {"300"} and "shutdown-timeout" not in old
+    if target == "compose":
+        assert new.count("stop_grace_period: 320s") == len(drains)
+    else:  # Routers learn of it in the 10 s before, and 20 s are left for the engine's processes.
+        assert new.count("terminationGracePeriodSeconds: 330") == 2
+        assert len(re.findall(r"preStop:\n\s+exec:\n\s+command:\n\s+- sleep\n\s+- '10'", new)) == 2
+
+
 def test_prefill_produces_and_decode_consumes() -> None:
     """`kv_both` is deprecated in every vLLM named here (0.26 to 0.33); both ends agree on the blocks."""
     for target, found in commands(rendered(EXAMPLES["pairs of two gpus"])).items():
@@ -229,7 +251,9 @@ def test_a_worker_that_spans_nodes_is_a_group_of_full_nodes() -> None:
     assert leader["resources"] == follower["resources"]
     assert leader["resources"]["limits"] == {"nvidia.com/gpu": "8"}
     group = ["--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)"]
-    assert leader["args"][-6:] == group and follower["args"][-7:] == [*group, "--headless"]
+    drains = ["--shutdown-timeout", "300"]
+    assert leader["args"][-8:] == [*group, *drains]
+    assert follower["args"][-9:] == [*group, "--headless", *drains]
     assert "startupProbe" in leader and "startupProbe" not in follower
     roles = [
         template[f"{part}Template"]["metadata"]["labels"]["fleetplan/role"] for part in ("leader", "worker")
@@ -424,6 +448,23 @@ def test_workers_fill_nodes_without_waste() -> None:
     fleet = Fleet(LLM, (a_pool("a", "mixed", "h100-80g", 1, 3), a_pool("b", "mixed", "h100-80g", 2, 4)))
     nodes = engine_command.place_on_nodes(fleet)
     assert [sum(len(w.devices) for w in node.workers) for node in nodes] == [8, 3]
+
+
+def test_llms_whose_names_begin_alike_keep_apart() -> None:
+    """All were nvidia-nemotron-3: the second one applied took the first one's Deployments and workers."""
+
+    def fleet_of(llm: str) -> Fleet:
+        return replace(mixed(), llm=replace(mixed().llm, name=llm))
+
+    def names_of(llm: str) -> set[str]:
+        return {each["metadata"]["name"] for each in documents(rendered(fleet_of(llm))["kubernetes.yaml"])}
+
+    sizes = ("Nano-30B-A3B", "Super-120B-A12B")
+    nano, large = (f"nvidia/NVIDIA-Nemotron-3-{size}-NVFP4" for size in sizes)
+    assert not names_of(nano) & names_of(large)
+    labels = [engine_command.llm_label(fleet_of(llm), length=10) for llm in (nano, large)]
+    assert len(set(labels)) == 2 and all(RFC1123.fullmatch(label) and len(label) <= 10 for label in labels)
+    assert engine_command.llm_label(fleet_of("meta-llama/Llama-3.1-70B")) == "llama-3-1-70b"
 
 
 def test_pools_whose_names_differ_by_case_alone_keep_apart() -> None:

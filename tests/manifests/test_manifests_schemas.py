@@ -91,6 +91,7 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
             for role in ("decode", "prefill") if target == "llm-d" else ():
                 for main in values[role].get("containers", []):
                     own = {k: v for k, v in main.items() if k not in ("modelCommand", "mountModelVolume")}
+                    own |= own.pop("extraConfig")  # the chart writes these fields into the container
                     where = {key: values[role][key] for key in ("nodeSelector", "tolerations", "volumes")}
                     validate({"containers": [own], **where}, {"format": "pod"})
 

@@ -239,7 +239,7 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
         "waits, and counts."
     ]
     row = SCALABLE[target]
-    if row.drains:
+    if row.drains and all(engine_command.drain_args(each.pool.type) for each in scale_targets):
         drains = ", ".join(sorted({f"{each.scaled.drain_s:g} s" for each in scale_targets}))
         lines.append(
             f"A worker that is given up ends its requests for {drains} (`--shutdown-timeout`) and is then "

@@ -29,7 +29,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = 30  # From the end of draining until Kubernetes kills the pod; its default for any pod.
+GRACE_S = kubernetes.LEAVE_S + engine_command.KILL_S  # What a pod has to stop, beside draining.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -163,9 +163,12 @@ def _let_vllm_drain(pod: Document, target: ScaleTarget) -> None:
     """Let vLLM finish its requests before it stops, and Kubernetes wait for that."""
     drain_s = math.ceil(target.scaled.drain_s)
     pod["terminationGracePeriodSeconds"] = drain_s + GRACE_S
+    usual_args, own_args = (
+        engine_command.drain_args(target.pool.type, each_s) for each_s in (engine_command.DRAIN_S, drain_s)
+    )
     for container in pod["containers"]:
-        if container.get("command") == ["vllm", "serve"]:
-            container["args"] += ["--shutdown-timeout", str(drain_s)]
+        if usual_args and container["args"][-len(usual_args) :] == usual_args:
+            container["args"][-len(usual_args) :] = own_args
 
 
 def _scale_llm_d(document: Document, scaling: Scaling) -> None:
