@@ -97,11 +97,16 @@ def read_request(
     most_output_tokens = DEFAULT_OUTPUT_TOKENS if limit is None else limit
     if type(most_output_tokens) is not int or not 1 <= most_output_tokens <= MOST_OUTPUT_TOKENS:
         raise refusal_response(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
-    if not live.fits(input_tokens + most_output_tokens):
-        raise refusal_response(
-            400,
-            f"{input_tokens + most_output_tokens} tokens of prompt and output fit into no worker's KV cache",
-        )
+    room_tokens = live.longest_tokens - most_output_tokens
+    if input_tokens > room_tokens:
+        # The tokens of text are a guess, so it is the engine that refuses a text that is too long.
+        if room_tokens < 1 or not words_of(prompt):
+            raise refusal_response(
+                400,
+                f"{input_tokens + most_output_tokens} tokens of prompt and output fit into no worker's KV "
+                "cache",
+            )
+        input_tokens = room_tokens
     client_id = request.headers.get("X-Request-Id", "")
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant_of(request, body) if live.reads_tenants else ""

@@ -147,10 +147,11 @@ class LiveFleet:
         """(W,) layout.WORKER: with `assigned` requests, `pending_tokens` and `used_blocks` of each."""
         return self.state.workers
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a mixed worker, or a prefill and a decode worker, could hold this many tokens when idle."""
+    @property
+    def longest_tokens(self) -> int:
+        """The most tokens that a mixed worker, or a prefill and a decode worker, could hold when idle."""
         most_tokens = self.most_tokens
-        return tokens <= max(most_tokens["mixed"], min(most_tokens["prefill"], most_tokens["decode"]))
+        return max(most_tokens["mixed"], min(most_tokens["prefill"], most_tokens["decode"]))
 
     def take_seat(
         self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 
 CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing alone.
+MEDIUM_TOKENS = 1024  # A guess for an image or another part of a message that is no text.
 
 
 def blocks_of(prompt: object) -> list[int]:
@@ -33,8 +34,24 @@ def blocks_of(prompt: object) -> list[int]:
 def words_of(prompt: object) -> str:
     """The text of a prompt, or of a chat's messages one after the other; empty for token ids."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+        return "\n".join(
+            f"{message.get('role')}: {_content_text(message.get('content'))}" for message in prompt
+        )
     return prompt if isinstance(prompt, str) else ""
+
+
+def _content_text(content: object) -> str:
+    """The text of a message, or of its parts one after the other.
+
+    A part that is no text, such as an image of a megabyte, is a name of as many characters as MEDIUM_TOKENS.
+    """
+    if not isinstance(content, list):
+        return str(content)
+    texts = (part.get("text") if isinstance(part, dict) else None for part in content)
+    return "\n".join(
+        text if isinstance(text, str) else str(hash(str(part))).ljust(MEDIUM_TOKENS * CHARACTERS_PER_TOKEN)
+        for part, text in zip(content, texts, strict=True)
+    )
 
 
 class BlockNumbers:

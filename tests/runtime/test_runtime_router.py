@@ -290,6 +290,28 @@ def test_a_hundred_hostile_requests_are_refused_and_leave_nothing(caplog: pytest
     assert "passwd" not in caplog.text
 
 
+def test_a_text_or_an_image_is_refused_by_the_engine_alone() -> None:
+    """12,000 tokens in 96,000 characters fit, where 4 characters per token would be 24,000 in a KV cache of
+    16,000; so does an image, whose 120,000 characters are no text. 17,000 tokens do not, as the engine says."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 120_000}}
+    chat = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+
+    async def run() -> None:
+        async with engines(["mixed"]) as backends, routed(backends) as (router, url):
+            for words, expected in ((12_000, 200), (17_000, 400)):
+                status, answer, _ = await post(url, a_body() | {"prompt": "abcdefg " * words})
+                assert status == expected, answer
+            body = {"model": MODEL, "messages": chat, "max_tokens": 5}
+            async with (
+                aiohttp.ClientSession() as client,
+                client.post(f"{url}/v1/chat/completions", json=body) as chat_answer,
+            ):
+                assert chat_answer.status == 200
+            assert is_idle(router)
+
+    asyncio.run(run())
+
+
 def test_wrong_keys_and_large_bodies_are_refused_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
     """No key, wrong ones, a key as another scheme: 401. A megabyte too much: 413. No log holds a key."""
     settings = RouterSettings(keys=("right-key", "second"), max_body_bytes=100_000)
