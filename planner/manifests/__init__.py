@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from planner.documents.fleet_file import RouterRow
+from planner.domain import SPOT, market_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
@@ -415,6 +416,12 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
         lines.append(
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."
+        )
+    if spot := [pool.name for pool in fleet.running_pools if market_of(pool.type.gpu.name) == SPOT]:
+        lines.append(
+            f"- Workers of {', '.join(map(engine_command.one_line, spot))} are on the spot market. SkyPilot's "
+            "file asks for spot machines; elsewhere give those pods the label and toleration of your cloud's "
+            "spot nodes, and keep the other pods off these."
         )
     if any(pool.type.all2all for pool in fleet.running_pools):
         lines.append(_rank_notes(fleet))

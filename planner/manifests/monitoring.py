@@ -16,6 +16,9 @@ _STALE_S = 3600  # An alert fires if `plan watch` has not run for an hour.
 _LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom, while there is time to add workers.
 SCRAPE_S = 15  # Prometheus reads metrics this often.
 MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
+# Both workers of a pair count each request. First tokens are of those that prefill, outputs of those that
+# decode. Without the label, which kustomize.py has Prometheus add, all workers match.
+_PREFILLING, _DECODING = 'fleetplan_role!="decode"', 'fleetplan_role!="prefill"'
 
 
 def watch_files(llm: str) -> dict[str, str]:
@@ -66,7 +69,9 @@ def _alert_rules(llm: str) -> dict[str, Any]:
                     ),
                     alert_rule(
                         "FleetplanWatchStale",
-                        f"time() - fleetplan_watched_timestamp_seconds > {_STALE_S}",
+                        # The second is of a `plan watch` that has ended, whose series end with it.
+                        f"time() - fleetplan_watched_timestamp_seconds > {_STALE_S} or "
+                        f"absent_over_time(fleetplan_watched_timestamp_seconds[{_STALE_S}s])",
                         "warning",
                         "nothing was watched for an hour",
                         "5m",
@@ -99,12 +104,11 @@ def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any
 def serving_dashboard(llm: str, app: str) -> str:
     """A Grafana dashboard, as JSON, of what the workers of an LLM export; Grafana knows it by `app`."""
     uid = f"fleetplan-{app}"[:MOST_UID]
-    return json.dumps(_dashboard_document(llm, uid, _serving_panels(0)), indent=2) + "\n"
+    return json.dumps(_dashboard_document(llm, uid, _serving_panels(llm, 0)), indent=2) + "\n"
 
 
 def _watch_dashboard(llm: str) -> dict[str, Any]:
     """The dashboard of a watched plan: whether it holds, its headroom, its drift, then vLLM's own metrics."""
-    rate = "[$__rate_interval]"
     panels = [
         _panel_document(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
         _panel_document(
@@ -117,35 +121,33 @@ def _watch_dashboard(llm: str) -> dict[str, Any]:
             3,
             "timeseries",
             "Requests/s: live, and until where the plan holds",
-            {
-                "live": f"sum(rate(vllm:request_success_total{rate}))",
-                "holds until": "min(fleetplan_holds_until_rps)",
-            },
+            {"live": "min(fleetplan_live_rps)", "holds until": "min(fleetplan_holds_until_rps)"},
             "reqps",
         ),
     ]
-    return _dashboard_document(llm, "fleetplan-watch", [*panels, *_serving_panels(len(panels))])
+    return _dashboard_document(llm, "fleetplan-watch", [*panels, *_serving_panels(llm, len(panels))])
 
 
-def _serving_panels(first: int) -> list[dict[str, Any]]:
-    """Panels of vLLM's own metrics, numbered from `first` on."""
-    rate = "[$__rate_interval]"
+def _serving_panels(llm: str, first: int) -> list[dict[str, Any]]:
+    """Panels of vLLM's own metrics of this LLM, numbered from `first` on."""
+    own = f"model_name={json.dumps(llm, ensure_ascii=False)}"  # PromQL quotes text as JSON does.
+    prefilling, decoding = (f"{{{own},{role}}}[$__rate_interval]" for role in (_PREFILLING, _DECODING))
     lengths = {
-        name: f"sum(rate(vllm:request_{part}_tokens_sum{rate})) / "
-        f"sum(rate(vllm:request_{part}_tokens_count{rate}))"
+        name: f"sum(rate(vllm:request_{part}_tokens_sum{decoding})) / "
+        f"sum(rate(vllm:request_{part}_tokens_count{decoding}))"
         for name, part in (("prompt", "prompt"), ("output", "generation"))
     }
     ttft = {
         f"p{percent}": f"histogram_quantile({percent / 100:g}, sum by (le) "
-        f"(rate(vllm:time_to_first_token_seconds_bucket{rate})))"
+        f"(rate(vllm:time_to_first_token_seconds_bucket{prefilling})))"
         for percent in (50, 95, 99)
     }
-    requests = {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")}
+    requests = {name: f"sum(vllm:num_requests_{name}{{{own}}})" for name in ("running", "waiting")}
     rows: tuple[tuple[str, dict[str, str], str], ...] = (
         ("Mean lengths", lengths, "short"),
         ("TTFT", ttft, "s"),
         ("Running and waiting", requests, "short"),
-        ("KV cache in use", {"mean": "avg(vllm:kv_cache_usage_perc)"}, "percentunit"),
+        ("KV cache in use", {"mean": f"avg(vllm:kv_cache_usage_perc{{{own}}})"}, "percentunit"),
     )
     return [
         _panel_document(number, "timeseries", title, queries, unit)

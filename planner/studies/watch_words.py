@@ -28,6 +28,7 @@ GAUGES: Mapping[str, str] = {
     HOLDS: "1 while the plan holds: no limit missed, and live traffic is not surely more than it carries",
     HEADROOM: "how much more traffic of the present lengths the plan carries, as a share",
     "fleetplan_holds_until_rps": "requests per second up to which the plan keeps its SLO",
+    "fleetplan_live_rps": "requests per second that come now",
     "fleetplan_drifted": "1 where a quantity has left what the plan was made for",
     "fleetplan_drift_frac": "a quantity relative to what was planned, minus 1",
     "fleetplan_slo_kept": "1 kept, 0 missed, NaN where the metrics do not say",
@@ -225,6 +226,7 @@ def prometheus_samples(watched: WatchedPlan) -> list[tuple[str, dict[str, str], 
         (HOLDS, {}, float(watched.plan_holds)),
         (HEADROOM, {}, watched.headroom.headroom_frac),
         ("fleetplan_holds_until_rps", {}, watched.headroom.until_rps),
+        ("fleetplan_live_rps", {}, watched.headroom.now_rps),
         ("fleetplan_watched_timestamp_seconds", {}, float(watched.live.edges_s[-1])),
     ]
     for drift in watched.drifts:

@@ -435,6 +435,19 @@ def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:
         assert "nvidia-smi -pl 350" in files[path]
 
 
+def test_spot_workers_are_rented_on_the_spot_market() -> None:
+    """SkyPilot rented them on demand, at the full price, and the README said nothing."""
+    asked = {}
+    for gpu in ("h100-80g", "h100-80g@spot"):
+        fleet = mixed()
+        (pool,) = fleet.pools
+        named = replace(pool.type.gpu, name=gpu)
+        files = rendered(replace(fleet, pools=(replace(pool, type=replace(pool.type, gpu=named)),)))
+        asked[gpu] = yaml.safe_load(files["skypilot.yaml"])["resources"].get("use_spot", False)
+        assert ("Workers of mixed are on the spot market" in files["README.md"]) == asked[gpu]
+    assert asked == {"h100-80g": False, "h100-80g@spot": True}
+
+
 def test_amd_gpus_get_their_image_resource_and_label() -> None:
     deployment = kubernetes.documents(mixed("mi300x-192g", 2, 1), 5000)[0]
     pod = deployment["spec"]["template"]["spec"]

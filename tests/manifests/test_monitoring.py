@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.manifests.monitoring import DASHBOARD_FILE, RULES_FILE, watch_files
+from planner.manifests.monitoring import DASHBOARD_FILE, RULES_FILE, serving_dashboard, watch_files
 from planner.studies.watch_words import GAUGES
 
 FILES = watch_files("meta-llama/Llama-3.1-8B")
@@ -19,7 +19,27 @@ FILES = watch_files("meta-llama/Llama-3.1-8B")
 
 def test_every_gauge_that_is_asked_for_is_exported() -> None:
     asked = set(re.findall(r"fleetplan_\w+", FILES[RULES_FILE] + FILES[DASHBOARD_FILE]))
-    assert asked <= set(GAUGES)
+    assert asked - {"fleetplan_role"} <= set(GAUGES)  # that one is a label
+
+
+def test_requests_of_pairs_and_of_other_llms_are_not_counted_in() -> None:
+    """A prefill and a decode worker count each request both: the dashboard showed twice the requests/s, half
+    of the mean output, and a TTFT half of whose samples were of decode workers; and all LLMs' together."""
+    for text in (FILES[DASHBOARD_FILE], serving_dashboard("meta-llama/Llama-3.1-8B", "llama-3-1-8b")):
+        queries = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+        of_vllm = [query for query in queries if "vllm:" in query]
+        assert of_vllm and not any("request_success" in query for query in of_vllm)
+        for query in of_vllm:
+            assert query.count('model_name="meta-llama/Llama-3.1-8B"') == query.count("vllm:")
+            assert ('fleetplan_role!="decode"' in query) == ("time_to_first_token" in query)
+            assert ('fleetplan_role!="prefill"' in query) == ("_tokens_" in query)
+
+
+def test_a_watch_that_has_ended_is_stale() -> None:
+    """Its series end with it, and a comparison with no series is no alert."""
+    rules = yaml.safe_load(FILES[RULES_FILE])["groups"][0]["rules"]
+    (stale,) = (rule["expr"] for rule in rules if rule["alert"] == "FleetplanWatchStale")
+    assert stale.endswith(" or absent_over_time(fleetplan_watched_timestamp_seconds[3600s])")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

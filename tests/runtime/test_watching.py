@@ -150,6 +150,7 @@ def test_what_is_exported_is_what_was_found() -> None:
     }
     assert values["fleetplan_plan_holds",] == float(found.plan_holds)
     assert values["fleetplan_headroom_traffic_frac",] == pytest.approx(found.headroom.headroom_frac)
+    assert values["fleetplan_live_rps",] == pytest.approx(found.headroom.now_rps)
     assert values["fleetplan_drifted", "prompt"] == 1
     assert values["fleetplan_drift_frac", "prompt"] == pytest.approx(0.5, abs=0.02)
     assert values["fleetplan_drifted", "output"] == 0
