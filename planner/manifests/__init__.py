@@ -419,9 +419,9 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
         )
     if spot := [pool.name for pool in fleet.running_pools if market_of(pool.type.gpu.name) == SPOT]:
         lines.append(
-            f"- Workers of {', '.join(map(engine_command.one_line, spot))} are on the spot market. SkyPilot's "
-            "file asks for spot machines; elsewhere give those pods the label and toleration of your cloud's "
-            "spot nodes, and keep the other pods off these."
+            f"- Workers of {', '.join(map(engine_command.one_line, spot))} are on the spot market. "
+            "SkyPilot's file asks for spot machines; elsewhere give those pods the label and toleration of "
+            "your cloud's spot nodes, and keep the other pods off these."
         )
     if any(pool.type.all2all for pool in fleet.running_pools):
         lines.append(_rank_notes(fleet))

@@ -292,7 +292,7 @@ def test_a_hundred_hostile_requests_are_refused_and_leave_nothing(caplog: pytest
 
 def test_a_text_or_an_image_is_refused_by_the_engine_alone() -> None:
     """12,000 tokens in 96,000 characters fit, where 4 characters per token would be 24,000 in a KV cache of
-    16,000; so does an image, whose 120,000 characters are no text. 17,000 tokens do not, as the engine says."""
+    16,000; so does an image, whose 120,000 characters are no text. 17,000 tokens do not, says the engine."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 120_000}}
     chat = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
 
