@@ -35,9 +35,18 @@ from planner.importers.prometheus_range import (
     mean_gauge,
     read_series,
 )
-from planner.importers.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
+from planner.importers.vllm_metrics import (
+    FINISHED,
+    HITS,
+    KV_USE,
+    OUTPUT,
+    PROMPT,
+    QUERIES,
+    WAITING,
+    prefill_series,
+)
 from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
-from planner.units import DAY_S, HOUR_S, parse_quantity
+from planner.units import DAY_S, HOUR_S, count_text, parse_quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
@@ -186,15 +195,24 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
             "--every 60 s"
         )
     gap_s = max(every_s, LEAST_GAP_S)
-    finished = counter_increase(requests, edges_s, gap_s=gap_s)
     warnings: list[str] = []
+    if prefill := prefill_series(series, edges_s):
+        engines = count_text(len({row.labels for row in prefill if row.name == f"{OUTPUT}_sum"}), "engine")
+        warnings.append(
+            f"{where}: {engines} with answers of one token are taken for prefill workers and left out, as "
+            "decode workers count their requests too"
+        )
+        requests = [row for row in requests if row not in prefill]
+    finished = counter_increase(requests, edges_s, gap_s=gap_s)
     notes: list[str] = []
     rate_rps = _fill_unknown(finished / every_s, where, warnings)
     if not rate_rps.any():
         raise InputError(f"{where}: no request finished in this time; query another range")
     lengths, means = {}, {}
     for side, name in LENGTHS.items():
-        lengths[side], means[side] = _length_histogram(series, name, edges_s, gap_s, where, notes)
+        lengths[side], means[side] = _length_histogram(
+            [row for row in series if row not in prefill], name, edges_s, gap_s, where, notes
+        )
     facts = _more_facts(series, edges_s, gap_s, finished, warnings)
     return MeteredTraffic(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
 
@@ -352,6 +370,11 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
         raise InputError(f"{where}: {bad[0]} tokens are fewer than requests; are these embeddings?")
     notes = [f"buckets of {every_s:g} s tell the mean length alone; how lengths spread is assumed"]
     warnings = []
+    if len(models := sorted({str(row["model"]) for row in rows if row["num_model_requests"]} - {""})) > 1:
+        warnings.append(
+            f"the usage of {len(models)} models ({', '.join(map(show_value, models[:MOST_LLMS_NAMED]))}) is "
+            "added up, and their lengths are averaged; where an LLM shall serve one of them, export that one"
+        )
     if every_s > HOUR_S:
         warnings.append(
             f"buckets of {every_s / HOUR_S:g} h hide the busiest hour; export with bucket_width=1h or 1m"
@@ -369,8 +392,8 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
     )
 
 
-def _usage_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a JSON or CSV file, each with _USAGE_COLUMNS. Raises InputError."""
+def _usage_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON or CSV file, each with _USAGE_COLUMNS and `model`. Raises InputError."""
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         return list(_usage_of_json(text, path))
@@ -385,7 +408,7 @@ def _is_given(row: Mapping[Any, Any]) -> bool:
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
-def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
+def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, Any]]:
     """The rows of one page, of a page per line, or of a list of buckets."""
     try:
         documents = [parse_json(text, has_nan=True)]
@@ -412,9 +435,12 @@ def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
                     yield _usage_row({**result, **times}, where)
 
 
-def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
-    """The _USAGE_COLUMNS of a row as numbers; raises InputError for anything else."""
-    columns = {}
+def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """The _USAGE_COLUMNS of a row as numbers, and its `model`, an empty text if it names none. Raises
+    InputError for columns that are no numbers.
+    """
+    model = row.get("model")
+    columns: dict[str, Any] = {"model": model if isinstance(model, str) else ""}
     for name in _USAGE_COLUMNS:
         value = row.get(name)
         try:

@@ -18,7 +18,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import Floats, PrometheusSeries, SampledHistogram
-from planner.importers.vllm_metrics import OUTPUT, PROMPT, LiveTraffic, live_traffic
+from planner.importers.vllm_metrics import OUTPUT, PROMPT, LiveTraffic, live_traffic, prefill_series
 
 RUN_S = 3600.0  # Within an hour the load hardly changes.
 MOST_RUNS = 6  # Enough to span quiet and busy hours; each is simulated many times when fits are corrected.
@@ -39,6 +39,11 @@ def runs_of_range(
     """
     names = " and ".join(path.name for path in paths)
     live = live_traffic(series, every_s=_WINDOW_S)
+    if prefill_series([row for row in series if row.label("model_name") == live.model], live.edges_s):
+        raise InputError(
+            f"{names}: is of prefill and decode workers, and a run is of engines that do both; query mixed "
+            "workers"
+        )
     run_windows = min(int(RUN_S / _WINDOW_S), live.windows)
     rng = np.random.default_rng(0)  # The same metrics give the same runs.
     measured_runs = [

@@ -172,6 +172,16 @@ def _instance_of(row: PrometheusSeries) -> tuple[str, ...]:
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
 
 
+def prefill_series(series: Sequence[PrometheusSeries], edges_s: Floats) -> frozenset[PrometheusSeries]:
+    """The series of prefill workers, whose requests decode workers count once more; none if no engine has
+    longer answers.
+    """
+    prefill = _prefill_instances(series, edges_s)
+    counts = [row for row in series if row.name == FINISHED and _instance_of(row) not in prefill]
+    decodes = bool(counts) and bool(np.nansum(counter_increase(counts, edges_s)) > 0)
+    return frozenset(row for row in series if decodes and _instance_of(row) in prefill)
+
+
 def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> frozenset[tuple[str, ...]]:
     """Prefill workers: engines whose answers have about one token on average."""
     rise_by_instance: dict[tuple[str, ...], dict[str, float]] = {}

@@ -436,8 +436,9 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
         )
     if fleet.is_disaggregated:
         lines += [
-            "- KV blocks move by NIXL. Prefill keeps them for 30 s (`kv_lease_duration`): a request that "
-            "waits longer for a decode worker is prefilled again.",
+            "- KV blocks move by NIXL. Prefill keeps them for 30 s after the last word of a decode worker "
+            "(`kv_lease_duration`). A request whose blocks are gone fails, unless kv-transfer-config has "
+            '`"kv_load_failure_policy": "recompute"`: then the decode worker computes its prompt.',
             "- NIXL takes the fastest link UCX finds; set UCX_NET_DEVICES where a node has several.",
         ]
     return lines

@@ -129,32 +129,6 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "this pool off the capped nodes; take kubernetes"
         )
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
-    port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
-    engine_args = engine_command.engine_args(pool, fleet, max_model_len)
-    args = kubernetes.escape_variables(
-        [*engine_args, "--port", str(port), *engine_command.drain_args(pool.type)]
-    )
-    command = ["vllm", "serve"]
-    if nodes > 1:
-        args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
-        command = ["sh", "-c", _START.format(ranks=engine_command.local_ranks(pool.type)), "vllm"]
-    ports = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
-    if pool.role != "mixed":
-        ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
-    main: Document = {
-        "name": "vllm",
-        "image": engine_command.engine_image(pool.type),
-        "modelCommand": "custom",
-        "command": command,
-        "args": args,
-        "env": kubernetes.nixl_environment(pool),
-        "ports": ports,
-        "resources": kubernetes.gpu_resources(pool),
-        **kubernetes.health_probes(port="metrics"),
-        "volumeMounts": [kubernetes.SHM_MOUNT],
-        "mountModelVolume": True,
-        "extraConfig": {"lifecycle": kubernetes.LEAVING},
-    }
     workers: Document = {
         "create": True,
         "replicas": pool.count,
@@ -167,7 +141,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "terminationGracePeriodSeconds": kubernetes.STOP_S,
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.gpu_tolerations(gpu),
-        "containers": [kubernetes.with_memory_request(fleet, pool, main)],
+        "containers": [kubernetes.with_memory_request(fleet, pool, _engine(fleet, pool, max_model_len))],
         "volumes": [kubernetes.shared_memory(fleet, pool)],
     }
     return {
@@ -194,6 +168,33 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         },
         own: workers,
         other: {"create": False},
+    }
+
+
+def _engine(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    """The container with vLLM of one worker, on one of the worker's nodes."""
+    port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT
+    args = [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(port)]
+    args, command = kubernetes.escape_variables(args), ["vllm", "serve"]
+    if engine_command.nodes_of(pool.type) > 1:
+        args += ["--data-parallel-hybrid-lb", "--data-parallel-address", "$(LWS_LEADER_ADDRESS)"]
+        command = ["sh", "-c", _START.format(ranks=engine_command.local_ranks(pool.type)), "vllm"]
+    ports = [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
+    if pool.role != "mixed":
+        ports.append({"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"})
+    return {
+        "name": "vllm",
+        "image": engine_command.engine_image(pool.type),
+        "modelCommand": "custom",
+        "command": command,
+        "args": [*args, *engine_command.drain_args(pool.type)],
+        "env": kubernetes.nixl_environment(pool),
+        "ports": ports,
+        "resources": kubernetes.gpu_resources(pool),
+        **kubernetes.health_probes(port="metrics"),
+        "volumeMounts": [kubernetes.SHM_MOUNT],
+        "mountModelVolume": True,
+        "extraConfig": {"lifecycle": kubernetes.LEAVING},
     }
 
 

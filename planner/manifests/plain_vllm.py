@@ -15,6 +15,9 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
 routing = engine_command.routing_sentence  # Every target has `routing`, `render` and `steps` (__init__.py).
 FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
+# The shell's command for this host's address. `hostname -i` is 127.0.1.1 on hosts of Debian and Ubuntu whose
+# /etc/hosts says so, and no other host could fetch KV blocks from there.
+FIND_ADDRESS = "address=$(hostname -I | cut -d' ' -f1)"
 # Placeholders in the config file of the store of KV blocks. A worker's script replaces them by the values of
 # its host.
 STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
@@ -59,6 +62,13 @@ def steps(fleet: Fleet) -> list[str]:
             "",
         ]
     lines += [f"On every host, `pip install {packages}`; then each worker, for instance", ""]
+    if rocm_types := [pool.type for pool in fleet.running_pools if engine_command.is_rocm(pool.type.gpu)]:
+        image = engine_command.engine_image(rocm_types[0])
+        lines[-2:] = [
+            f"On hosts with AMD's GPUs, vLLM's build for ROCm (in {image}), as PyPI's vllm is for NVIDIA; on "
+            f"others `pip install {packages}`. Then each worker, for instance",
+            "",
+        ]
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         gpus = pool.type.gpus // engine_command.nodes_of(pool.type)
         devices = ",".join(map(str, range(gpus)))
@@ -113,7 +123,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
     flags = [f'--config "$here/{name}.config.yaml"', f"--port $(({FIRST_PORT} + number))"]
     if pool.role != "mixed":  # The address at which a worker's KV blocks are handed off.
         lines += [
-            "address=$(hostname -i | cut -d' ' -f1)",
+            FIND_ADDRESS,
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
@@ -150,7 +160,7 @@ def _store(size: int) -> str:
         "#!/usr/bin/env bash",
         f"# The store of KV blocks that all workers share: {size / 1e9:.4g} GB of this host's memory.",
         "set -euo pipefail",
-        "address=$(hostname -i | cut -d' ' -f1)",
+        FIND_ADDRESS,
         f"{' '.join(kv_store.master_args())} &",
         "trap 'kill $!' EXIT",
         lend_memory,

@@ -111,6 +111,22 @@ def test_instances_add_up_and_a_restart_is_no_fall(tmp_path: Path) -> None:
     assert found.rate_rps[:5] == pytest.approx([3.0] * 5)
 
 
+def test_requests_of_prefill_workers_count_once(tmp_path: Path) -> None:
+    """A prefill worker counts each request as an answer of one token, its decode worker once more: the rate
+    was 4 requests/s for 2, and the mean output 28 tokens for 55."""
+    prefill = metrics(TIMES_S, instance="prefill")
+    for row in prefill:
+        name = row["metric"]["__name__"]
+        if name.startswith("vllm:request_generation_tokens_"):  # one token: in every bucket
+            row["values"] = counter(2.0, TIMES_S)
+    found = described(tmp_path, [*prefill, *metrics(TIMES_S, instance="decode")])
+    assert found.rate_rps == pytest.approx([2.0] * 12)
+    assert found.mean_tokens == {"input": 166.25, "output": 55.0}
+    assert "1 engine with answers of one token" in found.warnings[0]
+    alone = described(tmp_path, prefill)  # Answers of one token alone are what the LLM is used for.
+    assert alone.rate_rps == pytest.approx([2.0] * 12) and not alone.warnings
+
+
 def test_missing_scrapes_are_filled_and_said(tmp_path: Path) -> None:
     """Nothing from minute 20 to 40, longer than Prometheus holds a sample."""
     found = described(tmp_path, metrics([at for at in TIMES_S if not 1200 < at < 2400]))
@@ -236,6 +252,15 @@ def test_usage_of_openai_becomes_a_curve_with_mean_lengths(tmp_path: Path) -> No
         "output": {"mean": 100},
     }
     assert "mean length alone" in found.notes[0]
+
+
+def test_usage_of_several_models_is_said_to_be_a_sum(tmp_path: Path) -> None:
+    page = usage()
+    (first, *_), path = page["data"], tmp_path / "usage.json"
+    first["results"] = [{**first["results"][0], "model": name} for name in ("gpt-5", "gpt-5-nano")]
+    path.write_text(json.dumps(page))
+    found = read_metered_traffic([path])
+    assert found is not None and "usage of 2 models ('gpt-5', 'gpt-5-nano')" in found.warnings[0]
 
 
 def test_usage_as_csv_says_the_same_and_days_are_warned_of(tmp_path: Path) -> None:

@@ -313,6 +313,26 @@ def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
     assert said[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
 
 
+def test_kv_blocks_are_fetched_from_an_address_that_other_hosts_reach(tmp_path: Path) -> None:
+    """Where /etc/hosts has 127.0.1.1 for the host, as Debian's does, `hostname -i` says that."""
+    script = rendered(pairs())["vllm/pre.sh"]
+    programs, said = tmp_path / "bin", tmp_path / "said"
+    programs.mkdir()
+    for name, text in {
+        "hostname": '[ "$1" = -I ] && echo "10.1.2.3 172.17.0.1 " || echo 127.0.1.1',
+        "vllm": 'printf "%s\\0" "$VLLM_NIXL_SIDE_CHANNEL_HOST" > "$SAID"',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    assert run_script(script, "pre.sh", stubs=(), folder=tmp_path) == ["10.1.2.3"]
+    assert said.exists()
+
+
+def test_amd_hosts_do_not_get_the_vllm_of_pypi() -> None:
+    assert "vLLM's build for ROCm" in rendered(FLEETS["rocm"])["README.md"]
+    assert "vLLM's build for ROCm" not in rendered(mixed())["README.md"]
+
+
 def test_the_script_of_a_worker_that_spans_nodes_needs_its_place(tmp_path: Path) -> None:
     write_files(tmp_path, rendered(spanning()))
     script = str(tmp_path / "vllm/big.sh")
