@@ -178,6 +178,13 @@ class WorkerType:
         return self.tp * self.pp * self.dp
 
     @property
+    def can_hand_off(self) -> bool:
+        """Whether the engine hands KV over to or from such workers: vLLM's NixlConnector knows no pipelines.
+        A worker without an engine (`engine: none`) can.
+        """
+        return self.pp == 1 or self.engine is None or self.engine.name != "vllm"
+
+    @property
     def all2all(self) -> All2All:
         """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend); "" where ranks
         are alone or on one node.

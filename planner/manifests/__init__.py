@@ -439,6 +439,9 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
             "- KV blocks move by NIXL. Prefill keeps them for 30 s after the last word of a decode worker "
             "(`kv_lease_duration`). A request whose blocks are gone fails, unless kv-transfer-config has "
             '`"kv_load_failure_policy": "recompute"`: then the decode worker computes its prompt.',
-            "- NIXL takes the fastest link UCX finds; set UCX_NET_DEVICES where a node has several.",
+            "- NIXL takes the fastest link UCX finds; set UCX_NET_DEVICES where a node has several. The "
+            f"simulation counts on {fleet.network.bandwidth_bytes_per_s / 1e9:g} GB/s: pods and containers "
+            "have RDMA only with its devices (such as rdma/ib) and the capability IPC_LOCK, which nothing "
+            "here asks for, and TCP without. Measure vllm:nixl_xfer_time_seconds.",
         ]
     return lines

@@ -136,6 +136,11 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if worker.lora is not None:
         flags |= _lora_flags(worker.lora.lora)
     if pool.role in _KV_ROLES:
+        if worker.pp > 1:
+            raise InputError(
+                f"{one_line(pool.name)}: vLLM's NixlConnector hands KV over between workers of one pipeline "
+                f"stage alone, found pp {worker.pp}; plan without pp, or with mixed workers"
+            )
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
     handing_over = flags.get("kv-transfer-config")

@@ -261,6 +261,17 @@ def test_a_worker_that_spans_nodes_is_a_group_of_full_nodes() -> None:
     assert roles == ["mixed", "headless"]  # the router looks for mixed
 
 
+def test_pairs_in_pipelines_are_refused() -> None:
+    """vLLM's NixlConnector refuses to start a decode worker of several stages, and to read from a prefill
+    worker of several."""
+    for pipeline in (0, 1):
+        pools = list(pairs().pools)
+        pools[pipeline] = replace(pools[pipeline], type=replace(pools[pipeline].type, pp=2))
+        found = manifests.render(replace(pairs(), pools=tuple(pools)), 5000)
+        assert set(found.refused) == set(manifests.TARGETS)
+        assert "hands KV over between workers of one pipeline stage alone, found pp 2" in found.refused["lws"]
+
+
 def test_a_worker_must_fill_its_nodes() -> None:
     pool = a_pool("odd", "mixed", "h100-80g", 4, 1)
     fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, pp=3)),))

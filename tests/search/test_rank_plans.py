@@ -175,6 +175,18 @@ def test_ranks_on_several_nodes_serve_as_ranks_do(tmp_path: Path) -> None:
     assert 0 <= way_s < 0.01  # of the KV to the worker that decodes
 
 
+@pytest.mark.parametrize(("engine", "stages"), [("vllm", {1}), ("none", {1, 2})])
+def test_pipelines_hand_nothing_over_on_vllm(engine: str, stages: set[int]) -> None:
+    """Its NixlConnector starts no decode worker of several stages, and reads from no such prefill worker."""
+    asked = {"llm": "llama-3.1-8b", "fleet": {"gpus": ["h100-80g"], "pp": [1, 2]}, "engine": engine}
+    asked |= {"slo": {"ttft": {"p90": "2 s"}}}
+    task = parse_task(asked, CATALOG)
+    types, _ = worker_types(CATALOG.llm(task.llm), [H100], CATALOG, 4096, EngineChoices.of(task))
+    assert {each.type.pp for each in mixed_options(types, "cost")} == {1, 2}
+    assert {each.type.pp for each in prefill_options(types, "cost")} == stages
+    assert {each.type.pp for each in decode_options(types, "cost")} == stages
+
+
 def test_a_question_opens_several_nodes_where_one_has_no_room_for_so_many_ranks() -> None:
     deepseek = CATALOG.llm("deepseek-v3")
     asked = question(dp=[8, 16, 32]) | {"llm": deepseek.name}

@@ -445,10 +445,13 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
     """One option per hardware, token budget and drafter, with the most seats.
 
     Requests leave a prefill worker at once, so its token budget binds and not its seats. Drafts without a
-    model of their own (n-gram look-up) make no difference to prefill.
+    model of their own (n-gram look-up) make no difference to prefill. Workers that cannot hand off are left
+    out.
     """
     with_most_seats: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
+        if not worker.can_hand_off:
+            continue
         key = (*split_of(worker), worker.max_num_batched_tokens, drafter_with_cache(worker))
         if key not in with_most_seats or worker.max_num_seqs > with_most_seats[key].max_num_seqs:
             with_most_seats[key] = worker
@@ -458,7 +461,8 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     """One option per hardware, seats and drafts, with the token budget nearest to DECODE_BUDGET_TOKENS.
 
-    A decode worker prefills only preempted requests, so its budget hardly matters.
+    A decode worker prefills only preempted requests, so its budget hardly matters. Workers that cannot hand
+    off are left out.
     """
 
     def distance_tokens(worker: WorkerType) -> int:
@@ -467,7 +471,7 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
     nearest: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        if worker.all2all == HIGH_THROUGHPUT:  # See `mixed_options`.
+        if worker.all2all == HIGH_THROUGHPUT or not worker.can_hand_off:  # See `mixed_options`.
             continue
         key = (*split_of(worker), worker.max_num_seqs, worker.speculation)
         if key not in nearest or distance_tokens(worker) < distance_tokens(nearest[key]):
