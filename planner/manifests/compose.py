@@ -123,6 +123,7 @@ def _service(
     if worker.pool.role != "mixed":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = _address(worker.node) if shared_network else worker.name
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(NIXL_PORT + NIXL_PORT_STEP * slot)
+        environment |= engine_command.hand_off_environment(worker.pool, fleet)
     service: Document = {
         "image": engine_command.engine_image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],

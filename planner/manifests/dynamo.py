@@ -144,7 +144,7 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         "envFrom": TOKEN,
         "resources": kubernetes.gpu_resources(pool),
     }
-    if kv_address := kubernetes.nixl_environment(pool):
+    if kv_address := kubernetes.nixl_environment(fleet, pool):
         main["env"] = kv_address
     template: Document = {"spec": {**kubernetes.node_affinity(fleet, pool), "containers": [main]}}
     if engine_command.is_capped(pool.type.gpu):

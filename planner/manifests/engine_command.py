@@ -65,6 +65,8 @@ USUAL_SYSCALLS = {"seccompProfile": {"type": "RuntimeDefault"}}
 HTTP_PORT = 8000
 NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
 NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.
+# Of an LLM with states (Mamba, linear attention) vLLM's NixlConnector starts with this layout of them alone.
+STATE_LAYOUT = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
 START_S = 3600  # A worker may download and load its weights for this long.
 # A worker that is to stop may finish its requests for DRAIN_S, and is killed KILL_S later.
 DRAIN_S, KILL_S = 300, 20
@@ -153,6 +155,11 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         else:
             flags["kv-transfer-config"] = _two_connectors(handing_over, _offloading(offload_bytes))
     return flags
+
+
+def hand_off_environment(pool: Pool, fleet: Fleet) -> dict[str, str]:
+    """Variables that a worker needs to hand over the KV of this LLM, beside its own address."""
+    return dict(STATE_LAYOUT) if pool.role in _KV_ROLES and fleet.llm.state_bytes else {}
 
 
 def cpu_bytes(pool: Pool, fleet: Fleet) -> int:

@@ -107,7 +107,7 @@ def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "name": "main",
         "image": f"ghcr.io/llm-d/llm-d-{gpu_maker}:{LLM_D_VERSION}",
         "env": [
-            *kubernetes.nixl_environment(pool),
+            *kubernetes.nixl_environment(fleet, pool),
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
         ],
         "resources": kubernetes.gpu_resources(pool),

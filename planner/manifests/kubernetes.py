@@ -157,19 +157,25 @@ def escape_variables(args: list[str]) -> list[str]:
     return [arg.replace("$", "$$") for arg in args]
 
 
-def worker_environment(pool: Pool) -> list[Document]:
+def worker_environment(fleet: Fleet, pool: Pool) -> list[Document]:
     """A worker's environment: the token for the hub, if the secret exists, and the address for KV."""
     token = {"name": SECRET_NAME, "key": SECRET_KEY, "optional": True}
-    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}, *nixl_environment(pool)]
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}, *nixl_environment(fleet, pool)]
 
 
-def nixl_environment(pool: Pool) -> list[Document]:
-    """The address at which a prefill or decode worker exchanges KV; none for a mixed worker."""
+def nixl_environment(fleet: Fleet, pool: Pool) -> list[Document]:
+    """The address at which a prefill or decode worker exchanges KV, and what else it needs for that; nothing
+    for a mixed worker.
+    """
     if pool.role == "mixed":
         return []
     return [
         {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+        *(
+            {"name": name, "value": value}
+            for name, value in engine_command.hand_off_environment(pool, fleet).items()
+        ),
     ]
 
 
@@ -220,7 +226,7 @@ def gpu_resources(pool: Pool) -> Document:
     return {"limits": gpus, "requests": dict(gpus)}
 
 
-def worker_container(pool: Pool, args: list[str]) -> Document:
+def worker_container(fleet: Fleet, pool: Pool, args: list[str]) -> Document:
     """A container with vLLM on HTTP_PORT; `args` as Kubernetes reads them. Kustomize patches it by name."""
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
@@ -230,7 +236,7 @@ def worker_container(pool: Pool, args: list[str]) -> Document:
         "image": engine_command.engine_image(pool.type),
         "command": ["vllm", "serve"],
         "args": [*args, *engine_command.drain_args(pool.type)],
-        "env": worker_environment(pool),
+        "env": worker_environment(fleet, pool),
         "ports": ports,
         "resources": gpu_resources(pool),
         "lifecycle": LEAVING,
@@ -313,11 +319,11 @@ def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     port = ["--port", str(HTTP_PORT)]
     if not sglang_engine.is_sglang(fleet):
         args = [*engine_command.engine_args(pool, fleet, max_model_len), *port]
-        return worker_container(pool, escape_variables(args))
+        return worker_container(fleet, pool, escape_variables(args))
     engine_command.check_name(fleet.llm.name)
     longest_tokens = engine_command.served_model_len(fleet, max_model_len)
     args = [*engine_command.to_args(sglang_engine.sglang_flags(pool, fleet, longest_tokens)), *port]
-    return worker_container(pool, escape_variables(args)) | {"command": list(sglang_engine.COMMAND)}
+    return worker_container(fleet, pool, escape_variables(args)) | {"command": list(sglang_engine.COMMAND)}
 
 
 def _store_name(fleet: Fleet) -> str:

@@ -188,7 +188,7 @@ def _engine(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "modelCommand": "custom",
         "command": command,
         "args": [*args, *engine_command.drain_args(pool.type)],
-        "env": kubernetes.nixl_environment(pool),
+        "env": kubernetes.nixl_environment(fleet, pool),
         "ports": ports,
         "resources": kubernetes.gpu_resources(pool),
         **kubernetes.health_probes(port="metrics"),

@@ -56,7 +56,7 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
     template: Document = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
     serving = [*args, "--port", str(HTTP_PORT)]
     if nodes == 1:
-        main = kubernetes.worker_container(pool, serving)
+        main = kubernetes.worker_container(fleet, pool, serving)
         template["workerTemplate"] = kubernetes.pod_template(fleet, pool, labels, main)
     else:
         group = [
@@ -67,8 +67,8 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
             "--master-addr",
             "$(LWS_LEADER_ADDRESS)",
         ]
-        leader = kubernetes.worker_container(pool, [*serving, *group])
-        follower = kubernetes.worker_container(pool, [*args, *group, "--headless"])
+        leader = kubernetes.worker_container(fleet, pool, [*serving, *group])
+        follower = kubernetes.worker_container(fleet, pool, [*args, *group, "--headless"])
         for http_field in (*kubernetes.health_probes(), "ports"):
             del follower[http_field]
         follower_labels = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}

@@ -126,6 +126,10 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
             FIND_ADDRESS,
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
+            *(
+                f"export {variable}={value}"
+                for variable, value in engine_command.hand_off_environment(pool, fleet).items()
+            ),
         ]
     if kv_store.uses_store(fleet, pool):
         config_path = "$" + kv_store.CONFIG_PATH  # The variable in the shell's notation.

@@ -141,7 +141,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
             **{value: engine_settings[key] for key, value in _CHART_VALUES.items()},
             "extraArgs": engine_command.to_args(extra),
         },
-        "env": kubernetes.nixl_environment(pool),
+        "env": kubernetes.nixl_environment(fleet, pool),
         "nodeSelectorTerms": [{"matchExpressions": expressions}],
     }
     if engine_command.is_capped(gpu):

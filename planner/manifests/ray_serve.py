@@ -121,6 +121,8 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         "deployment_config": {"num_replicas": pool.count},
         "engine_kwargs": kwargs,
     }
+    if variables := engine_command.hand_off_environment(pool, fleet):
+        config["runtime_env"] = {"env_vars": variables}
     if (router := _router(fleet, pool)) is not None:
         config["deployment_config"]["request_router_config"] = router
     if (name := ray_accelerator(pool.type.gpu)) is not None:

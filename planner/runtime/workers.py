@@ -447,6 +447,7 @@ def vllm_commands(
             environment |= {
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+                **engine_command.hand_off_environment(place.pool, fleet),
             }
         if is_cpu:
             settings, cpu_environment = _on_cpu(settings, place, fleet, devices)

@@ -28,7 +28,7 @@ from manifest_commands import (
     spanning,
     workers_of,
 )
-from plans import LLM, a_plan, a_pool, mixed, pairs
+from plans import CATALOG, LLM, a_plan, a_pool, mixed, pairs
 from typer.testing import CliRunner
 
 from planner import manifests
@@ -41,6 +41,7 @@ from planner.manifests import engine_command, kserve, kubernetes
 from planner.models.engine import Engine
 from planner.reports.output import plan_yaml
 
+HYBRIDS = ("Qwen/Qwen3.5-122B-A10B",)  # with states of linear attention
 DATA = Path(__file__).parents[1] / "data"
 FLAGS: dict[str, Any] = yaml.safe_load((DATA / "vllm_flags.yaml").read_text())["flags"]
 RFC1123 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -259,6 +260,26 @@ def test_a_worker_that_spans_nodes_is_a_group_of_full_nodes() -> None:
         template[f"{part}Template"]["metadata"]["labels"]["fleetplan/role"] for part in ("leader", "worker")
     ]
     assert roles == ["mixed", "headless"]  # the router looks for mixed
+
+
+def test_pairs_of_an_llm_with_states_have_the_layout_that_nixl_reads() -> None:
+    """vLLM's NixlConnector ends at the start without VLLM_SSM_CONV_STATE_LAYOUT=DS, which is not its
+    default."""
+    fleets = {name: replace(FLEETS["pairs of one gpu"], llm=CATALOG.llm(name)) for name in HYBRIDS}
+    for fleet in (*fleets.values(), FLEETS["pairs of one gpu"]):
+        found = manifests.render(fleet, 5000)
+        texts: dict[str, str] = {}
+        for path, text in found.files.items():
+            if not any(
+                word in path for word in ("README", "router", "gateway", "kustomization", "components")
+            ):
+                target = re.split(r"[./]", path)[0]
+                texts[target] = texts.get(target, "") + text
+        assert {"kubernetes", "lws", "llm-d", "compose", "vllm", "dynamo", "ray-serve"} <= set(texts)
+        for target, text in texts.items():
+            if target not in ("Chart", "values"):
+                has_layout = "VLLM_SSM_CONV_STATE_LAYOUT" in text
+                assert has_layout == (fleet.llm.name in HYBRIDS), (target, fleet.llm.name)
 
 
 def test_pairs_in_pipelines_are_refused() -> None:

@@ -57,7 +57,7 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
         "image": engine_command.engine_image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,
-        "env": kubernetes.worker_environment(pool),
+        "env": kubernetes.worker_environment(fleet, pool),
         "ports": [{"containerPort": engine_command.HTTP_PORT, "protocol": "TCP"}],
         "resources": kubernetes.gpu_resources(pool),
         "readinessProbe": {
