@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from planner.domain import Slo
 from planner.slo_metrics import verdict_word
@@ -40,9 +41,11 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     table, console = Table(), stdout_console()
     for k, column in enumerate(rows[0] if rows else ()):
         longest = max(len(short_text(row[column])) for row in rows)
-        table.add_column(str(column), overflow="fold", no_wrap=k == 0 and longest <= console.width // 2)
+        is_whole = k == 0 and longest <= console.width // 2
+        table.add_column(Text(str(column)), overflow="fold", no_wrap=is_whole)
     for row in rows:
-        table.add_row(*(short_text(value) for value in row.values()))
+        # In a `Text` brackets are no markup: a bucket may be named "chat [eu]".
+        table.add_row(*(Text(short_text(value)) for value in row.values()))
     print_lines(title, style="italic")  # A table's own title would break where the table ends.
     console.print(table)
 
@@ -68,13 +71,14 @@ def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
 
 def print_mapping(document: dict[str, Any], title: str) -> None:
     """Print a table with a row for each key; nested values are shortened to one cell."""
-    table = Table(title=title or None, show_header=False, title_justify="left")
+    heading = Text(title, style="table.title") if title else None
+    table = Table(title=heading, show_header=False, title_justify="left")
     for key, value in document.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k}: {short_text(v)}" for k, v in value.items()) or "-"
         elif isinstance(value, list | tuple):
             value = "\n".join(short_text(item) for item in value) or "-"
-        table.add_row(str(key), short_text(value))
+        table.add_row(Text(str(key)), Text(short_text(value)))
     stdout_console().print(table)
 
 

@@ -314,10 +314,8 @@ def _print_routing(routing: dict[str, Any]) -> None:
 
 
 def _printable(name: str) -> str:
-    """A name from a trace, without control characters or markup for the terminal."""
-    from rich.markup import escape
-
-    return escape(name if name.isprintable() else show_value(name))
+    """A name from a trace, without control characters for the terminal."""
+    return name if name.isprintable() else show_value(name)
 
 
 def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:

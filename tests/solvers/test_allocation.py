@@ -331,6 +331,17 @@ def test_command_prints_the_answer_of_the_design(
     assert "14.68 USD/h, the cheapest" in capsys.readouterr().out
 
 
+def test_names_with_brackets_are_printed_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets were taken for markup: "chat [eu]" was printed as "chat", and "[/x]" ended in a traceback."""
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(EXAMPLE).replace("short", "chat [eu]").replace("long", "[/x]"))
+    assert run(monkeypatch, path) == 0
+    printed = capsys.readouterr().out
+    assert "chat [eu]" in printed and "[/x]" in printed
+
+
 def test_command_ends_with_3_where_nothing_carries_the_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
