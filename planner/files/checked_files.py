@@ -201,7 +201,7 @@ def yaml_value(text: str) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file whose top level is an object; jsontext.py says what is refused."""
-    with open_text(path) as stream:
+    with open_text(path, long_lines=(b"{",)) as stream:  # Programs write an object without line breaks.
         raw = stream.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
         raise InputError(f"{path}: is larger than {MAX_JSON_BYTES // 2**20} MiB, which no JSON of ours is")

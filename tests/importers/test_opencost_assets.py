@@ -57,6 +57,12 @@ def test_a_gpu_costs_its_nodes_over_their_gpu_hours(tmp_path: Path) -> None:
     assert read(write(tmp_path, data), region="eu-west-1") == pytest.approx(expected)
 
 
+def test_an_answer_on_one_line_may_be_long(tmp_path: Path) -> None:
+    """OpenCost writes no line breaks: 5 MB were refused with "expected one request per line"."""
+    data = {"a": node(400.0, 192, label="NVIDIA-H100-80GB-HBM3", note="x" * 5_000_000)}
+    assert read(write(tmp_path, data))[("h100-80g", "on-demand")] == pytest.approx(400 / 192)
+
+
 def test_what_is_no_price_is_named(tmp_path: Path) -> None:
     data = {"a": node(8.0, 4, "p5.48xlarge"), "b": node(1.0, 1, "own-machine")}
     found = read_asset_prices(write(tmp_path, data), read_catalog(), provider=None, date="2026-11")
