@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -305,14 +305,16 @@ app.add_typer(catalog_commands, name="catalog")
 # The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all modules are loaded;
 # set by hand, far above the defaults. While modules load, the thresholds in fleetplan/__main__.py hold.
 SEARCH_THRESHOLDS = (20_000, 50, 50)
+# Errors that Python raises when it only looks at a path that a user gave: another path cures them.
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES)
 
 
 def main() -> None:
     """Run the command line, and exit.
 
-    A PlannerError becomes one line on stderr and its exit code; so do a full disk or a closed pipe under
-    stdout, and a machine whose resources do not suffice. Any other exception is our bug and keeps its
-    traceback.
+    A PlannerError becomes one line on stderr and its exit code; so do a path at which no file can be, a full
+    disk or a closed pipe under stdout, and a machine whose resources do not suffice. Any other exception is
+    our bug and keeps its traceback.
     """
     _fill_closed_streams()
     if "--json" in sys.argv or sys.argv[1:2] == ["mcp"]:
@@ -329,15 +331,15 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:
+        if error.errno in PATH_ERRORS and error.filename is not None:
+            _exit_with(InputError(f"{error.filename}: {error.strerror}; name another file or folder"))
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
         # Python flushes stdout once more when it exits, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_print_error(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
     except PlannerError as error:
-        if "--json" in sys.argv:
-            print_json(error.to_dict())
-        sys.exit(_print_error(error))
+        _exit_with(error)
     except BaseException as error:
         if (resource := missing_resource(error)) is None:
             raise
@@ -355,6 +357,13 @@ def _fill_closed_streams() -> None:
         sys.stdout = os.fdopen(1, "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w")
+
+
+def _exit_with(error: PlannerError) -> NoReturn:
+    """Print the error, with --json also as one JSON object on stdout, and exit with its code."""
+    if "--json" in sys.argv:
+        print_json(error.to_dict())
+    sys.exit(_print_error(error))
 
 
 def _print_error(error: PlannerError) -> int:

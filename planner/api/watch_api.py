@@ -35,6 +35,7 @@ from planner.units import DAY_S, parse_quantity
 # If what drifted has moved on by less than this share since the last search, no new search is made: so little
 # hardly changes a number of workers.
 REPLAN_AGAIN_FRAC = 0.03
+LEAST_STEP_S = 1.0  # Servers are scraped less often than this, so shorter windows would be without samples.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class MetricsSource:
     def __post_init__(self) -> None:
         if not self.places:
             raise InputError("--prometheus: expected an address such as http://prometheus:9090, or files")
+        if self.window_s < LEAST_STEP_S:
+            raise InputError(f"--step: expected at least {LEAST_STEP_S:g} s, found {self.window_s:g} s")
         if self.look_back_s < 2 * self.window_s:
             raise InputError(
                 f"--window: {self.look_back_s:g} s holds fewer than two windows of --step {self.window_s:g} s"

@@ -162,6 +162,8 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     for name in names:
         gpu, colon, count = name.rpartition(":")
         if colon and count.strip().isdecimal():
+            if gpu.strip() in counts:
+                raise InputError(f"--gpus {text!r}: {gpu.strip()} is given twice; give the sum of its GPUs")
             counts[gpu.strip()] = int(count)
         elif colon:
             raise InputError(

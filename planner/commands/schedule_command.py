@@ -133,12 +133,19 @@ def schedule(
 
 
 def _files_by_llm(traces: list[str]) -> dict[str, Path]:
-    """The trace files by LLM, from texts such as chat=chat.csv. Raises InputError for any other text."""
+    """The trace files by LLM, from texts such as chat=chat.csv. Raises InputError for any other text, and for
+    an LLM with two files.
+    """
     file_by_llm: dict[str, Path] = {}
     for text in traces:
         llm, _, file = text.partition("=")
         if not (llm and file):
             raise InputError(f"--trace: expected LLM=FILE, found {text!r}")
+        if llm in file_by_llm:
+            raise InputError(
+                f"--trace: {llm} is given twice, {file_by_llm[llm]} and {file}; `plan trace FILE FILE -o "
+                "all.csv` joins files of one log"
+            )
         file_by_llm[llm] = Path(file)
     return file_by_llm
 

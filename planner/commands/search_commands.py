@@ -102,6 +102,8 @@ def find_goodput(
 
     if (plan is None) == (fleet is None):
         raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
+    if arrivals == Arrivals.poisson and window is not None:
+        raise InputError("--window: is for --arrivals trace; drop it, or give a trace of that part alone")
     file = plan or fleet
     assert file is not None
     if slo is None and not is_plan_folder(file):
@@ -239,7 +241,7 @@ def search(
         )
         if rate is not None and task.objective == "throughput":
             raise InputError(f"--rate: objective throughput looks for the rate, found {rate:g}; drop one")
-        rate_rps = rate or task.rate_rps or requests.rate_rps
+        rate_rps = (task.rate_rps or requests.rate_rps) if rate is None else rate
         progress(f"searching as {formulation.value} does")
         answer = search_as(
             formulation.value,

@@ -72,13 +72,14 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
     This is for texts, and for messages that name a line. `read_csv` reads numbers, and skips comments.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
-    if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
-        raise InputError(f"{path}: no column {', '.join(missing)}; expected {expected}")
     try:
+        if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
+            raise InputError(f"{path}: no column {', '.join(missing)}; expected {expected}")
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
+        # The number of lines is still 0 where the header cannot be read.
+        raise InputError(f"{path}, line {max(reader.line_num, 1)}: cannot be read ({error})") from None
 
 
 def read_number_column(

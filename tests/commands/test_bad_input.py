@@ -596,6 +596,37 @@ COMMANDS = [
         "simulate",
         ("--slo", "slo.yaml"),
     ),
+    *(
+        Case(f"{command}: name too long", r"x{300}: File name too long; name another", command=command)
+        for command in (
+            f"manifests {'x' * 300} -o m",
+            f"check {'x' * 300}",
+            f"init -o {'x' * 300}",
+            f"compare --fleet {'x' * 300} --trace trace.csv",
+        )
+    ),
+    Case(
+        "search --rate 0",
+        r"--rate: expected a number of requests/s > 0, found 0",
+        command="search vidur --slo slo.yaml --trace trace.csv --rate 0",
+    ),
+    Case(
+        "Poisson arrivals of a part",
+        r"--window: is for --arrivals trace; drop it",
+        command="goodput --fleet fleet.yaml --slo slo.yaml --trace trace.csv --arrivals poisson",
+        more=("--window", "busiest 10 s"),
+    ),
+    Case(
+        "schedule: an LLM twice",
+        r"--trace: chat is given twice, trace.csv and b.csv",
+        command="schedule slo.yaml --trace chat=trace.csv --trace chat=b.csv",
+    ),
+    Case(
+        "prices: a header with old Mac's line ends",
+        r"vms.csv, line 1: cannot be read",
+        {"vms.csv": "InstanceType,Region\rfoo,bar\r"},
+        command="catalog prices vms.csv",
+    ),
 ]
 GIVEN = {"plan": ("slo", "trace", "out"), "simulate": ("fleet", "trace"), "trace": ("TRACE",)}
 DEFAULTS = {

@@ -71,6 +71,8 @@ def test_gpus_have_counts_or_not() -> None:
         parse_stock("h100:16,l40s")
     with pytest.raises(InputError, match="'x' is no number of GPUs; write h100:16"):
         parse_stock("h100:x")
+    with pytest.raises(InputError, match="h100 is given twice; give the sum"):
+        parse_stock("h100:16,h100:4")
     for text in ("4xH100", "h100x4", "4 x h100"):
         with pytest.raises(InputError, match="write h100:4 for"):
             parse_stock(text)

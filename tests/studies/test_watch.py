@@ -407,6 +407,7 @@ def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
         (["--prometheus", "x.json", "--window", "90 s"], "fewer than two windows"),
         (["--prometheus", "x.json", "--every", "0.1 s"], "--every"),
         (["--prometheus", "x.json", "--step", "soon"], "--step"),
+        (["--prometheus", "x.json", "--step", "0 s"], "--step: expected at least 1 s"),
         (["--prometheus", "x.json", "--match", 'a="b"'], "--match"),
         (["--prometheus", "x.json", "--export", ":9109"], "--export"),
     ],
