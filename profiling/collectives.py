@@ -29,9 +29,11 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.latency import Array
 
-WARM_UP, REPEATS = 3, 9  # All-reduces of a size: the first open connections, the median of the others counts.
-TIMEOUT_S = 300.0  # The limit on all sizes of one rank.
-PER_LAYER = 2  # All-reduces: one after attention and one after the feed-forward block.
+# All-reduces of each size: those of the warm-up open connections, the median of the repeats counts.
+WARM_UP, REPEATS = 3, 9
+TIMEOUT_S = 300.0  # The limit on all sizes of all ranks together.
+LOOK_AGAIN_S = 0.05  # The time between two looks at the ranks, which take seconds to start.
+PER_LAYER = 2  # All-reduces of a layer: one after attention and one after the feed-forward block.
 
 
 @dataclass(frozen=True)
@@ -97,22 +99,28 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
 
 
 def _wait_for_ranks(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Wait until all ranks have ended. Raises InputError with a failed rank's last line, or when one takes
-    too long; no rank is left running.
+    """Wait until all ranks have ended, or one has failed, for which the others would wait in vain. Raises
+    InputError with a failed rank's last line, or after TIMEOUT_S; no rank is left running.
     """
+    deadline_s = time.monotonic() + TIMEOUT_S
     try:
+        # A code is None while a rank runs; every rank is looked at each time.
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            if time.monotonic() > deadline_s:
+                raise InputError(f"all-reduces between {len(processes)} ranks took over {TIMEOUT_S:g} s")
+            time.sleep(LOOK_AGAIN_S)
         for process in processes:
-            _, error_text = process.communicate(timeout=TIMEOUT_S)
             if process.returncode:
-                last = (error_text.strip().splitlines() or ["nothing was said"])[-1]
-                raise InputError(f"all-reduces between {len(processes)} ranks cannot be timed: {last}")
-    except subprocess.TimeoutExpired:
-        raise InputError(f"all-reduces between {len(processes)} ranks took over {TIMEOUT_S:g} s") from None
+                _, error_text = process.communicate()
+                last_line = (error_text.strip().splitlines() or ["nothing was said"])[-1]
+                raise InputError(f"all-reduces between {len(processes)} ranks cannot be timed: {last_line}")
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
 
 
 def _run_rank(args: argparse.Namespace) -> None:

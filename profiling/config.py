@@ -9,6 +9,9 @@ from typing import Any
 
 from planner.errors import InputError
 
+# Widths of feed-forward blocks, which the ranks share; ffn_dim is that of OPT.
+FFN_WIDTHS = ("intermediate_size", "ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size")
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """A Hugging Face config.json, or that of a folder. Raises InputError where it is none."""
@@ -30,7 +33,7 @@ def shard_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
 
     A KV head is never split: where there are more ranks than KV heads, ranks hold copies. Raises InputError
-    where the heads cannot be divided.
+    where the heads cannot be divided, or a size is missing.
     """
     if tp == 1:
         return dict(config)
@@ -40,13 +43,20 @@ def shard_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     kv_heads = int(text.get("num_key_value_heads") or heads)
     if not heads or tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
         raise InputError(f"tensor parallelism is {tp}, must divide the {heads} heads ({kv_heads} KV heads)")
-    text["head_dim"] = int(text.get("head_dim") or text["hidden_size"] // heads)
+    text["head_dim"] = int(text.get("head_dim") or read_size(text, "hidden_size") // heads)
     text["num_attention_heads"], text["num_key_value_heads"] = heads // tp, max(kv_heads // tp, 1)
-    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+    for key in FFN_WIDTHS:
         if text.get(key):
-            text[key] = -(-int(text[key]) // tp)
-    text["vocab_size"] = -(-int(text["vocab_size"]) // tp)
+            text[key] = -(-read_size(text, key) // tp)
+    text["vocab_size"] = -(-read_size(text, "vocab_size") // tp)
     return dict(shard)
+
+
+def read_size(text: Mapping[str, Any], key: str) -> int:
+    """The whole number under `key` of a decoder's part of a config.json. Raises InputError without one."""
+    if not isinstance(size := text.get(key), int):
+        raise InputError(f"config.json: {key} is {size!r}, must be a whole number; use another config.json")
+    return size
 
 
 def text_of(config: Mapping[str, Any]) -> Any:

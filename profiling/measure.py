@@ -51,7 +51,7 @@ from planner.models.step_tables import (
 )
 from profiling import design, machine
 from profiling.collectives import Collectives, all_reduces
-from profiling.config import read_config, text_of
+from profiling.config import read_config, read_size, shard_config, text_of
 from profiling.meter import StepMeasurement, StepMeter, StepNotRunError
 from profiling.operators import TorchOperators
 from profiling.power_sampling import GpuPower, open_gpu
@@ -240,6 +240,9 @@ def measure_into(
             # Other candidates each time, the same in every run with this seed.
             drawn = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
             candidates = [step for step in drawn if step not in tried_steps]
+            if not candidates:  # A small engine has few different steps.
+                progress("every step that was drawn is measured; done early")
+                break
             choice = design.choose_step(
                 table.X,
                 table.y,
@@ -324,17 +327,20 @@ def profile_summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
 
 def _time_collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
     """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
-    decoder = text_of(read_config(folder))  # The part of config.json on the text decoder.
+    config = read_config(folder)
+    shard_config(config, subject.tp)  # Raises now where the LLM cannot be divided.
+    decoder = text_of(config)
+    layers = read_size(decoder, "num_hidden_layers")
     measured = all_reduces(
         ranks=subject.tp,
-        hidden=int(decoder["hidden_size"]),
+        hidden=read_size(decoder, "hidden_size"),
         dtype=subject.dtype,
         most_tokens=subject.max_num_batched_tokens,
     )
     if measured is None:
         return None
     write_file(out.with_suffix(".all_reduce.csv"), measured.to_csv())
-    return int(decoder["num_hidden_layers"]), measured
+    return layers, measured
 
 
 def _all_reduces_s(
@@ -415,11 +421,11 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
         lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
         write_file(out, lines + ",".join(_columns(operators)) + "\n")
         return None
+    _check_same_measurement(out, header)  # Before anything is cut from a file that is not ours.
     text = out.read_text(encoding="utf-8", errors="replace")
     if not text.endswith("\n"):  # The run ended within a line.
         text = text[: text.rfind("\n") + 1]
         os.truncate(out, len(text.encode()))
-    _check_same_measurement(out, header)
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     if tuple(rows[0].split(",")) != _columns(operators):
         raise InputError(f"{out}: holds steps with other operators; name another file with -o")

@@ -26,7 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from planner.documents.llm_feed_forward import is_gated
 from planner.errors import InputError
+from planner.files.document_values import Section
 from planner.models.step_tables import StepShape
 from profiling.config import read_config, shard_config, text_of
 from profiling.design import StepLimits
@@ -89,7 +91,9 @@ class DecoderShape:
 
 
 def shape_of(config: dict[str, Any], where: str) -> DecoderShape:
-    """The shape of a dense decoder, from its (sharded) config.json. Raises InputError for other LLMs."""
+    """The shape of a dense decoder, from its (sharded) config.json. Raises InputError for other LLMs, and
+    where neither the model_type nor the activation tells whether feed-forward blocks have gates.
+    """
     text = text_of(config)
     if int(text.get("num_local_experts") or text.get("num_experts") or 1) > 1 or text.get("kv_lora_rank"):
         raise InputError(f"{where}: experts and latent attention need a real engine; use --engine vllm")
@@ -103,7 +107,7 @@ def shape_of(config: dict[str, Any], where: str) -> DecoderShape:
             head_dim=int(text.get("head_dim") or hidden // heads),
             ffn=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
             vocab=int(text["vocab_size"]),
-            is_gated="silu" in str(text.get("hidden_act", "silu")),
+            is_gated=is_gated(Section.from_document(text, where)),
             context_tokens=int(text.get("max_position_embeddings") or 2**31),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +21,14 @@ from planner.errors import InputError
 from planner.models.latency import StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import COLUMNS, StepShape, read_step_table
-from profiling import design
+from profiling import collectives, design
 from profiling.collectives import Collectives
 from profiling.config import shard_config
 from profiling.design import StepLimits
 from profiling.machine import catalog_name, describe_machine
-from profiling.measure import Budget, measure_into, profile_summary
+from profiling.measure import Budget, Subject, measure_into, profile, profile_summary
 from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
+from profiling.operators import shape_of
 from profiling.power_sampling import GpuPower, PowerSampler
 from profiling.vllm_install import is_installed
 
@@ -251,10 +254,19 @@ def test_a_table_of_other_operators_is_not_continued(tmp_path: Path) -> None:
 
 def test_a_file_of_something_else_is_not_appended_to(tmp_path: Path) -> None:
     out = tmp_path / "notes.csv"
-    out.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="no table of this profiler"):
-        measure_into(out, FakeMeter(), HEADER, Budget(2))
-    assert out.read_text() == "a,b\n1,2\n"
+    for text in ("a,b\n1,2\n", "a note without a line's end"):
+        out.write_text(text)
+        with pytest.raises(InputError, match="no table of this profiler"):
+            measure_into(out, FakeMeter(), HEADER, Budget(2))
+        assert out.read_text() == text
+
+
+def test_a_profile_ends_where_every_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small engine every drawn step may be in the table already."""
+    monkeypatch.setattr(design, "candidates", lambda *_: [])
+    meter = FakeMeter()
+    table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e9, clock=meter.clock))
+    assert len(table.steps) == len(design.range_corners(LIMITS))
 
 
 def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
@@ -319,6 +331,49 @@ def test_one_rank_of_four_has_a_quarter_of_the_heads() -> None:
     assert config["num_attention_heads"] == 64
     with pytest.raises(InputError, match="must divide the 64 heads"):
         shard_config(config, 3)
+
+
+def test_the_width_of_opt_is_divided_and_a_missing_size_is_named() -> None:
+    """OPT writes ffn_dim: at TP 2 every rank has half of 8192."""
+    config = {"num_attention_heads": 32, "hidden_size": 2048, "ffn_dim": 8192, "vocab_size": 50272}
+    assert shard_config(config, 2)["ffn_dim"] == 4096
+    with pytest.raises(InputError, match="vocab_size is None, must be a whole number"):
+        shard_config({**config, "vocab_size": None}, 2)
+
+
+def test_an_llm_that_cannot_be_divided_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """GPT-2's config.json has n_embd and n_head: `hidden_size` ended in a KeyError."""
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "n_embd": 768}')
+    with pytest.raises(InputError, match="must divide the 0 heads"):
+        profile(tmp_path, tmp_path / "t.csv", Subject("torch", tp=2))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "activation", "matrices"),
+    [("llama", "silu", 3), ("gemma", "gelu_pytorch_tanh", 3), ("opt", None, 2)],
+)
+def test_a_gate_is_known_by_the_family(model_type: str, activation: str | None, matrices: int) -> None:
+    """Gemma's blocks have gates, with another activation; OPT's have none, and do not name theirs so."""
+    config = {
+        "model_type": model_type,
+        "hidden_act": activation,
+        "hidden_size": 64,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "intermediate_size": 100,
+        "vocab_size": 1000,
+    }
+    assert shape_of(config, "config.json").layer_parameters == 4 * 64 * 64 + matrices * 64 * 100
+
+
+def test_the_rank_that_failed_says_why() -> None:
+    """The first of two ranks waits for the other, which has failed."""
+    fails = [sys.executable, "-c", "raise SystemExit('no such device')"]
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in (waits, fails)]
+    with pytest.raises(InputError, match="between 2 ranks cannot be timed: no such device"):
+        collectives._wait_for_ranks(processes)
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_a_gpu_is_known_by_its_drivers_name() -> None:
