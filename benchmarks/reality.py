@@ -783,7 +783,7 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     for each in found:
         if not isinstance(each, Row) or each.run.campaign not in unstated:
             yield each
-        elif each.quantity == "ttft":  # A point may have rows of two quantities, and is left out once.
+        elif each.quantity == "tpot":  # Every point has one row of TPOT, and perhaps one of TTFT.
             yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
 
 

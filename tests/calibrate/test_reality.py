@@ -384,6 +384,15 @@ def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
     assert left["d"].startswith("disaggregated")
 
 
+def test_a_campaign_whose_prompts_were_cached_is_left_out_whole(tmp_path: Path, engines: Engines) -> None:
+    """SGLang on B200, whose TTFT is not compared: the point that could be computed was not counted."""
+    point = {"backend": "sglang", "system": "b200_sxm", "backend_version": "0.5.6"}
+    cached = point | {"id": "cached", "silicon_ttft_ms": "0.1", "silicon_tpot_ms": "0.1"}
+    found = list(reality.silicon_sample(silicon(tmp_path, cached, point | {"id": "other"}), engines))
+    assert [each.run.case for each in found if isinstance(each, LeftOut)] == ["cached", "other"]
+    assert len(found) == 2
+
+
 def test_only_every_so_many_th_point_of_a_campaign_may_be_asked_for(tmp_path: Path, engines: Engines) -> None:
     """Of four of one LLM and two of another GPU the second and the fourth, and the second."""
     points = [{"id": str(n), "batch_size": str(n + 1)} for n in range(4)]
