@@ -12,8 +12,7 @@ scenarios Plans with the defaults (safety: {kept_in: 0.9}) and without a time li
           the loss. --hindsight looks for the cheapest fleet of level 0 that keeps the SLO in 90 % of these
           same scenarios, and in 88 % if production keeps it in more than 97 %.
 halves    Plans from each half of a trace, at the rate of the other half, and simulates the fleets on paper
-and
-          of production on that other half, with step times as predicted.
+          and of production on that other half, with step times as predicted.
 small     Small questions: simulates every fleet of level 0 that is over 2 % cheaper than production in new
           scenarios.
 
@@ -61,7 +60,7 @@ AT_ONCE = 4  # So many scenarios are simulated at once; more would need more mem
 # With hindsight: the shares of scenarios in which a fleet must keep the SLO. FEWER is tried too if production
 # keeps it in more than MOST_KEPT.
 KEPT_IN, FEWER, MOST_KEPT = 0.9, 0.88, 0.97
-CHEAPER = 0.02  # A fleet counts as cheaper than production by at least this share.
+CHEAPER = 0.02  # A fleet counts as cheaper than production if it costs less by at least this share.
 MOST, MOST_ALONE = 12, 40  # Workers of a pool in a small question: of one of two pools, and of the only one.
 EVERY_S = 300.0  # Length of the windows in which a half is judged.
 USUAL: dict[str, object] = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
@@ -72,8 +71,9 @@ SERVEGEN = "servegen/m-large-day9-1in20.csv.gz"
 
 @dataclass(frozen=True)
 class PlanCase:
-    """A question: a trace, of which `hours` (from, until) may be taken, and the keys of slo.yaml, `more`
-    being those without a field here. `rate_rps` None is the trace's own rate.
+    """A question: a trace, and the keys of slo.yaml, of which `more` has those without a field here. `hours`
+    are the part of the trace that is taken (from, until), None the whole. `rate_rps` None is the trace's own
+    rate.
     """
 
     trace: str
@@ -85,6 +85,7 @@ class PlanCase:
     window: str = "whole"
 
     def task(self, catalog: Catalog, rate_rps: float | None = None) -> PlanQuestion:
+        """The question, at `rate_rps` requests/s where that is given."""
         fleet = {"gpus": ["a100-80g", "h100-80g"]}
         document = {"llm": self.llm, "slo": self.slo, "fleet": fleet, **self.more}
         if (rate_rps := rate_rps or self.rate_rps) is not None:
@@ -92,6 +93,7 @@ class PlanCase:
         return parse_task(document, catalog)
 
     def read(self, folder: Path) -> Trace:
+        """The requests of the trace in this folder."""
         trace = read_trace(folder / self.trace, seed=None)
         return trace if self.hours is None else between(trace, *(3600 * hour for hour in self.hours))
 
@@ -163,18 +165,19 @@ def counts_of(answer: Answered, options: Sequence[Option]) -> Counts:
     """The fleet of an answer as options with their counts; options are recognised by role, GPU, parallelism
     and token budget.
     """
-    of: dict[tuple[str, str, int, int, int], Option] = {
+    option_by_key: dict[tuple[str, str, int, int, int], Option] = {
         (option.role, option.type.gpu.name, option.type.tp, option.type.pp, budget): option
         for option in options
         for budget in [option.type.max_num_batched_tokens]
     }
     return tuple(
-        (of[row.role, row.gpu, row.tp, row.pp, row.max_num_batched_tokens], row.count)
+        (option_by_key[row.role, row.gpu, row.tp, row.pp, row.max_num_batched_tokens], row.count)
         for row in answer.workers
     )
 
 
 def shown(counts: Counts) -> str:
+    """The fleet as text, such as "2 mixed h100-80g tp4 (2048)", with the token budget in brackets."""
     return " + ".join(
         f"{count} {option.role} {worker.gpu.name} tp{worker.tp} ({worker.max_num_batched_tokens})"
         for option, count in counts
@@ -183,15 +186,18 @@ def shown(counts: Counts) -> str:
 
 
 def share_text(kept: int, count: int) -> str:
+    """A share in percent with its interval, such as "91.5 % (87-95)"."""
     low, high = interval(kept, count)
     return f"{100 * kept / count:.1f} % ({100 * low:.0f}-{100 * high:.0f})"
 
 
 def table(head: Sequence[str]) -> None:
+    """Print the head of a table in Markdown."""
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), flush=True)
 
 
 def row(cells: Sequence[object]) -> None:
+    """Print a row of the table."""
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
@@ -201,19 +207,19 @@ def kept_in(
     """Whether each of these fleets keeps the SLO in each of these scenarios."""
     kept = [[False] * len(numbers) for _ in fleets]
 
-    def look(at: int) -> None:
-        oracle = problem.oracle.in_scenario(scenarios[numbers[at]])
+    def simulate_scenario(index: int) -> None:
+        oracle = problem.oracle.in_scenario(scenarios[numbers[index]])
         for i, counts in enumerate(fleets):
-            kept[i][at] = oracle.holds(counts)
+            kept[i][index] = oracle.holds(counts)
 
     for first in range(0, len(numbers), AT_ONCE):
-        part = range(first, min(first + AT_ONCE, len(numbers)))
-        run_wave([partial(look, at) for at in part])
+        batch = range(first, min(first + AT_ONCE, len(numbers)))
+        run_wave([partial(simulate_scenario, index) for index in batch])
     return kept
 
 
 def with_hindsight(
-    problem: Problem, found: FleetSearch, production: Counts, scenarios: Scenarios, count: int
+    problem: Problem, on_paper: FleetSearch, production: Counts, scenarios: Scenarios, count: int
 ) -> Iterator[str]:
     """A text on the cheapest fleet that keeps the SLO in KEPT_IN of the first `count` scenarios, and if
     production keeps it in more than MOST_KEPT, one on the cheapest for FEWER. It says in how many scenarios
@@ -223,11 +229,16 @@ def with_hindsight(
     is_too_good = count - ordered.oracle.missed_count(production, count) > MOST_KEPT * count
     for share in (KEPT_IN, FEWER) if is_too_good else (KEPT_IN,):
         may_miss = int((1 - share) * count + 1e-9)
-        ordered, grew = grow_until_kept(
-            with_scenarios(problem, ordered.oracle.scenarios, may_miss), found.best
+        ordered, grown = grow_until_kept(
+            with_scenarios(problem, ordered.oracle.scenarios, may_miss), on_paper.best
         )
         best = find_cheaper_kept(
-            ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most_requests=math.inf
+            ordered,
+            on_paper,
+            grown,
+            [problem.oracle.fleet(production)],
+            any_mix=False,
+            most_requests=math.inf,
         )
         if best is None or objective_of(best) >= objective_of(production) * (1 - CHEAPER):
             yield f"{100 * share:.0f} %: none"
@@ -261,41 +272,41 @@ def of_scenarios(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> N
             "CPU s: plan, all",
         )
     )
-    for name, asked in plans.items():
+    for name, case in plans.items():
         began_s = time.process_time()
-        trace, task = asked.read(arguments.traces), asked.task(catalog)
-        problem, found, made = answered(task, trace, catalog)
+        trace, task = case.read(arguments.traces), case.task(catalog)
+        problem, on_paper, production = answered(task, trace, catalog)
         plan_s = time.process_time() - began_s
         held_out, numbers = Scenarios(task, trace, SEED, HELD_OUT), range(count)
-        fleets = [found.best, made.best, *one_fewer(made.best)]
-        kept = [sum(each) for each in kept_in(problem, held_out, numbers, fleets)]
-        lost = next(each for each in made.answers if each.name == "with-a-loss")
+        fleets = [on_paper.best, production.best, *one_fewer(production.best)]
+        kept = [sum(of_fleet) for of_fleet in kept_in(problem, held_out, numbers, fleets)]
+        with_loss = next(answer for answer in production.answers if answer.name == "with-a-loss")
         after_loss = "-"
-        if arguments.loss and lost.value is not None:
+        if arguments.loss and with_loss.value is not None:
             lossy = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
-            standing = kept_in(lossy, held_out, numbers, [counts_of(lost, found.level0.options)])
+            standing = kept_in(lossy, held_out, numbers, [counts_of(with_loss, on_paper.level0.options)])
             after_loss = share_text(sum(standing[0]), count)
-        known = list[str]()
+        hindsight = list[str]()
         if arguments.hindsight:
-            known = ["; ".join(with_hindsight(problem, found, made.best, held_out, count))]
-        said = next(each.kept_in for each in made.answers if each.name == "production")
-        assert said is not None
-        value = objective_of(made.best)
+            hindsight = ["; ".join(with_hindsight(problem, on_paper, production.best, held_out, count))]
+        test = next(answer.kept_in for answer in production.answers if answer.name == "production")
+        assert test is not None
+        value = objective_of(production.best)
         row(
             (
                 name,
                 f"{len(problem.trace)}, {drawn_by(task, trace)}",
-                shown(found.best),
-                f"{found.value:.2f}",
+                shown(on_paper.best),
+                f"{on_paper.value:.2f}",
                 share_text(kept[0], count),
-                shown(made.best),
-                f"{value:.2f} ({100 * (value / found.value - 1):+.0f} %)",
-                f"{said.kept} of {said.scenario_count}" + ("" if made.is_tested else ", not passed"),
+                shown(production.best),
+                f"{value:.2f} ({100 * (value / on_paper.value - 1):+.0f} %)",
+                f"{test.kept} of {test.scenario_count}" + ("" if production.is_tested else ", not passed"),
                 share_text(kept[1], count),
                 ", ".join(f"{100 * n / count:.1f} %" for n in kept[2:]) or "-",
-                "-" if lost.value is None else f"{lost.value:.2f}",
+                "-" if with_loss.value is None else f"{with_loss.value:.2f}",
                 after_loss,
-                *known,
+                *hindsight,
                 f"{plan_s:.0f}, {time.process_time() - began_s:.0f}",
             )
         )
@@ -327,17 +338,17 @@ def halves(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> None:
             *("requests beyond any", f"windows of {EVERY_S / 60:g} min that miss it"),
         )
     )
-    for name, asked in plans.items():
-        whole = asked.read(arguments.traces)
+    for name, case in plans.items():
+        whole = case.read(arguments.traces)
         middle_s = whole.duration_s / 2
         first, second = between(whole, 0.0, middle_s), between(whole, middle_s, math.inf)
-        for known, other, label in ((first, second, "first half"), (second, first, "second half")):
-            task = asked.task(catalog, asked.rate_rps or spread_stamps(other, seed=0).rate_rps)
-            problem, found, made = answered(task, known, catalog)
-            real = requested_traffic(other, task, seed=0)[0]
-            for answer, counts in (("on paper", found.best), ("production", made.best)):
-                what = (name, label, answer, shown(counts), f"{objective_of(counts):.2f}")
-                row((*what, *_on(problem, real, counts)))
+        for planned_from, other, label in ((first, second, "first half"), (second, first, "second half")):
+            task = case.task(catalog, case.rate_rps or spread_stamps(other, seed=0).rate_rps)
+            problem, on_paper, production = answered(task, planned_from, catalog)
+            traffic = requested_traffic(other, task, seed=0)[0]
+            for answer, counts in (("on paper", on_paper.best), ("production", production.best)):
+                cells = (name, label, answer, shown(counts), f"{objective_of(counts):.2f}")
+                row((*cells, *_on(problem, traffic, counts)))
 
 
 def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
@@ -346,7 +357,7 @@ def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
     simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=True)
     edges_s = windows_s(simulation, EVERY_S)
     of_limits = [in_windows(simulation, k, edges_s) for k in range(len(verdict.lines))]
-    missed = sum(not all(each.holds for each in limits) for limits in zip(*of_limits, strict=True))
+    missed = sum(not all(window.holds for window in limits) for limits in zip(*of_limits, strict=True))
     yield "kept" if verdict.holds else "missed" + ("" if verdict.is_steady else ", queue grows")
     yield ", ".join(f"{line.limit.name} {100 * (1 - line.kept_frac):.2f} %" for line in verdict.lines)
     yield f"{100 * (1 - verdict.attainment_frac):.2f} %"
@@ -354,7 +365,7 @@ def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
 
 
 def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
-    """Prints the table of small questions."""
+    """Print for drawn questions how many cheaper fleets of level 0 keep the SLO in held-out scenarios."""
     catalog, count = read_catalog(), arguments.count
     may_miss = int((1 - KEPT_IN) * count + 1e-9)
     table(
@@ -368,34 +379,36 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
         rate_rps, slo, trace = small_question(seed)
         fleet = {"gpus": ["a100-80g", "h100-80g"], "max_num_batched_tokens": 2048}
         task = parse_task({"llm": "llama-3.1-70b", "slo": slo, "fleet": fleet}, catalog)
-        problem, found, made = answered(task, trace, catalog)
+        problem, on_paper, production = answered(task, trace, catalog)
         held_out = Scenarios(task, trace, SEED, HELD_OUT)
-        asked, _ = grow_until_kept(
-            with_scenarios(problem, [held_out[i] for i in range(count)], may_miss), found.best
+        with_held_out, _ = grow_until_kept(
+            with_scenarios(problem, [held_out[i] for i in range(count)], may_miss), on_paper.best
         )
-        fleets = list(every_cheaper(problem, found, objective_of(made.best) * (1 - CHEAPER)))
-        held = [counts for counts in fleets if problem.oracle.holds(counts)]
-        missed = {i: asked.oracle.missed_count(counts, count) for i, counts in enumerate(held)}
-        best = min(missed, key=lambda i: (missed[i], objective_of(held[i])), default=None)
+        fleets = list(every_cheaper(problem, on_paper, objective_of(production.best) * (1 - CHEAPER)))
+        holding = [counts for counts in fleets if problem.oracle.holds(counts)]
+        missed = {i: with_held_out.oracle.missed_count(counts, count) for i, counts in enumerate(holding)}
+        best = min(missed, key=lambda i: (missed[i], objective_of(holding[i])), default=None)
         others = "-"
         if best is not None and missed[best] <= may_miss:
             numbers = range(count, 3 * count)
-            again = kept_in(problem, held_out, numbers, [held[best], made.best])
-            others = ", ".join(share_text(sum(each), len(numbers)) for each in again)
-        slo_text = ", ".join(f"{metric} {p} {limit}" for metric, at in slo.items() for p, limit in at.items())
+            again = kept_in(problem, held_out, numbers, [holding[best], production.best])
+            others = ", ".join(share_text(sum(kept), len(numbers)) for kept in again)
+        slo_text = ", ".join(
+            f"{metric} {p} {limit}" for metric, limits in slo.items() for p, limit in limits.items()
+        )
         row(
             (
                 seed,
                 f"{rate_rps:g}",
                 slo_text,
-                f"{found.value:.2f}",
-                f"{objective_of(made.best):.2f}",
-                share_text(count - asked.oracle.missed_count(made.best, count), count),
+                f"{on_paper.value:.2f}",
+                f"{objective_of(production.best):.2f}",
+                share_text(count - with_held_out.oracle.missed_count(production.best, count), count),
                 len(fleets),
-                len(held),
+                len(holding),
                 "-"
                 if best is None
-                else f"{objective_of(held[best]):.2f}, {100 * (1 - missed[best] / count):.1f} %",
+                else f"{objective_of(holding[best]):.2f}, {100 * (1 - missed[best] / count):.1f} %",
                 others,
             )
         )
@@ -418,18 +431,19 @@ def small_question(seed: int) -> tuple[float, dict[str, dict[str, str]], Trace]:
     return rate_rps, {"ttft": {"p90": str(ttft)}, "tbt": {"p99": str(tbt)}}, trace
 
 
-def every_cheaper(problem: Problem, found: FleetSearch, below: float) -> Iterator[Counts]:
+def every_cheaper(problem: Problem, on_paper: FleetSearch, below: float) -> Iterator[Counts]:
     """All fleets of level 0 within the question's limits that cost less than `below`, with up to MOST workers
     in each of two pools, or MOST_ALONE in a single one.
     """
-    of = {
-        role: [o for o in found.level0.options if o.role == role] for role in ("mixed", "prefill", "decode")
+    options = {
+        role: [option for option in on_paper.level0.options if option.role == role]
+        for role in ("mixed", "prefill", "decode")
     }
     numbers = range(1, MOST + 1)
-    one = (((option, n),) for option in of["mixed"] for n in range(1, MOST_ALONE + 1))
+    one = (((option, n),) for option in options["mixed"] for n in range(1, MOST_ALONE + 1))
     two = (
         ((prefill, n), (decode, m))
-        for prefill, decode in itertools.product(of["prefill"], of["decode"])
+        for prefill, decode in itertools.product(options["prefill"], options["decode"])
         if may_hand_over((prefill.type, decode.type))
         for n, m in itertools.product(numbers, repeat=2)
     )

@@ -9,7 +9,8 @@ is fitted to the run itself. With `--engine none` the engine's host adds no time
 
 Prints the share of runs that is left out, the errors per source, LLM and GPU, the errors that other
 simulators report on such data, and every reason for leaving runs out. Saturated runs count like all others.
-The exit code is 1 if an error is above its bound (BOUNDS), and 2 if there is nothing to simulate.
+The exit code is 1 if an error is above its bound (BOUNDS), or if for some quantity the share of measurements
+inside the stated spread is not within INSIDE_FRAC or not known; it is 2 if there is nothing to simulate.
 
 Reads these files; the README beside the data says how they were measured. In an open loop requests arrive at
 their own times; in a closed loop each client sends its next request when the last one has ended.
@@ -227,13 +228,16 @@ class Row:
 
     @property
     def error_frac(self) -> float:
+        """By how much the prediction is too high, as a share of the measurement."""
         return self.predicted / self.measured - 1
 
     @property
     def is_inside(self) -> bool:
+        """Whether the measurement lies within the bounds."""
         return self.bounds is not None and min(self.bounds) <= self.measured <= max(self.bounds)
 
     def document(self) -> dict[str, Any]:
+        """The row and its run as plain values."""
         row = asdict(self)
         run: dict[str, Any] = row.pop("run")
         return run | row | {"error_frac": self.error_frac}
@@ -318,6 +322,7 @@ class Engines:
         raise InputError(f"{name}: neither in the catalog nor in {CONFIGS.parent.name}/{CONFIGS.name}")
 
     def basis(self, fleet: Fleet) -> str:
+        """The origin of a fleet's step times, as a `Row` has it."""
         return "roofline" if fleet.pools[0].type.latency.kind == "roofline" else "fit"
 
 
@@ -422,11 +427,12 @@ def inference_perf(path: Path, engines: Engines) -> Found:
                     each, f"overloaded: {share} requests failed; no client gives up in the simulator"
                 )
                 continue
-            seen = replace(simulation, window_s=(starts_s[k], starts_s[k + 1]))
-            yield from _stage_rows(each, engines.basis(fleet), document, stage, seen, stage_of == k)
+            of_stage = replace(simulation, window_s=(starts_s[k], starts_s[k + 1]))
+            yield from _stage_rows(each, engines.basis(fleet), document, stage, of_stage, stage_of == k)
 
 
 def _stage_regime(stage: Document) -> str:
+    """ "overloaded" if many requests of the stage failed, else empty."""
     return "overloaded" if stage["failed"] > FAILED_FRAC * stage["sent"] else ""
 
 
@@ -518,8 +524,8 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
         for key, value in quantiles.items()
         if key in known or key.startswith("p")
     )
-    at, values = zip(*points, strict=True)
-    lengths: Ints = np.round(np.interp((np.arange(n) + 0.5) / n, at, values)).clip(min=1).astype(np.int64)
+    shares, values = zip(*points, strict=True)
+    lengths: Ints = np.round(np.interp((np.arange(n) + 0.5) / n, shares, values)).clip(min=1).astype(np.int64)
     return lengths
 
 
@@ -592,8 +598,9 @@ def repeats_of(point: Document) -> int:
     """
     campaign = f"{point['llm']} {point['task']} {point['num_gpus']} x {point['gpu_model']}"
     seats = int(point["max_num_seqs"])
-    sweep = {seen: repeats for repeats, each in read_yaml(SWEEPS).get(campaign, {}).items() for seen in each}
-    fewer = [seen for seen in sweep if seen <= seats]
+    sweeps = read_yaml(SWEEPS).get(campaign, {})
+    sweep = {run_seats: repeats for repeats, seat_list in sweeps.items() for run_seats in seat_list}
+    fewer = [run_seats for run_seats in sweep if run_seats <= seats]
     return int(sweep[max(fewer)]) if fewer else math.ceil(2 * seats / SENT[point["task"]])
 
 
@@ -719,10 +726,10 @@ def _log_load(log: Sequence[Document]) -> Load:
 
 def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
     """The kernel profiles of a run. Experts are profiled on one GPU, and the file counts for every TP."""
-    found = sorted(folder.rglob(f"{stem}--tp{tp}--*.csv*"))
-    if found and not any("--moe." in path.name for path in found):
-        found += sorted(folder.rglob(f"{stem}--tp1--moe.csv*"))
-    return found
+    paths = sorted(folder.rglob(f"{stem}--tp{tp}--*.csv*"))
+    if paths and not any("--moe." in path.name for path in paths):
+        paths += sorted(folder.rglob(f"{stem}--tp1--moe.csv*"))
+    return paths
 
 
 def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatency:
@@ -774,13 +781,13 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     read as much KV as its steps would: the file says neither how many prompts were cached nor in which format
     the KV was.
     """
-    found = list(_points(path, engines, backends))
+    figures = list(_points(path, engines, backends))
     unstated = {
         each.run.campaign
-        for each in found
+        for each in figures
         if isinstance(each, LeftOut) and each.why in (PROMPTS_HELD, KV_UNSTATED)
     }
-    for each in found:
+    for each in figures:
         if not isinstance(each, Row) or each.run.campaign not in unstated:
             yield each
         elif each.quantity == "tpot":  # Every point has one row of TPOT, and perhaps one of TTFT.
@@ -891,6 +898,7 @@ def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, short
 
 
 def _point_run(point: Mapping[str, str], campaign: str) -> Run:
+    """The run of a point of silicon_sample.csv; `campaign` is the name of those who measured it."""
     llm, gpu, weights = (
         point["model_path"],
         GPUS.get(point["system"], point["system"]),
@@ -1021,6 +1029,7 @@ def llmd(path: Path, engines: Engines) -> Found:
 
 
 def _llmd_run(point: Document, campaign: str, tp: int) -> Run:
+    """The run of a point of llm-d, of workers with this tensor parallelism."""
     regime = "saturated" if point["ttft_s"]["mean"] > LLMD_SATURATED_S else ""
     gpu, rate = str(GPUS.get(point["gpu"], point["gpu"])), f"{point['rate']:g}/s"
     return Run("llm-d", campaign, rate, point["llm"], gpu, tp, "vLLM", regime)
@@ -1183,6 +1192,7 @@ class Bound:
         )
 
     def value_frac(self, errors: Floats) -> float:
+        """What must be at most `limit_frac`, from the relative errors."""
         return float(abs(errors.mean()) if self.bias else np.abs(errors).mean())
 
 
@@ -1268,9 +1278,7 @@ PEERS = (
 INSIDE_FRAC = (0.85, 0.95)
 # The figures that are compared with the spread, by quantity.
 INSIDE = {"ttft": {("ttft", "mean")}, "tpot": {("tpot", "mean"), ("itl", "p50")}, "e2e": {("e2e", "mean")}}
-
-
-# The same for InferenceX's runs, which have no means.
+# The figures of InferenceX's runs that are compared with the spread: their files have no means.
 MEDIANS = {"ttft": ("ttft", "p50"), "tpot": ("tpot", "p50"), "e2e": ("e2e", "p50")}
 
 
@@ -1292,12 +1300,12 @@ def inside(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The share of measurements between the predictions at both ends of the spread, for each quantity."""
     answers = []
     for quantity in INSIDE:
-        found = counted(rows, quantity)
-        share = sum(row.is_inside for row in found) / len(found) if found else None
+        compared = counted(rows, quantity)
+        share = sum(row.is_inside for row in compared) / len(compared) if compared else None
         answers.append(
             {
                 "quantity": quantity,
-                "rows": len(found),
+                "rows": len(compared),
                 "inside_frac": share,
                 "holds": share is not None and INSIDE_FRAC[0] <= share <= INSIDE_FRAC[1],
             }
@@ -1306,6 +1314,7 @@ def inside(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _sources(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> set[str]:
+    """The sources of all runs, simulated or left out."""
     return {row.run.source for row in rows} | {each.run.source for each in left_out}
 
 
@@ -1349,6 +1358,7 @@ def share_left_out(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> dict[str
 
 
 def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequence[Document]) -> None:
+    """Print all tables; `bounds` are those of `judged`."""
     shares = share_left_out(rows, left_out)
     replayed, again = shares["replayed"], shares["same_again"]
     measured, lost = shares["runs"] - again, shares["left_out"] - again
@@ -1445,32 +1455,33 @@ def at_limit(rows: Sequence[Row]) -> list[Row]:
 
 def print_at_limit(rows: Sequence[Row]) -> None:
     """A line for each figure of `at_limit`, and the error of all other such figures of its source."""
-    if not (found_rows := at_limit(rows)):
+    if not (limited_rows := at_limit(rows)):
         return
     print("\n99th percentiles of TTFT that a limit decides, with their bounds [s]:\n")
     print(
         "| truth | LLM | GPU | case | predicted | from | to | measured |\n|---|---|---|---|---|---|---|---|"
     )
-    for row in found_rows:
+    for row in limited_rows:
         assert row.bounds is not None
         values = (row.predicted, *row.bounds, row.measured)
         cells = " | ".join(f"{value:.3g}" for value in values)
         print(
             f"| {row.run.source} | {row.run.llm.split('/')[-1]} | {row.run.gpu} | {row.run.case} | {cells} |"
         )
-    for source in dict.fromkeys(row.run.source for row in found_rows):
+    for source in dict.fromkeys(row.run.source for row in limited_rows):
         others = [
             abs(row.error_frac)
             for row in rows
             if row.run.source == source
             and (row.quantity, row.statistic) == ("ttft", "p99")
-            and row not in found_rows
+            and row not in limited_rows
         ]
         error = f"{100 * np.mean(others):.1f} %" if others else "-"
         print(f"\n{source}: the {len(others)} others are {error} off.")
 
 
 def _inside_cell(rows: Sequence[Row]) -> str:
+    """Their mean error, and the shares of measurements inside, below and above the spread [%]."""
     if not rows:
         return "-"
     shorter = sum(row.bounds is not None and row.measured < min(row.bounds) for row in rows)
@@ -1481,11 +1492,13 @@ def _inside_cell(rows: Sequence[Row]) -> str:
 
 
 def _runs(runs: set[Run]) -> str:
+    """How many runs there are, and how many of each regime."""
     regimes = Counter(run.regime for run in runs if run.regime)
     return f"{len(runs)}" + "".join(f", {n} {regime}" for regime, n in sorted(regimes.items()))
 
 
 def _cell(rows: Sequence[Row], quantity: str) -> str:
+    """The mean size of the errors of each statistic, and in brackets the signed mean of the first [%]."""
     errors = [
         [row.error_frac for row in rows if (row.quantity, row.statistic) == (quantity, name)]
         for name in QUANTILES

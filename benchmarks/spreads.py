@@ -87,6 +87,7 @@ class Figure:
 
     @property
     def campaign(self) -> Campaign:
+        """The group of runs to which the figure belongs."""
         return self.source, self.gpu, self.llm
 
     @property
@@ -210,9 +211,9 @@ def fit_spread(
     near = float(steps[int(np.argmin([score(each) for each in steps]))])
     log_sd = float(minimize_scalar(score, bounds=(max(near - 0.02, 0.01), near + 0.02), method="bounded").x)
     campaigns = len({each.campaign for each in figures})
-    # As wide as a prediction for one more campaign, of which there are few (Student's distribution).
-    few = float(student.ppf((1 + WITHIN_FRAC) / 2, max(campaigns - 1, 1))) / INTERVAL_SIGMAS
-    log_sd *= few * math.sqrt(1 + 1 / campaigns)
+    # As wide as the prediction of one more campaign after so few (Student's distribution).
+    widening = float(student.ppf((1 + WITHIN_FRAC) / 2, max(campaigns - 1, 1))) / INTERVAL_SIGMAS
+    log_sd *= widening * math.sqrt(1 + 1 / campaigns)
     while log_sd < WIDEST:
         _, high = ends(of(other, Factor(median, log_sd)), prefills, decodes)
         if (ratios > high).mean() <= MOST_LONGER_FRAC:
@@ -237,12 +238,12 @@ def nearest(
     """The figures that agree with `like` by the first of the keys for which there are LEAST_CAMPAIGNS; all
     figures if there is no such key.
     """
-    every = list(figures)
+    all_figures = list(figures)
     for key in keys:
-        mine = [each for each in every if key(each) == key(like)]
-        if len({each.campaign for each in mine}) >= LEAST_CAMPAIGNS:
-            return mine
-    return every
+        alike = [each for each in all_figures if key(each) == key(like)]
+        if len({each.campaign for each in alike}) >= LEAST_CAMPAIGNS:
+            return alike
+    return all_figures
 
 
 def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
@@ -332,16 +333,16 @@ def shares(
     """By kind, source, GPU and metric: the number of figures, the share inside and the share above, the mean
     width as a factor and the mean score.
     """
-    of: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    ends_by_name: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for each in figures:
         if (known := spread(each)) is not None:
             low, high = ends(known, np.array([each.of_prefills]), np.array([each.of_decodes]))
             for place in (f"{each.source} | {each.gpu}", "all | "):
                 name = f"{each.kind} | {place} | {each.metric}"
-                of[name].append((each.log_ratio, float(low[0]), float(high[0])))
+                ends_by_name[name].append((each.log_ratio, float(low[0]), float(high[0])))
     answers: dict[str, tuple[float, ...]] = {}
-    for name, found_here in of.items():
-        ratio, low, high = np.array(found_here).T
+    for name, ratios_and_ends in ends_by_name.items():
+        ratio, low, high = np.array(ratios_and_ends).T
         answers[name] = (
             float(len(ratio)),
             float(((low <= ratio) & (ratio <= high)).mean()),
@@ -366,6 +367,8 @@ def left_out_spreads(figures: Sequence[Figure]) -> Callable[[Figure], StepTimeSp
 
 
 def shipped_spreads(catalog: Catalog) -> Callable[[Figure], StepTimeSpread | None]:
+    """The spread of a figure by the rows of the catalog; None where no row is for it."""
+
     def spread(like: Figure) -> StepTimeSpread | None:
         for row in catalog.spreads.values():
             if (
@@ -381,6 +384,7 @@ def shipped_spreads(catalog: Catalog) -> Callable[[Figure], StepTimeSpread | Non
 
 
 def print_shares(figures: Sequence[Figure], catalog: Catalog) -> None:
+    """Print the shares inside the shipped rows, and inside rows fitted without the figure's campaign."""
     shipped = shares(figures, shipped_spreads(catalog))
     ours = shares(figures, left_out_spreads(figures))
     print(

@@ -2,9 +2,9 @@
 
     import fleetplan
 
-    found = fleetplan.plan("slo.yaml", "trace.csv")
-    found.cost_usd_per_h, found.workers
-    found.save("out/")
+    answer = fleetplan.plan("slo.yaml", "trace.csv")
+    answer.cost_usd_per_h, answer.workers
+    answer.save("out/")
 
 A name is loaded when it is first used, so importing this package costs next to nothing: `plan` starts here.
 """

@@ -139,7 +139,7 @@ def _run_rank(args: argparse.Namespace) -> None:
     dtype, medians_s = getattr(torch, args.dtype), []
     for tokens in args.tokens:
         payload = torch.ones(tokens, args.hidden, device=device, dtype=dtype)
-        runs = []
+        times_s = []
         for repeat in range(WARM_UP + REPEATS):
             distributed.barrier()
             start_s = time.perf_counter()
@@ -149,16 +149,16 @@ def _run_rank(args: argparse.Namespace) -> None:
             took_s = torch.tensor([time.perf_counter() - start_s], device=device, dtype=torch.float64)
             distributed.all_reduce(took_s, op=distributed.ReduceOp.MAX)
             if repeat >= WARM_UP:
-                runs.append(float(took_s))
+                times_s.append(float(took_s))
             payload.fill_(1.0)  # The sum has replaced the payload.
-        medians_s.append(float(np.median(runs)))
+        medians_s.append(float(np.median(times_s)))
     if args.rank == 0:
         (Path(args.folder) / "seconds.json").write_text(json.dumps(medians_s), encoding="utf-8")
     distributed.destroy_process_group()
 
 
 def main() -> None:
-    """What the process of one rank runs."""
+    """Read the command line of one rank's process, and run the rank."""
     parser = argparse.ArgumentParser(description="One rank of profiling.collectives.all_reduces.")
     for name, kind in (("folder", str), ("ranks", int), ("rank", int), ("hidden", int), ("dtype", str)):
         parser.add_argument(f"--{name}", type=kind, required=True)

@@ -14,7 +14,9 @@ FFN_WIDTHS = ("intermediate_size", "ffn_dim", "moe_intermediate_size", "shared_e
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A Hugging Face config.json, or that of a folder. Raises InputError where it is none."""
+    """The content of a Hugging Face config.json, or of the one in a folder. Raises InputError for a file that
+    cannot be read or is none.
+    """
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8-sig"))

@@ -46,7 +46,7 @@ class StepLimits:
     step_tokens: int  # The engine's max_num_batched_tokens.
     sequences: int  # The engine's max_num_seqs.
     context_tokens: int  # The engine's max_model_len.
-    kv_tokens: int  # Room of the KV cache for requests, in blocks of `block_tokens`.
+    kv_tokens: int  # Tokens that the KV cache has room for, in blocks of `block_tokens`.
     block_tokens: int
 
     def __post_init__(self) -> None:

@@ -77,7 +77,7 @@ START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole 
 # teach nothing.
 AGREED_FRAC, AGREED_TIMES = 0.004, 3
 MOST_REFUSED = 25  # An engine may refuse this many steps before the profile fails; set by hand.
-FOLDS = 5  # The folds of the cross-validation in `summary`.
+FOLDS = 5  # The folds of the cross-validation in `profile_summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
 # Bounds for disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
 DISTURBED_RATIO, MOST_TRIES = 1.4, 3
@@ -102,7 +102,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many seconds to measure, from the time `started_s` on `clock`; None: from the first step."""
+    """How many seconds to measure, from the time `started_s` on `clock`, or without it from the call of
+    `measure_into` on.
+    """
 
     seconds: float
     started_s: float | None = None
@@ -128,7 +130,8 @@ def profile(
     `budget_s` counts from this call, so that it includes the start of the engine, and what earlier runs into
     the same file spent counts too. With tp > 1 one rank's share is measured on one GPU, and the time of its
     all-reduces is added. If the machine has `tp` GPUs, the all-reduces are measured between `tp` ranks
-    (profiling/collectives.py), and written beside the table; otherwise they come from the roofline.
+    (profiling/collectives.py), and written beside the table; otherwise they come from the roofline. Raises
+    InputError as `measure_into` does, and for an LLM or an engine that cannot be measured here.
     """
     started_s = time.monotonic()
     check_output_file(out)
@@ -220,25 +223,29 @@ def measure_into(
     start_s = clock() if budget.started_s is None else budget.started_s
     earlier = _resume(out, header, meter.operators)
     spent_s = float(earlier.steps.spent_s.sum()) if earlier is not None else 0.0
-    done = _measured_steps(earlier) if earlier is not None else []
+    measured_steps = _measured_steps(earlier) if earlier is not None else []
     refused: list[StepShape] = []
     start_steps = [
-        step for step in design.start_design(meter.limits, START_STEPS, seed) if step not in set(done)
+        step
+        for step in design.start_design(meter.limits, START_STEPS, seed)
+        if step not in set(measured_steps)
     ]
     agreed_times = 0
     # The shortest time of the reference so far. It is timed a few times, as the machine may be busy just now.
     quiet_s = min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if earlier is not None:
         quiet_s = min(quiet_s, float(earlier.steps.reference_s.min()))
-    while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
+    while spent_s + clock() - start_s < budget_s and len(measured_steps) < MOST_STEPS:
         if start_steps:
             step = start_steps.pop(0)
             note = "start design"  # For the progress line.
         else:
             table = read_step_table(out)
-            tried_steps = {*done, *refused}
+            tried_steps = {*measured_steps, *refused}
             # Other candidates each time, the same in every run with this seed.
-            drawn = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
+            drawn = design.candidates(
+                meter.limits, design.CANDIDATES, seed + 1 + len(measured_steps) + len(refused)
+            )
             candidates = [step for step in drawn if step not in tried_steps]
             if not candidates:  # A small engine has few different steps.
                 progress("every step that was drawn is measured; done early")
@@ -247,7 +254,7 @@ def measure_into(
                 table.X,
                 table.y,
                 candidates,
-                np.random.default_rng((seed, len(done))),
+                np.random.default_rng((seed, len(measured_steps))),
                 repeats=float(table.steps.repeats.median()) + 1,  # One more to warm up.
                 overhead_s=_overhead_s(table),
             )
@@ -257,18 +264,19 @@ def measure_into(
                 progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
                 break
             step, note = choice.step, f"the fits differ by {100 * choice.disagreement_frac:.1f} %"
-        progress(f"{len(done)} steps measured, {spent_s + clock() - start_s:.0f} of {budget_s:.0f} s; {note}")
+        used_s = spent_s + clock() - start_s
+        progress(f"{len(measured_steps)} steps measured, {used_s:.0f} of {budget_s:.0f} s; {note}")
         try:
-            measured, quiet_s = _measure_undisturbed(meter, step, quiet_s)
+            measurement, quiet_s = _measure_undisturbed(meter, step, quiet_s)
         except StepNotRunError as error:
             refused.append(step)
             if len(refused) > MOST_REFUSED:
                 raise InputError(f"{out}: {len(refused)} steps were refused; the last: {error}") from None
             continue
         tokens = step.prompts * step.new + step.decodes
-        _append_row(out, measured.row(extra_s(tokens)), meter.operators)
-        done.append(step)
-    if not done:
+        _append_row(out, measurement.row(extra_s(tokens)), meter.operators)
+        measured_steps.append(step)
+    if not measured_steps:
         raise InputError(f"{out}: the budget of {budget_s:g} s was spent before the first step; allow more")
     return read_step_table(out)
 
@@ -426,24 +434,24 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
     if not text.endswith("\n"):  # The run ended within a line.
         text = text[: text.rfind("\n") + 1]
         os.truncate(out, len(text.encode()))
-    rows = [line for line in text.splitlines() if not line.startswith("#")]
-    if tuple(rows[0].split(",")) != _columns(operators):
+    head, *rows = (line for line in text.splitlines() if not line.startswith("#"))
+    if tuple(head.split(",")) != _columns(operators):
         raise InputError(f"{out}: holds steps with other operators; name another file with -o")
-    return read_step_table(out) if len(rows) > 1 else None
+    return read_step_table(out) if rows else None
 
 
 def _check_same_measurement(out: Path, header: Mapping[str, str]) -> None:
     """Raise InputError unless `out` is a table of this profiler with the IDENTITY of `header`."""
     text = out.read_text(encoding="utf-8", errors="replace")
-    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    head = next((line for line in text.splitlines() if not line.startswith("#")), "")
     header_of_file = {}
     for line in text.splitlines():
         if line.startswith("#"):
             key, _, value = line.lstrip("# ").partition(":")
             header_of_file[key.strip()] = value.strip()
     columns = _columns(())
-    is_ours = bool(rows) and tuple(rows[0].split(",")[: len(columns)]) == columns
-    if not is_ours or not all(name.startswith("op_") for name in rows[0].split(",")[len(columns) :]):
+    is_ours = tuple(head.split(",")[: len(columns)]) == columns
+    if not is_ours or not all(name.startswith("op_") for name in head.split(",")[len(columns) :]):
         raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
     for key in IDENTITY:
         if key in header and header_of_file.get(key, "") != header[key]:

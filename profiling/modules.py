@@ -31,7 +31,7 @@ class ModuleTimes:
     """The clocks of a torch module's leaves; they run from `start` to `stop`."""
 
     def __init__(self, model: Any) -> None:
-        self._on = False
+        self._is_on = False
         self._begun: list[Any] = []  # When the modules that now run began, the innermost last.
         self._spans: list[tuple[str, Any, Any]] = []  # (name, begin, end) of every call.
         self._torch: Any = None
@@ -46,13 +46,13 @@ class ModuleTimes:
         """Forget what was timed so far and time the modules from now on."""
         import torch
 
-        self._torch, self._on = torch, True
+        self._torch, self._is_on = torch, True
         self._begun.clear()
         self._spans.clear()
 
     def stop(self) -> dict[str, float]:
         """Seconds of each module name since the start, in the order of their first calls."""
-        self._on = False
+        self._is_on = False
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
         seconds_by_name: dict[str, float] = {}
@@ -73,10 +73,10 @@ class ModuleTimes:
 
     def _before(self, *_: Any) -> None:
         """Note when a module begins."""
-        if self._on:
+        if self._is_on:
             self._begun.append(self._mark())
 
     def _after(self, name: str) -> None:
         """Note when the module that began last ends."""
-        if self._on and self._begun:
+        if self._is_on and self._begun:
             self._spans.append((name, self._begun.pop(), self._mark()))

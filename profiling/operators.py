@@ -39,7 +39,7 @@ INSTALL = "pip install 'fleetplan[profile]'"
 # Bytes of weights that a measurement reads: on a GPU several times those of any cache; on a CPU, whose steps
 # take long, fewer.
 WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
-CPU_KV_BYTES = 2**30  # KV cache at most on a CPU, whose memory other programs share.
+CPU_KV_BYTES = 2**30  # The largest KV cache on a CPU, whose memory other programs share.
 GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.
 EPS, ROPE_BASE = 1e-5, 10000.0  # Values of Llama 2; other values would take as long.
 OPERATORS = (
@@ -212,7 +212,7 @@ class TorchOperators:
         for _ in range(OPERATOR_REPEATS):
             runs.append({})
             part(timed)
-        return {name: median(each[name] for each in runs) for name in runs[0]}
+        return {name: median(run[name] for run in runs) for name in runs[0]}
 
     def close(self) -> None:
         """Give weights and KV cache back to the device."""
@@ -321,7 +321,7 @@ class TorchOperators:
         normed = run_operator("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
         qkv = run_operator("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
-        turned = run_operator("attn_rope", lambda: [_rotated(torch, part, *angles) for part in (q, k)])
+        turned = run_operator("attn_rope", lambda: [_rotated(torch, x, *angles) for x in (q, k)])
         attended = self._attention(turned[0], turned[1], v, kv, step, mask, run_operator)
         projected = run_operator("attn_post_proj", lambda: f.linear(attended, w["o"]))
         y = run_operator("add", lambda: x + projected)
@@ -349,7 +349,7 @@ class TorchOperators:
         f, s, (keys, values) = self._torch.nn.functional, self.shape, kv
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
-        parts = []
+        outputs = []
         if prompts:
             used = prompts * (cached + new) * s.kv_heads * s.head_dim
             slots = (prompts, s.kv_heads, cached + new, s.head_dim)
@@ -369,7 +369,7 @@ class TorchOperators:
                 return out.transpose(1, 2).reshape(prefilled, -1)
 
             run_operator("attn_kv_cache_save", save)
-            parts.append(run_operator("attn_prefill", prefill))
+            outputs.append(run_operator("attn_prefill", prefill))
         if decodes:
             start = prompts * (cached + new) * s.kv_heads * s.head_dim
             end = start + decodes * context * s.kv_heads * s.head_dim
@@ -384,8 +384,8 @@ class TorchOperators:
                 return f.scaled_dot_product_attention(queries, seen_k, seen_v).reshape(decodes, -1)
 
             run_operator("attn_kv_cache_save", save_last)
-            parts.append(run_operator("attn_decode", decode))
-        return parts[0] if len(parts) == 1 else self._torch.cat(parts)
+            outputs.append(run_operator("attn_decode", decode))
+        return outputs[0] if len(outputs) == 1 else self._torch.cat(outputs)
 
     def _timer(self, run: Any) -> Callable[[], float]:
         """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""

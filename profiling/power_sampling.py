@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-SAMPLE_S = 0.02  # Between two samples: as often as the driver renews its counters.
+SAMPLE_S = 0.02  # The time between two samples, the shortest in which drivers renew their counters.
 LEAST_WINDOW_S = 0.2  # The driver renews its counters every 20 to 100 ms, so a shorter mean says little.
 
 

@@ -34,7 +34,7 @@ from planner.models.roofline import roofline
 from planner.models.roofline_calibration import Efficiency, calibration_of
 from planner.models.step_fit import equal_shares, errors_by_regime
 
-# Their kernel times are fitted.
+# The LLMs whose kernel times are fitted.
 LLMS = (
     "meta-llama/Llama-3.1-8B",
     "meta-llama/Llama-3.1-70B",
@@ -145,8 +145,8 @@ def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
         efficiency = replace(current, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
         return np.concatenate(
             [
-                np.log(each.predicted_s(efficiency) / each.y) * w
-                for each, w in zip(tables, weights, strict=True)
+                np.log(table.predicted_s(efficiency) / table.y) * w
+                for table, w in zip(tables, weights, strict=True)
             ]
         )
 
@@ -189,7 +189,7 @@ def mean_errors(
         decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
         errors_by_kind[table.llm_class, "prefill"].append(regimes["prefill"].mape_frac)
         errors_by_kind[table.llm_class, "decode"].append(
-            sum(each.mape_frac * each.steps for each in decodes) / sum(each.steps for each in decodes)
+            sum(kind.mape_frac * kind.steps for kind in decodes) / sum(kind.steps for kind in decodes)
         )
         errors_by_kind[table.llm_class, "all"].append(regimes["all"].mape_frac)
     return errors_by_kind

@@ -39,7 +39,9 @@ class CatalogFrames:
 
     @property
     def slos(self) -> pd.DataFrame:
-        """Every preset of an SLO, one row per limit: the limit in seconds, and its source."""
+        """The presets of SLOs whose limits are in seconds, one row per limit, with its source. A preset of
+        slowdowns, which depend on a GPU, has no row.
+        """
         rows = [
             {"name": name, "limit": limit.name, "limit_s": limit.limit_s, "source": preset.source}
             for name, preset in self.read.slos.items()

@@ -78,7 +78,7 @@ def requests_of(
 ) -> Trace:
     """The requests of a trace, or those that this seed draws from a description.
 
-    All functions get their traffic here. `log_options` are as in `read_trace`.
+    Functions that plan get their traffic here. `log_options` are as in `read_trace`.
 
     If `trace` was itself drawn from a description, requests are drawn from `described` in its place.
     Raises InputError where a recorded trace and a description are given, or neither.

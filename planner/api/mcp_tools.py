@@ -67,8 +67,8 @@ def simulate(
     file, or the folder of a plan. slo: limits ({"ttft": {"p90": "2 s"}}), or a question or its file, whose
     traffic counts where there is no trace. rate: requests/s to which the trace is scaled.
     """
-    part: simulating.TrafficPart = {} if rate is None else {"rate": rate}
-    result = simulating.simulate(fleet, trace, slo, seed=seed, **part)
+    rate_key: simulating.TrafficPart = {} if rate is None else {"rate": rate}
+    result = simulating.simulate(fleet, trace, slo, seed=seed, **rate_key)
     return _in_words(result) | result.to_dict()
 
 

@@ -67,7 +67,8 @@ class Result(ABC):
 class PlanFiles(Result):
     """A plan that can be written to files, for one LLM or for several.
 
-    `question` is the slo.yaml that was planned, None for a plan that was read back from its files.
+    `question` is the slo.yaml that was planned; None for a plan that was read back from its files, and for
+    the plan of a SeveralLlmsQuestion.
     """
 
     __slots__ = ()

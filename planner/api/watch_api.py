@@ -116,8 +116,8 @@ class WatchResult(Result):
 
     @property
     def status(self) -> str:
-        """ "inside", "drifted" (the plan still holds), "outgrown" (it would miss the SLO on the traffic as it
-        is now) or "missed" (the SLO is missed).
+        """ "inside", "drifted" (the plan holds or may hold), "outgrown" (it would surely miss the SLO on the
+        traffic as it is now) or "missed" (the SLO is missed).
         """
         return self.watched.status
 

@@ -213,7 +213,7 @@ def _group_steps(
     for level_value in np.unique(level):
         steps = np.flatnonzero(level == level_value)
         similar = np.array_split(steps[np.argsort(g_s[steps], kind="stable")], GROUPS_PER_LEVEL)
-        rows += [columns[each].mean(axis=0) for each in similar if len(each)]
+        rows += [columns[group].mean(axis=0) for group in similar if len(group)]
     return _StepGroups(*np.array(rows).T)
 
 

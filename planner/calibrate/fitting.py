@@ -89,9 +89,9 @@ def fit_table(
     the fit.
 
     `host_overhead_s` is the time of each step that the engine spends on the host. It is subtracted from
-    measured step times, or added to kernel times. None means the median of the table's column
-    host_s. With `choose_family` the formula is the one of `planner.models.families` that predicts held-out
-    steps best; its times include the host's part.
+    measured step times, or added to kernel times. None means the median of the table's column host_s. With
+    `choose_family` the formula is the one of `planner.models.families` that predicts held-out steps best; its
+    times include the host's part.
     """
     about = table.about
     # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.

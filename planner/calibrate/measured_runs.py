@@ -350,9 +350,8 @@ def _run_trace(run: MeasuredRun, seed: int) -> Trace:
         spread = run.length_spread_frac if len(values) < n else 0.0
         drawn = np.array(values) * (rng.uniform(1 - spread, 1 + spread, n) if spread else np.ones(n))
         lengths.append(np.maximum(np.rint(drawn), 1).astype(np.int64))
-    if (
-        run.concurrency is not None
-    ):  # The simulation keeps this many requests in flight, whatever the arrivals.
+    if run.concurrency is not None:
+        # The simulation keeps this many requests in flight, whatever the arrivals.
         arrival_s = np.zeros(n)
     elif run.arrival_s:
         order = np.argsort(run.arrival_s, kind="stable")
@@ -411,8 +410,8 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
     g' covariance g, where g is the gradient of the log step time at z.
     """
 
-    def logs(at: Array) -> Array:
-        trial = correct_latency(latency, at[0], at[1], _host_of(at))
+    def logs(trial_z: Array) -> Array:
+        trial = correct_latency(latency, trial_z[0], trial_z[1], _host_of(trial_z))
         return np.asarray(np.log(trial.steps_s(USUAL_STEPS)))
 
     gradient = np.column_stack(

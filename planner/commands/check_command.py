@@ -36,10 +36,10 @@ def check(
         print_json({"read": list(doubts), "doubts": doubts, "errors": errors})
     else:
         for name, sentences in doubts.items():
-            print_lines("\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]))
+            print_lines("\n".join([f"{name}: ok", *(f"  mind: {sentence}" for sentence in sentences)]))
     if errors:
         *others, last = errors.values()
         if others:
             last += f" ({count_text(len(errors), 'file')} of {len(files)} cannot be read)"
-        typer.echo("\n".join(f"plan: {each}" for each in (*others, last)), err=True)
+        typer.echo("\n".join(f"plan: {line}" for line in (*others, last)), err=True)
         raise typer.Exit(InputError.exit_code)

@@ -109,7 +109,8 @@ def _print_parts(
             # The plan's fleet stands once, in the verdict or else in the plan's card.
             is_told_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
             fleet = "" if is_told_elsewhere else card.fleet
-            text = "; ".join(part for part in (price, card.difference, fleet, card.kept, card.holds) if part)
+            texts = (price, card.difference, fleet, card.kept, card.holds)
+            text = "; ".join(filter(None, texts))
             _print_labelled(console, card.name, text, columns, style="bold green" if card.is_plan else "")
     if losses:
         _print_labelled(console, "With a loss", losses, columns)

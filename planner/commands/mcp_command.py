@@ -62,7 +62,7 @@ def build_server() -> Any:
     return server
 
 
-def _server_class(base: Any, error: type[Exception], tools: Mapping[str, Callable[..., Any]]) -> Any:
+def _server_class(base: Any, error_type: type[Exception], tools: Mapping[str, Callable[..., Any]]) -> Any:
     """The SDK's server, which refuses arguments in our words. The SDK by itself ignores an argument that a
     tool lacks, and reports one that is missing or of another type in pydantic's words.
     """
@@ -72,8 +72,8 @@ def _server_class(base: Any, error: type[Exception], tools: Mapping[str, Callabl
             if name in tools:
                 try:
                     check_arguments(tools[name], arguments)
-                except InputError as bad:
-                    raise error(f"{name}: {bad}") from None
+                except InputError as error:
+                    raise error_type(f"{name}: {error}") from None
             return await super().call_tool(name, arguments, context)
 
     return CheckingServer
@@ -107,14 +107,14 @@ def _schema_reader(name: str) -> Callable[[], str]:
     return read_schema
 
 
-def _with_one_line(tool: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
-    """The tool with each PlannerError replaced by the protocol's `error`, its message in one line."""
+def _with_one_line(tool: Callable[..., Any], error_type: type[Exception]) -> Callable[..., Any]:
+    """The tool with each PlannerError replaced by the protocol's `error_type`, its message in one line."""
 
     @functools.wraps(tool)
     def answer_in_one_line(*arguments: Any, **options: Any) -> Any:
         try:
             return tool(*arguments, **options)
-        except PlannerError as bad:
-            raise error(bad.line) from None
+        except PlannerError as error:
+            raise error_type(error.line) from None
 
     return answer_in_one_line

@@ -217,9 +217,7 @@ def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[st
 
 
 def estimate_text(fleet: Fleet) -> str:
-    """The line that shows the fleet on paper as an estimate, long before the fleet for production
-    is known.
-    """
+    """The line that shows the fleet on paper as an estimate, long before that for production is known."""
     from planner.reports.words import describe_fleet
     from planner.search.problem.bill import bill_fleet
 

@@ -78,8 +78,7 @@ def schedule(
 
     Compares with a fleet for the peak and with Aladdin's linear rule. With --trace, and in schedule.yaml a
     fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
-    limit is too tight.
-    4: the gap was not closed in time.
+    limit is too tight. 4: the gap was not closed in time.
     """
     from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.api.scheduling import read_market

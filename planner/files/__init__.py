@@ -1,1 +1,1 @@
-"""Files, values in documents, CSV lines, executors: what touches the machine."""
+"""Files, values in documents, CSV lines, compiled code on disk: what touches the machine."""

@@ -128,9 +128,9 @@ class _TextBytes(io.RawIOBase):
         block = self.stream.read(min(len(buffer), BLOCK_BYTES))
         if self.is_first:
             block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
-            for beginning, what in OTHER_FORMATS.items():
+            for beginning, advice in OTHER_FORMATS.items():
                 if block.startswith(beginning):
-                    raise InputError(f"{self.path}: {what}")
+                    raise InputError(f"{self.path}: {advice}")
             # The first four spaces are dropped, so that `{ "a"` begins as `{"a"` does.
             if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
                 self.longest_bytes = MAX_DOCUMENT_BYTES
@@ -399,8 +399,8 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
             # Outdated files behind a link stay: the folder that the link leads to is not ours.
             leftovers = {
                 str(path.relative_to(directory))
-                for glob in outdated
-                for path in directory.glob(glob)
+                for pattern in outdated
+                for path in directory.glob(pattern)
                 if path.parent == directory or not path.parent.is_symlink()
             }
             _swap_files(directory, new, old, list(files), sorted(leftovers - set(files)), made_folders)

@@ -94,7 +94,7 @@ class Executor:
     def __post_init__(self) -> None:
         kind, _, number = self.name.partition(":")
         if kind not in EXECUTOR_NAMES or (":" in self.name and kind not in WITH_NUMBER):
-            names = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in EXECUTOR_NAMES)
+            names = ", ".join(f"{name}[:N]" if name in WITH_NUMBER else name for name in EXECUTOR_NAMES)
             raise InputError(f"--executor: must be one of {names}, found {self.name!r}")
         if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
             raise InputError(
@@ -526,7 +526,7 @@ class _RayCrew:
             # `soft`: a node that is gone meanwhile is left out, and any other checks itself twice.
             node_ids = [node["NodeID"] for node in nodes if node["Resources"].get("CPU")]
             strategies = [NodeAffinitySchedulingStrategy(node_id, soft=True) for node_id in node_ids]
-            ray.get([check.options(scheduling_strategy=each).remote(versions) for each in strategies])
+            ray.get([check.options(scheduling_strategy=node).remote(versions) for node in strategies])
 
     def put_value(self, value: Any) -> Any:
         return self.ray.put(value)
