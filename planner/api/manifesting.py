@@ -90,9 +90,11 @@ def manifests(
     other workers.
 
     Raises InputError for an unknown target, for one that cannot express the plan, and if `max_model_len` is
-    missing.
+    missing or below 1.
     """
     targets.check_target(target)
+    if max_model_len is not None and max_model_len < 1:
+        raise InputError(f"max_model_len: must be >= 1, found {max_model_len}")
     if isinstance(plan, PlanResult):
         max_model_len = max_model_len or plan.plan.max_model_len
         rendered = targets.render(plan.fleet, max_model_len, target, simulated_routers(plan.plan))

@@ -123,6 +123,8 @@ def schedule(
     market_read = read_market(market, catalog=catalog)
     traces: dict[str, Trace] = {}
     if isinstance(demand, Mapping):
+        if not demand:
+            raise InputError("demand: names no LLM; give a trace for each, such as {'chat': 'chat.csv'}")
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     demand_by_window = read_demand(traces or demand, window_s, seed)
     served_names = _served_names(market_read, demand_by_window, catalog)

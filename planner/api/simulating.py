@@ -304,6 +304,8 @@ def simulate(
     given as `slo` counts. `closed_loop` keeps that many requests in flight in place of arrival times. Several
     seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
+    if closed_loop < 0:
+        raise InputError(f"closed_loop: must be >= 0, found {closed_loop}")
     catalog_rows = read_catalog(catalog)
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
@@ -428,8 +430,12 @@ def goodput(
     "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
     highest rate that holds and the lowest that fails must be, as a share. `watch` is called twice for each
     rate that is tried: before with the rate and None, and after with the rate and whether it held. Raises
-    InfeasibleError where no rate holds.
+    InfeasibleError where no rate holds, and InputError for what cannot be read or searched.
     """
+    if seeds < 1:  # Without a seed every rate would hold, and the search would never end.
+        raise InputError(f"seeds: must be >= 1, found {seeds}")
+    if not 0 < tolerance_frac <= 1:
+        raise InputError(f"tolerance_frac: must be > 0 and at most 1, found {tolerance_frac:g}")
     catalog_rows = read_catalog(catalog)
     if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
         slo, trace = planned[0], planned[1] if trace is None else trace

@@ -316,7 +316,7 @@ def pareto(
     """
     # Who passes a mapping means the section `limits` of slo.yaml, which stands in `slo`.
     given: object = limits
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) or len(limits) != 2:
         expected = "expected the loosest and the tightest, ('2 s', '0.5 s'); those of slo.yaml go into slo"
         raise refused_value("limits", expected, given)
     question = read_task(slo, catalog, **keys)

@@ -100,14 +100,9 @@ def find_goodput(
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
 
-    if (plan is None) == (fleet is None):
-        raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
+    file = _fleet_or_plan(plan, fleet, slo)
     if arrivals == Arrivals.poisson and window is not None:
         raise InputError("--window: is for --arrivals trace; drop it, or give a trace of that part alone")
-    file = plan or fleet
-    assert file is not None
-    if slo is None and not is_plan_folder(file):
-        raise InputError(f"--slo is missing, and {file} is no plan: it has no certificate.json beside it")
     holds_at_rate: dict[float, bool] = {}
     with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
@@ -146,6 +141,19 @@ def find_goodput(
         print_json(result.to_dict(), requests.warnings)
     else:
         _print_goodput(result, is_planned=is_planned)
+
+
+def _fleet_or_plan(plan: Path | None, fleet: Path | None, slo: Path | None) -> Path:
+    """The file of the fleet: `plan` or `fleet`. Raises InputError where both or neither are given, and for a
+    fleet without an SLO.
+    """
+    from planner.api.inputs import is_plan_folder
+
+    if (file := plan or fleet) is None or (plan is not None and fleet is not None):
+        raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
+    if slo is None and not is_plan_folder(file):
+        raise InputError(f"--slo is missing, and {file} is no plan: it has no certificate.json beside it")
+    return file
 
 
 def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:

@@ -265,7 +265,7 @@ class _Walk:
 
 def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
     """The walk along an axis as `find_frontier` names it; InputError for another name."""
-    metric, _, percentile = axis.partition(".")
+    metric, _, percentile = axis.replace(" ", ".").partition(".")  # A limit is "ttft.p90" or "ttft p90".
     if metric not in METRICS and (percentile or metric not in UNITS):
         axes = ", ".join((*METRICS, *UNITS))
         raise InputError(f"--over: expected one of {axes}, or a limit as ttft.p90, found {axis!r}")

@@ -78,7 +78,8 @@ class ReplanTerms:
     stop_usd: float = USUAL_STOP_USD
 
     def __post_init__(self) -> None:
-        if not self.horizon_h > 0 or min(self.start_usd, self.stop_usd) < 0:
+        # A cost that is NaN is not >= 0 either.
+        if not (self.horizon_h > 0 and self.start_usd >= 0 and self.stop_usd >= 0):
             raise InputError("--horizon must be > 0, and what a start and a stop cost >= 0")
 
 

@@ -164,6 +164,8 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> N
     sold["capacity"][0] |= change
     with pytest.raises(fleetplan.PlannerError, match=said):
         asked(sold, chat=traffic(2))
+    with pytest.raises(fleetplan.PlannerError, match="demand: names no LLM"):
+        fleetplan.schedule(market(tmp_path), {})
     strict = market(tmp_path) | {"slo": {"chat": SLO | {"every": "2 min"}}}
     with pytest.raises(fleetplan.PlannerError, match="at most a window"):
         asked(strict, chat=traffic(2))

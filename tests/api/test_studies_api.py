@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -19,6 +20,9 @@ from planner.api.results import PlanResult
 from planner.commands.what_if_command import moved_rows
 from planner.files.checked_files import repository_dir, to_yaml
 from planner.search.problem.plan_problem import report_nothing
+from planner.studies.pareto_frontier import _axis_walk
+from planner.studies.replanning import ReplanTerms
+from planner.studies.what_if import Study
 
 NOTEBOOK = repository_dir("examples") / "planning.ipynb"
 QUESTION: dict[str, Any] = {
@@ -108,6 +112,31 @@ def test_sensitivity_is_the_command(slo: Path) -> None:
     assert len(found.to_frame()) == len(found.moves) and found.to_frame()["holds"].notna().any()
     with pytest.raises(errors.InputError, match="by: expected a share between 0 and 1"):
         fleetplan.sensitivity(slo, by="0 %")
+
+
+def test_a_limit_is_named_with_a_blank_or_a_point() -> None:
+    """`over` is "ttft p90" by default, which was refused: "expected one of ..., or a limit as ttft.p90"."""
+    task = fleetplan.read_task(QUESTION).task()
+    walks = [_axis_walk(cast(Study, None), task, over) for over in ("ttft p90", "ttft.p90")]
+    assert [walk.question_limit for walk in walks] == [walks[0].question_limit] * 2
+
+
+def test_numbers_that_no_search_can_use_are_refused(slo: Path) -> None:
+    """Without seeds every rate held, and the search for the highest never ended."""
+    fleet = {"llm": "llama-3.1-8b", "workers": [{"gpu": "h100-80g", "count": 1}]}
+    limits = {"ttft": {"p90": "2 s"}}
+    with pytest.raises(errors.InputError, match="seeds: must be >= 1, found 0"):
+        fleetplan.goodput(fleet, slo=limits, seeds=0)
+    with pytest.raises(errors.InputError, match="tolerance_frac: must be > 0 and at most 1, found 0"):
+        fleetplan.goodput(fleet, slo=limits, tolerance_frac=0.0)
+    with pytest.raises(errors.InputError, match="closed_loop: must be >= 0, found -1"):
+        fleetplan.simulate(fleet, closed_loop=-1)
+    with pytest.raises(errors.InputError, match="max_model_len: must be >= 1, found -5"):
+        fleetplan.manifests(fleet, max_model_len=-5)
+    with pytest.raises(errors.InputError, match="what a start and a stop cost >= 0"):
+        ReplanTerms(24.0, math.nan)
+    with pytest.raises(errors.InputError, match="limits: expected the loosest and the tightest"):
+        fleetplan.pareto(slo, limits=("2 s",))  # type: ignore[arg-type]
 
 
 @pytest.mark.long
