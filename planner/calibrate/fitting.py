@@ -97,7 +97,7 @@ def fit_table(
     # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.
     has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
-        slowdown, admission_s = float(about.get("slowdown", 1.0)), float(about.get("admission_s", 0.0))
+        slowdown, admission_s = (_number_of(about, key, where) for key in ("slowdown", "admission_s"))
         table = without_host(table, slowdown=slowdown, admission_s=admission_s)
     llm, gpu, tp = foreign_fields.read_setup(
         stated, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
@@ -155,6 +155,16 @@ def fit_table(
         latency = replace(latency, h_s=host_overhead_s)
         form = None if form is None else replace(form, h_s=host_overhead_s)
     return FittedSteps(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
+
+
+def _number_of(about: Mapping[str, str], key: str, where: str) -> float:
+    """A constant of the engine in a table's `#` lines, or the one that changes nothing where there is none.
+    Raises InputError for what is no number.
+    """
+    try:
+        return float(about.get(key, {"slowdown": "1", "admission_s": "0"}[key]))
+    except ValueError:
+        raise InputError(f"{where}: # {key}: expected a number, found {about[key]!r}") from None
 
 
 def _measured_host_s(table: StepTable) -> float:

@@ -2,7 +2,9 @@
 within functions, so that other commands start fast.
 """
 
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,7 +116,8 @@ def fit_steps(
             host_overhead_s=overhead_s,
             choose_family=choose,
         )
-        command = f"plan fit {table} -o {out}" + (" --choose" if choose else "")
+        options = {"-o": out, "--llm": llm, "--gpu": gpu, "--tp": tp, "--host-overhead": host_overhead}
+        command = _command_line("fit", [table], {**options, "--choose": choose, "--catalog": catalog})
         checked_files.write_file(out, fit_yaml(fitted, command=command))
     if json_output:
         print_json({"file": str(out)} | fitted.as_dict())
@@ -178,7 +181,9 @@ def calibrate_fit(
             base=base,
             settings=(max_num_batched_tokens, max_num_seqs, kv_tokens),
         )
-        command = " ".join(["plan calibrate", *map(str, measured), "-o", str(out)])
+        options = {"-o": out, "--fit": base, "--llm": llm, "--gpu": gpu, "--tp": tp, "--catalog": catalog}
+        options |= {"--max-num-batched-tokens": max_num_batched_tokens, "--max-num-seqs": max_num_seqs}
+        command = _command_line("calibrate", measured, {**options, "--kv-tokens": kv_tokens})
         checked_files.write_file(out, fit_yaml(fitted, command=command))
     if json_output:
         print_json({"file": str(out)} | fitted.as_dict() | {"calibration": result.as_dict()})
@@ -191,6 +196,17 @@ def calibrate_fit(
         if errors:
             print_rows(errors, "prediction against measurement, corrected")
         print_mapping({"written to": str(out), **summary, "notes": fitted.notes}, "")
+
+
+def _command_line(verb: str, files: Sequence[Path], options: Mapping[str, object]) -> str:
+    """The command that makes a fit again, for the fit's file: with all options that were given."""
+    words = ["plan", verb, *map(str, files)]
+    for name, value in options.items():
+        if value is True:
+            words.append(name)
+        elif value is not None and value is not False:
+            words += [name, str(value)]
+    return shlex.join(words)
 
 
 def profile_steps(

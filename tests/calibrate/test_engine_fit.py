@@ -173,6 +173,9 @@ def test_a_fit_of_such_a_profile_leaves_the_host_to_the_engine() -> None:
     assert any("asynchronous scheduling would hide it" in note for note in with_host.notes)
     whole = with_host.latency
     assert whole.has_host and whole.step_s(*X.T) == pytest.approx(profile.y, rel=0.02)
+    with pytest.raises(InputError, match=r"table\.csv: # slowdown: expected a number, found 'fast'"):
+        odd = StepTable(profile.steps, about | {"slowdown": "fast"})
+        fit_table(odd, facts, read_catalog(), where="table.csv")
 
 
 def test_a_profile_without_host_times_says_so() -> None:

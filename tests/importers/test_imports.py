@@ -6,6 +6,7 @@ The files in tests/data are made up, small, and as each program writes them.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -681,6 +682,10 @@ def test_commands_from_a_foreign_file_to_a_simulation(
     assert invoke(app, ["import", "auto", "steps.csv", "-o", "table.csv"]).exit_code == 0
     result = invoke(app, ["fit", "table.csv", "-o", "fit.yaml", "--json"])
     assert json.loads(result.stdout)["errors"]["all"]["mape_frac"] < 0.05
+    again = ["fit", "table.csv", "-o", "other fit.yaml", "--host-overhead", "2 ms"]
+    assert invoke(app, again).exit_code == 0
+    command = yaml.safe_load(Path("other fit.yaml").read_text())["command"]
+    assert shlex.split(command) == ["plan", *again]
     result = invoke(app, ["simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--json"])
     simulated = json.loads(result.stdout)
     prefill_s = float(TRUE.step_s(512, 512 * 513 / 2, prefills=1))
