@@ -174,6 +174,19 @@ def list_idle(state, w, e):
 
 
 @kernel_jit
+def list_oldest(state, w, e):
+    """Put entry e at the oldest end of its worker's idle entries."""
+    cache, entries = state.caches.workers[w], state.caches.entries
+    entries[e].older, entries[e].newer = NONE, cache.oldest
+    if cache.oldest == NONE:
+        cache.newest = e
+    else:
+        entries[cache.oldest].older = e
+    cache.oldest = e
+    cache.idle_blocks += entries[e].blocks
+
+
+@kernel_jit
 def unlist_idle(state, w, e):
     """Take entry e out of its worker's idle entries."""
     cache, entries = state.caches.workers[w], state.caches.entries

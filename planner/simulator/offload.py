@@ -31,7 +31,8 @@ could not load it sooner. A request that needs nodes that are being loaded for a
 node does not leave while a worker loads it, until that worker forms its next step. The store outlives
 workers. With asynchronous scheduling a worker looks into it when a step is formed, so that it finds nothing
 that others have stored between that and the beginning of the step. What has left the store meanwhile comes
-back into it, in place of others, since the worker that has found it holds on to it.
+back into it, as what was used longest ago and in place of others, since the worker that has found it holds on
+to it.
 
 Workers that decode alone have no such memory: a prompt that was preempted there is computed, as their caches
 keep no nodes.
@@ -56,6 +57,7 @@ from planner.simulator.caches import (
     drop_entry,
     find_entry,
     list_idle,
+    list_oldest,
     lose_prefix,
     node_at,
     unlist_idle,
@@ -247,7 +249,7 @@ def hold_nodes(state, w, r, nodes, time_s):
                 has_all = False
                 break
             e = add_entry(state, number, node)
-            _list_in_memory(state, w, e)
+            list_oldest(state, number, e)
             caches.entries[e].is_cached = 1
             state.offload.left_s[node] = np.inf  # As if it had stayed.
     _mark_offer(state, w, r, first, first + nodes, 0)

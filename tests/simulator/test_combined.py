@@ -38,6 +38,12 @@ def test_an_asynchronous_engine_looks_into_a_shared_store_when_it_forms_a_step(s
     KINDS["store"](seed)
 
 
+@pytest.mark.parametrize("seed", [1058, 1411, 1415])
+def test_what_was_found_in_a_shared_store_stays_where_it_was_in_the_order_of_use(seed: int) -> None:
+    """It left the store before the step began that loads it, and comes back as what was used longest ago."""
+    KINDS["store"](seed)
+
+
 def test_routers_know_nothing_of_blocks_that_a_step_formed_ahead_shares() -> None:
     """Blocks are free for a router if only requests of the step that is formed but not begun use them."""
     compare_prefix_case(1486)
