@@ -16,7 +16,7 @@ layout.py), r a request, a and b adapters.
 from __future__ import annotations
 
 from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, fill_slots
-from planner.simulator.layout import NONE, READY, ZERO
+from planner.simulator.layout import NONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has
 from planner.simulator.queue_orders import leave_queue, next_waiting
 from planner.simulator.queues import append_to_list, insert_in_heap, pop_first
@@ -70,8 +70,8 @@ def note_admitted(state, r):
     _add_to_step(state, r)
 
 
-@kernel_jit
-def _has_slot(state, w, r):
+@where_has("adapters", lambda state, w, r: True)
+def has_slot(state, w, r):
     """Whether the step being formed on worker w has a slot for the adapter of request r."""
     adapters = state.adapters
     a = adapters.adapter_of[r]
@@ -99,7 +99,7 @@ def next_with_slot(state, w):
     """
     while True:
         r = next_waiting(state, w)
-        if r == NONE or _has_slot(state, w, r):
+        if r == NONE or has_slot(state, w, r):
             return r
         if not _may_any_follow(state, w):
             return NONE
@@ -114,29 +114,6 @@ def put_back(state, w):
     while aside.head[0] != NONE:
         r = pop_first(state.requests, aside, ZERO)
         worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, state.requests[r].key)
-
-
-@where_has("adapters", lambda state, w: state.workers[w].head[READY])
-def next_ready(state, w):
-    """The first request with a slot of those whose KV is on worker w; those before it are set aside."""
-    worker = state.workers[w]
-    while worker.head[READY] != NONE and not _has_slot(state, w, worker.head[READY]):
-        r = pop_first(state.requests, worker, READY)
-        append_to_list(state.requests, state.adapters.aside[0], ZERO, r)
-    return worker.head[READY]
-
-
-@where_has("adapters", lambda state, w: None)
-def put_back_ready(state, w):
-    """Put requests that were set aside back at the head of the list READY."""
-    worker, aside = state.workers[w], state.adapters.aside[0]
-    if aside.head[0] == NONE:
-        return
-    state.requests[aside.tail[0]].next = worker.head[READY]
-    if worker.head[READY] == NONE:
-        worker.tail[READY] = aside.tail[0]
-    worker.head[READY] = aside.head[0]
-    aside.head[0] = NONE
 
 
 @kernel_jit

@@ -58,14 +58,13 @@ from planner.policies import (
 )
 from planner.simulator.adapters import (
     adapters_s,
+    has_slot,
     is_loading,
-    next_ready,
     next_with_slot,
     note_admitted,
     note_running,
     passes_over,
     put_back,
-    put_back_ready,
 )
 from planner.simulator.cache_layout import NODE_BLOCKS
 from planner.simulator.caches import (
@@ -111,9 +110,9 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
-from planner.simulator.priorities import schedule_by_priority
+from planner.simulator.priorities import line_up_for_kv, schedule_by_priority
 from planner.simulator.queue_orders import count_waiting, leave_queue, may_reorder, note_admission
-from planner.simulator.queues import append_to_list, pop_first
+from planner.simulator.queues import append_to_list, pop_first, remove_from_list
 from planner.simulator.slots import (
     LONGEST,
     add_chunk,
@@ -249,11 +248,13 @@ def _is_next_fuller(state, worker):
 
     The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
-    waits = worker.first_waiting != NONE or worker.head[READY] != NONE
-    # Where requests without a slot for their adapter are passed over, any of READY may go first, so that the
-    # last one decides.
-    decisive = worker.tail[READY] if passes_over(state) else worker.head[READY]
-    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, decisive)
+    waits, r = worker.first_waiting != NONE or worker.head[READY] != NONE, worker.head[READY]
+    # Any of READY may go first where it is in order of priority, or where requests without a slot for their
+    # adapter are passed over.
+    if r != NONE and (passes_over(state) or state.types[worker.type].by_priority > 0):
+        while r != NONE and _has_kv(state, worker, r):
+            r = state.requests[r].next
+    is_early = r != NONE and not _has_kv(state, worker, r)
     are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
     return worker.head[UNKNOWN] != NONE or is_early or (waits and are_late)
 
@@ -467,7 +468,6 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     note_running(state, l)  # Which LoRA adapters the step has so far.
     if worker.head[READY] != NONE and kind.batching == VLLM_V1 and lane.is_decoding:
         budget = _seat_handed_over(state, l, budget)
-        put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
         # Evict now: the requests that have ended give their blocks back only after this step is formed.
         evict_idle(state, w, step_blocks, time_s)
@@ -514,6 +514,7 @@ def _load_prefix(state, l, r, nodes, step_blocks, time_s):
         return False
     _leave_queue(state, w, r, time_s)
     loaded_tokens = begin_load(state, w, r, nodes, time_s)
+    line_up_for_kv(state, w, state.offload.memories[w], LOADING, r)
     add_load(state, w, -float(loaded_tokens), 0.0, 0.0)  # They are not computed, so not pending.
     worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
     evict_idle(state, w, step_blocks, time_s)
@@ -573,6 +574,23 @@ def _add_scheduled_chunks(state, l, time_s):
 
 
 @kernel_jit
+def _next_handed_over(state, w):
+    """The first request of READY that may be in the next step of worker w, which must know of its KV and have
+    a slot for its adapter. NONE if there is none.
+    """
+    worker = state.workers[w]
+    r = worker.head[READY]
+    while r != NONE:
+        if _has_kv(state, worker, r):
+            if has_slot(state, w, r):
+                return r
+        elif state.types[worker.type].by_priority == 0:
+            return NONE  # They are in the order in which their KV came.
+        r = state.requests[r].next
+    return NONE
+
+
+@kernel_jit
 def _seat_handed_over(state, l, budget):
     """Let sequences whose KV has arrived from a prefill worker join the decodes, before prompts.
 
@@ -588,14 +606,14 @@ def _seat_handed_over(state, l, budget):
         and worker.head[READY] != NONE
         and worker.running + worker.late_seats < kind.seats
     ):
-        r = next_ready(state, lane.worker)
-        if r == NONE or not _has_kv(state, worker, r):
+        r = _next_handed_over(state, lane.worker)
+        if r == NONE:
             break
         coming = blocks_for(lane, ONE) + blocks_to_begin(state, lane.worker, r)
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO
-        pop_first(state.requests, worker, READY)
+        remove_from_list(state.requests, worker, READY, r)
         seat_request(state, l, r)
         if is_short:
             preempt_decode(state, l, lane.decodes - 1, False)

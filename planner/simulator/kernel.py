@@ -104,6 +104,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
+from planner.simulator.priorities import line_up_for_kv
 from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
 from planner.simulator.queues import append_to_list, insert_in_heap, meld_heaps, pop_first, remove_root
 from planner.simulator.ranks import end_if_empty, rank_count, runs_empty
@@ -322,7 +323,7 @@ def _request_kv(state, r, time_s, cause):
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
     waits_for_end_of_run = state.counters[PREFILLED] > 0 and is_full(state, v)
-    append_to_list(state.requests, state.workers[v], INBOUND, r)
+    line_up_for_kv(state, v, state.workers[v], INBOUND, r)
     if not waits_for_end_of_run:
         receive_handoffs(state, v, time_s, cause)
 
@@ -535,7 +536,7 @@ def end_hand_off(state, r, time_s):
         return
     _release_kv(state, w, r)
     _note_idle(state, w, time_s)
-    append_to_list(state.requests, state.workers[v], READY, r)
+    line_up_for_kv(state, v, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
         wake_worker(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.

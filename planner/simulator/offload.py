@@ -271,8 +271,9 @@ def _mark_offer(state, w, r, first, end, mark):
 def begin_load(state, w, r, nodes, time_s):
     """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory.
 
-    Returns their tokens, without the last one of a prompt, which is computed. Loads follow each other on the
-    link of the memory; those from the disk also on the link of the disk, at the same time.
+    The caller puts it into LOADING. Returns their tokens, without the last one of a prompt, which is
+    computed. Loads follow each other on the link of the memory; those from the disk also on the link of the
+    disk, at the same time.
     """
     caches, request = state.caches, state.requests[r]
     load, memory = state.offload.loads[r], state.offload.memories[w]
@@ -296,7 +297,6 @@ def begin_load(state, w, r, nodes, time_s):
     _count_loads(state, w, r, ONE)
     load.stored = first + nodes  # What comes from the memory is not offered to it.
     _note_used_nodes(load, first, load.stored)
-    append_to_list(state.requests, memory, LOADING, r)
     tokens = min(request.computed_tokens, request.length_tokens - 1) - cached_tokens
     if load.loaded_tokens == NONE:  # Only the first admission counts.
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s

@@ -1,4 +1,5 @@
-"""Which running requests are in the next step of a vLLM that goes by priority, where KV blocks are short.
+"""Which running requests are in the next step of a vLLM that goes by priority, where KV blocks are short, and
+who gets KV from elsewhere first.
 
 Each request brings a number, its priority: the smallest goes first, and of equals the first to arrive. The
 orders of prompts that deploy so are `is_by_priority` in planner/policies.py; TYPE.by_priority marks them.
@@ -7,6 +8,9 @@ The running requests take their tokens and blocks in order of admission, as in a
 blocks preempts the one of largest priority among all that run, be it in the step already or not: what that
 had of the token budget goes to those that follow. A request that preempts itself ends the round, and all
 that follow are left out of the step. The preempted wait for their next admission by their priority.
+
+Requests whose KV comes from a prefill worker or from CPU memory are lined up by priority too, among
+themselves: first for blocks, then, once the KV is there, for a seat.
 
 A chunk of a prompt is in the prefix cache as soon as it is in the step; it stays there if its request is then
 preempted, though nothing of it is ever computed.
@@ -23,7 +27,7 @@ import numpy as np
 from planner.simulator.caches import evict_idle, keep_prefix, note_taken_blocks
 from planner.simulator.layout import BLOCK, LEAVING, NONE, ONE, PARTIAL, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.queues import pop_first
+from planner.simulator.queues import append_to_list, pop_first
 from planner.simulator.slots import (
     blocks_of,
     join_lane,
@@ -155,7 +159,29 @@ def _drop_row(state, l, rows, r):
 
 
 @kernel_jit
-def _goes_after(state, w, r, other):
+def line_up_for_kv(state, w, owner, list_number, r):
+    """Put request r, whose KV comes to worker w, into list `list_number` of `owner`: at its end or, where the
+    engine goes by priority, before all that are less urgent.
+    """
+    requests = state.requests
+    if state.types[state.workers[w].type].by_priority == 0:
+        append_to_list(requests, owner, list_number, r)
+        return
+    previous, following = NONE, owner.head[list_number]
+    while following != NONE and not goes_after(state, w, following, r):
+        previous, following = following, requests[following].next
+    if following == NONE:
+        append_to_list(requests, owner, list_number, r)
+        return
+    requests[r].next = following
+    if previous == NONE:
+        owner.head[list_number] = r
+    else:
+        requests[previous].next = r
+
+
+@kernel_jit
+def goes_after(state, w, r, other):
     """Whether request r is less urgent on worker w than `other`, or that is NONE."""
     if other == NONE:
         return True
@@ -174,15 +200,15 @@ def _least_urgent(state, l, rows):
     w, last = state.lanes[l].worker, np.int64(NONE)
     for slot in range(state.lanes[l].decodes):
         r = np.int64(state.slots[l, slot].request)
-        if _goes_after(state, w, r, last):
+        if goes_after(state, w, r, last):
             last = r
     for i in range(rows):
         r = np.int64(state.chunks[l, i].request)
-        if _goes_after(state, w, r, last):
+        if goes_after(state, w, r, last):
             last = r
     r = state.workers[w].head[LEAVING]
     while r != NONE:
-        if _goes_after(state, w, r, last):
+        if goes_after(state, w, r, last):
             last = r
         r = state.requests[r].next
     return last

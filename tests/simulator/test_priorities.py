@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulations import make_latency, make_trace, mixed
+from simulations import LLM, make_latency, make_pool, make_trace, mixed
 
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Network, Policies
 from planner.simulator import simulate
 
 
@@ -32,3 +32,17 @@ def test_the_running_request_of_largest_priority_makes_room(
     found = simulate(four_blocks(queue), make_trace([0.0, 0.5], [31, 15], [5, 4]))
     assert found.preemptions.tolist() == preempted
     assert found.e2e_s.tolist() == e2e_s
+
+
+@pytest.mark.parametrize(("queue", "second"), [("fcfs", 1), ("sjf", 2), ("ljf", 1)])
+def test_hand_offs_wait_for_blocks_by_priority(queue: str, second: int) -> None:
+    """Three prompts of 20, 19 and 17 tokens, handed over at 1, 2 and 3 s, and a decode worker with room for
+    one. When the first has ended the shortest is next by sjf, else the one that came before it.
+    """
+    step = make_latency()
+    decode = make_pool(step, role="decode", kv_tokens=48, name="d")
+    pools = (make_pool(step, role="prefill", name="p"), decode)
+    fleet = Fleet(LLM, pools, Policies(queue=queue), Network(1e6, 0.25, "serialised"))
+    found = simulate(fleet, make_trace([0.0, 0.5, 1.5], [20, 19, 17], [9, 9, 9]))
+    order = (found.arrival_s + found.e2e_s).argsort().tolist()
+    assert order == [0, second, 3 - second]

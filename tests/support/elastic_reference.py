@@ -316,7 +316,7 @@ class ElasticReference(Reference):
             return
         request.decode_worker = target.index
         target.assigned.append(request)
-        target.inbound.append(request)
+        self.line_up_for_kv(target.inbound, request)
         self.receive(target, now)
 
     def receive(self, worker: Worker, now: float) -> None:

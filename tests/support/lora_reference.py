@@ -49,7 +49,9 @@ class LoraReference(Reference):
         return None
 
     def next_ready(self, worker: Worker) -> Request | None:
-        return self.first_with_slot(worker, list(worker.ready))
+        return self.first_with_slot(
+            worker, [request for request in worker.ready if self.has_kv(worker, request)]
+        )
 
     def next_waiting(self, worker: Worker) -> Request | None:
         return self.first_with_slot(worker, list(worker.waiting))

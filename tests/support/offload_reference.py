@@ -166,6 +166,8 @@ class OffloadReference(PrefixReference):
         request.cached = spared  # what is still to be computed, for routers
         load = Load(request, nodes, total, spared - tokens, sum(node in self.on_disk[w] for node in nodes))
         self.loading[w].append(load)
+        if self.goes_by_priority():
+            self.loading[w].sort(key=lambda each: self.priority(each.request))
         self.stored[i] = len(used) + len(nodes)
         self.used_lengths[i] |= set(range(len(used) + 1, self.stored[i] + 1))
         self.loads += 1

@@ -500,7 +500,7 @@ class Reference:
         """Whoever waits is, while there is room."""
         while budget > 0 and len(worker.running) < worker.type.max_num_seqs:
             ready = self.next_ready(worker)
-            if ready is not None and self.has_kv(worker, ready):  # one token
+            if ready is not None:  # one token
                 missing = blocks_of(ready.cached + 1) - ready.blocks
                 if missing > worker.free and worker.running:
                     break
@@ -556,7 +556,8 @@ class Reference:
         return 0.0
 
     def next_ready(self, worker: Worker) -> Request | None:
-        return worker.ready[0] if worker.ready else None
+        """Whose KV has come and is known of."""
+        return next((request for request in worker.ready if self.has_kv(worker, request)), None)
 
     def next_waiting(self, worker: Worker) -> Request | None:
         return worker.waiting[0]
@@ -674,8 +675,15 @@ class Reference:
             return
         request.decode_worker = target.index
         target.assigned.append(request)
-        target.inbound.append(request)
+        self.line_up_for_kv(target.inbound, request)
         self.receive(target, now)
+
+    def line_up_for_kv(self, queue: deque[Request], request: Request) -> None:
+        """Whoever waits for KV, or with it for a seat, does so as it came, or by priority."""
+        at = len(queue)
+        while at and self.goes_by_priority() and self.priority(queue[at - 1]) > self.priority(request):
+            at -= 1
+        queue.insert(at, request)
 
     def receive(self, worker: Worker, now: float) -> None:
         """Reserve blocks for hand-offs, first come first served, and put their transfers on the link.
@@ -736,7 +744,7 @@ class Reference:
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
         self.leave_prefill_worker(source, request)
         request.beside = target.beside(request)
-        target.ready.append(request)
+        self.line_up_for_kv(target.ready, request)
         request.cached -= not request.generated  # The prompt's last token is computed again.
         request.known_step = 0
         if target.step_start_s is not None:

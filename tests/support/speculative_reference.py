@@ -60,16 +60,17 @@ class SpeculativeReference(Reference):
         worker.decoding, worker.chunks = [], []
         was_short, budget = self.go_on(worker, budget, budget)
         while budget > 0 and not was_short and len(worker.running) < seats:
-            if worker.ready and self.has_kv(worker, worker.ready[0]) and budget >= width:
-                request = worker.ready[0]
-                missing = self.checked_blocks(worker, request)
+            ready = self.next_ready(worker)
+            if ready is not None and budget >= width:
+                missing = self.checked_blocks(worker, ready)
                 if missing > worker.free and worker.running:
                     break
-                worker.running.append(worker.ready.popleft())
+                worker.ready.remove(ready)
+                worker.running.append(ready)
                 if missing > worker.free:
                     self.preempt(worker)
                     continue
-                self.add(worker, request, width, missing)
+                self.add(worker, ready, width, missing)
                 budget -= width
                 continue
             if (first := self.next_waiting(worker) if worker.waiting else None) is None:
