@@ -230,6 +230,7 @@ def _with_traces(
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
     read_traces: dict[Path | Trace, Trace] = {}
+    read_by: dict[Path, tuple[str, object]] = {}  # The first entry of a file, and how it says to read it.
     # (trace, name of an LLM in it, or None for all rows of the trace) -> the entry that has taken these rows.
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
@@ -239,11 +240,18 @@ def _with_traces(
         assert source is not None
         if isinstance(source, Trace):
             read_traces[source] = source
-        elif source not in read_traces:  # The first entry of a file says how its columns are read.
+        else:
             log_options = log_options_of(entry.own, path)
-            read_traces[source] = read_trace(
-                source, seed=None, drop_invalid=drop_invalid, log_options=log_options
-            )
+            first, how = read_by.setdefault(source, (entry.name, log_options))
+            if log_options not in (how, None):
+                raise InputError(
+                    f"{path}: llms: {entry.name}: traffic: {source.name} is read once, as {first} says; say "
+                    "there how its columns are read, and the same or nothing here"
+                )
+            if source not in read_traces:
+                read_traces[source] = read_trace(
+                    source, seed=None, drop_invalid=drop_invalid, log_options=log_options
+                )
         llm = _llm_in_trace(entry, read_traces[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
         # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:

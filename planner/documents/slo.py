@@ -242,7 +242,9 @@ def slo_document(slo: Slo) -> dict[str, Any]:
 
 
 def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLimits:
-    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`."""
+    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`. Its
+    lines are of requests: how long a whole task takes on an idle worker is not known.
+    """
     place = f"{where}: reference"
     reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
     if not isinstance(reference_row.get("gpu"), str):
@@ -250,7 +252,9 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLim
             reference_row.path_of("gpu"), "expected the name of a GPU", reference_row.get("gpu")
         )
     limits = []
-    for metric, percentile_frac, name, value in _percentile_lines(check_mapping(document, where), where):
+    for metric, percentile_frac, name, value in _percentile_lines(
+        check_mapping(document, where), where, metrics=OF_REQUESTS
+    ):
         if not is_number(value) or not 1 <= value < float("inf"):
             raise refused_value(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))

@@ -19,6 +19,7 @@ from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.memory import worker_memory
 from planner.papers import distserve_search, splitwise_search, vidur_search
 from planner.papers.goodput import Steady, bisect_highest, find_goodput, poisson_traffic
+from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS, objective_of_worker
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
@@ -94,7 +95,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
             f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
         )
     (gpu,) = task.priced_gpus(catalog)
-    llm = catalog.llm(task.llm)
+    llm = catalog.served_llm(task.llm)
     # Inside a node KV goes over a GPU's own links, so hand-offs do not share them.
     node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
     setting = distserve_search.ServingSetting(llm, Policies(), task.network, node_network)
@@ -129,7 +130,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
                 f"{pool.count} {pool.role} of tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools
             ),
             "GPUs": fleet.gpus,
-            "USD/h": round(fleet.price_usd_per_h, 2),
+            "USD/h": round(bill_fleet(fleet).usd_per_h, 2),
             f"carries ({rate_rps:g} needed)": round(goodput_rps[name], 2),
         }
         for name, fleet in fleets.items()
@@ -161,7 +162,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
     space = vidur_search.EngineSettingChoices(budgets=VIDUR_BUDGETS_TOKENS, seats=VIDUR_SEATS)
     fleets = vidur_search.configurations(
-        catalog.llm(task.llm),
+        catalog.served_llm(task.llm),
         task.priced_gpus(catalog),
         catalog,
         space,
@@ -333,7 +334,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             f"found {names}; name one"
         )
     ((limit_name, budget),) = named
-    slowdowns, llm, network = _SlowdownJudge(question), catalog.llm(task.llm), _own_links(task.network)
+    slowdowns, llm, network = _SlowdownJudge(question), catalog.served_llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, catalog):
         machines = [machine for machine in (design.prompt, design.token) if machine is not None]
@@ -430,7 +431,7 @@ def _design_row(
 ) -> dict[str, Any]:
     """A design's row for people; `answer` is the value that the search optimised, by its unit."""
     counts = [pool.count for pool in fleet.pools] + [0]  # A fleet of one pool has no token machines.
-    price = {"USD/h": round(fleet.price_usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
+    price = {"USD/h": round(bill_fleet(fleet).usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
     return {"design": design.name, "prompt": counts[0], "token": counts[1]} | answer | price
 
 
@@ -441,7 +442,7 @@ def _own_links(network: Network) -> Network:
 
 def _make_machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
     """A whole machine as one worker with TP over all of its GPUs, as Splitwise has it."""
-    llm = catalog.llm(task.llm)
+    llm = catalog.served_llm(task.llm)
     kv_tokens = worker_memory(
         llm, gpu, tp, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
     ).kv_tokens
@@ -466,7 +467,7 @@ def _refuse_slowdowns(task: PlanQuestion) -> None:
 
 
 def _fleet_summary(fleet: Fleet) -> dict[str, Any]:
-    """A fleet's GPUs, price and pools, for a document."""
+    """A fleet's GPUs, what is paid for it and its pools, for a document."""
     pools = [
         {
             "role": pool.role,
@@ -477,4 +478,4 @@ def _fleet_summary(fleet: Fleet) -> dict[str, Any]:
         }
         for pool in fleet.pools
     ]
-    return {"gpus": fleet.gpus, "usd_per_h": fleet.price_usd_per_h, "pools": pools}
+    return {"gpus": fleet.gpus, "usd_per_h": bill_fleet(fleet).usd_per_h, "pools": pools}

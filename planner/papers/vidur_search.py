@@ -33,6 +33,7 @@ from planner.models.llm import Llm
 from planner.models.memory import worker_memory
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import value_s
@@ -60,7 +61,7 @@ class SearchedConfiguration:
     @property
     def requests_per_usd(self) -> float:
         """Requests that one USD pays for, by which Vidur-Search ranks configurations."""
-        return HOUR_S * self.rate_rps / self.fleet.price_usd_per_h
+        return HOUR_S * self.rate_rps / bill_fleet(self.fleet).usd_per_h
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ class OfflineConfiguration:
     @property
     def usd(self) -> float:
         """What the fleet costs until the last request of the trace has ended."""
-        return self.fleet.price_usd_per_h * self.makespan_s / HOUR_S
+        return bill_fleet(self.fleet).usd_per_h * self.makespan_s / HOUR_S
 
     @property
     def name(self) -> str:

@@ -26,6 +26,9 @@ from planner.traffic.trace_reading import read_trace
 
 EXAMPLE = checked_files.repository_dir("examples") / "slo-two-llms.yaml"
 SMALL = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}}
+COLUMNS = {"arrival": "timestamp", "input": "input_tokens", "output": "output_tokens", "model": "Model"}
+MAPPED = {**SMALL, "traffic": {"map": COLUMNS}}
+OTHER_MAP = {**SMALL, "traffic": {"map": COLUMNS | {"output": "input_tokens"}}}
 HEADER = "timestamp,input_tokens,output_tokens"
 ROWS = [f"{i / 4},{200 + 10 * (i % 7)},{20 + i % 5}" for i in range(80)]
 NAMES = ("plan.yaml", "certificate.json", "report.html")
@@ -140,6 +143,7 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
             {},
             "slo.yaml: llms: a: traffic: agents: the system prompt and the repository take 200000 + 0 tokens",
         ),
+        ({"coder": MAPPED, "Meta-Chat": OTHER_MAP}, "both.csv", {}, "both.csv is read once, as coder says"),
         ({"a": SMALL}, "own.csv", {"slo": {}}, "slo belongs into each entry of llms"),
         ({"a": SMALL}, "own.csv", {"spares": 1}, "unknown key 'spares'"),
         ({"a": SMALL}, "own.csv", {"safety": 0.9}, "slo.yaml: safety: expected none, or a mapping"),

@@ -478,6 +478,14 @@ def test_a_bad_slowdown_is_refused(tmp_path: Path, reference: Any, factor: float
         read_catalog(write(tmp_path, slos={"mine": row}))
 
 
+def test_a_slowdown_of_tasks_is_refused(tmp_path: Path) -> None:
+    """Its limit became 0 s: the idle reference worker's time for a whole task is not known."""
+    row = {key: value for key, value in SLO.items() if key != "slo"}
+    row |= {"slowdown": {"task": {"p90": 2}}, "reference": {"gpu": "a", "tp": 8}}
+    with pytest.raises(CatalogError, match=r"slowdown: unknown key 'task'.*e2e"):
+        read_catalog(write(tmp_path, slos={"mine": row}))
+
+
 def test_files_that_are_no_catalog(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="no such catalog directory"):
         read_catalog(tmp_path / "nowhere")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import mixed
 from shares import some
 
 from benchmarks import vidur_search as benchmark
@@ -21,6 +22,7 @@ from planner.models.llm import Llm
 from planner.papers.goodput import Steady, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
     EngineSettingChoices,
+    OfflineConfiguration,
     SearchedConfiguration,
     configurations,
     most_rps,
@@ -29,6 +31,7 @@ from planner.papers.vidur_search import (
     search_configurations,
     search_makespans,
 )
+from planner.search.problem.bill import bill_fleet
 from planner.traffic.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "vidur"
@@ -147,3 +150,12 @@ def test_capacities_are_those_of_vidur_search(capsys: pytest.CaptureFixture[str]
         words = line.split()
         assert float(words[1]) == pytest.approx(theirs, rel=0.025)
         assert float(words[-1]) < 0.95 * theirs
+
+
+def test_a_dollar_pays_for_the_idle_gpus_of_a_node_too() -> None:
+    """One H100 of a node of eight: 23.92 USD/h, not 2.99."""
+    fleet = mixed(tp=1, count=1)
+    paid_usd_per_h = bill_fleet(fleet).usd_per_h
+    assert paid_usd_per_h == pytest.approx(8 * fleet.price_usd_per_h)
+    assert SearchedConfiguration(fleet, 2.0, ()).requests_per_usd == pytest.approx(7200 / paid_usd_per_h)
+    assert OfflineConfiguration(fleet, 1800.0).usd == pytest.approx(paid_usd_per_h / 2)
