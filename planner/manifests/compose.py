@@ -16,6 +16,8 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
 routing = engine_command.routing_sentence  # A target's function `routing`, see manifests/__init__.py.
+# Workers and routers that are to stop have this time to end their requests.
+STOP_GRACE = f"{engine_command.DRAIN_S + engine_command.KILL_S}s"
 ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers; chosen by hand.
 HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
 
@@ -132,7 +134,7 @@ def _service(
         "ipc": "host",  # Ranks of a worker talk through shared memory (kubernetes.SHM_GIB).
         "volumes": [f"hf-cache:{HF_HOME}"],
         "restart": "unless-stopped",
-        "stop_grace_period": f"{engine_command.DRAIN_S + engine_command.KILL_S}s",
+        "stop_grace_period": STOP_GRACE,
         "healthcheck": {
             "test": ["CMD", "curl", "-sf", f"http://localhost:{port}/health"],
             # Three missed checks, 10 s apart, make a worker unhealthy; chosen by hand.
@@ -184,5 +186,6 @@ def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> D
             "security_opt": ["no-new-privileges:true"],
             "ports": [f"{HTTP_PORT + ROUTER_PORT_STEP * number}:{HTTP_PORT}"],
             "restart": "unless-stopped",
+            "stop_grace_period": STOP_GRACE,
         }
     return services

@@ -484,6 +484,7 @@ def _router_objects(fleet: Fleet, app: str, router_name: str, roles: tuple[Role,
         "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
         "securityContext": {**NO_PRIVILEGES, "readOnlyRootFilesystem": True},
+        "lifecycle": LEAVING,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": {"httpGet": {"path": "/readiness", "port": "http"}, "periodSeconds": 5},
@@ -501,6 +502,7 @@ def _router_objects(fleet: Fleet, app: str, router_name: str, roles: tuple[Role,
                     "metadata": {"labels": labels},
                     "spec": {
                         "serviceAccountName": f"{app}-router",
+                        "terminationGracePeriodSeconds": STOP_S,  # It ends its requests before it stops.
                         "securityContext": {
                             **USUAL_SYSCALLS,
                             "runAsNonRoot": True,

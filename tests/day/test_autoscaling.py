@@ -134,7 +134,7 @@ def test_workers_end_their_requests_before_they_are_killed(target: str) -> None:
             )
         ),
     )
-    assert len(pods) == 2 and set(pods) == {"120"}
+    assert pods.count("120") == 2 and set(pods) <= {"120", "330"}  # The router keeps its own.
     assert len(re.findall(r"- --shutdown-timeout\n\s+- '90'\n", text)) == 2
 
 

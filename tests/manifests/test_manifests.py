@@ -228,10 +228,25 @@ def test_a_worker_that_is_to_stop_finishes_its_requests(target: str) -> None:
     drains = re.findall(r"- --shutdown-timeout\n\s+- '?(\d+)", new)
     assert len(drains) >= 2 and set(drains) == {"300"} and "shutdown-timeout" not in old
     if target == "compose":
-        assert new.count("stop_grace_period: 320s") == len(drains)
+        assert new.count("stop_grace_period: 320s") == len(drains) + 1  # and the router
     else:  # Routers learn of it in the 10 s before, and 20 s are left for the engine's processes.
-        assert new.count("terminationGracePeriodSeconds: 330") == 2
-        assert len(re.findall(r"preStop:\n\s+exec:\n\s+command:\n\s+- sleep\n\s+- '10'", new)) == 2
+        pods = 2 if target == "llm-d" else 3  # The router is one of them.
+        assert new.count("terminationGracePeriodSeconds: 330") == pods
+        assert len(re.findall(r"preStop:\n\s+exec:\n\s+command:\n\s+- sleep\n\s+- '10'", new)) == pods
+
+
+def test_a_router_that_is_to_stop_ends_its_requests() -> None:
+    """vllm-router 0.1.17 does so when told to stop; Kubernetes killed it after 30 s, Compose after 10."""
+    files = rendered(mixed())
+    (router,) = (
+        each
+        for each in documents(files["kubernetes.yaml"])
+        if each["metadata"]["name"].endswith("router") and each["kind"] == "Deployment"
+    )
+    pod = router["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 330 and "preStop" in pod["containers"][0]["lifecycle"]
+    (compose,) = documents(files["compose/compose.yaml"])
+    assert {each["stop_grace_period"] for each in compose["services"].values()} == {"320s"}
 
 
 def test_prefill_produces_and_decode_consumes() -> None:
