@@ -371,6 +371,19 @@ def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
     )
 
 
+def _backend_notes(fleet: Fleet) -> list[str]:
+    """The note of README.md on attention backends where different GPUs hand KV over; none elsewhere."""
+    gpus = list(map(engine_command.one_line, engine_command.hand_off_gpus(fleet)))
+    if len(gpus) < 2:
+        return []
+    return [
+        "- NIXL refuses workers whose attention backends differ, and then every request fails. vLLM chooses "
+        "by GPU (FlashInfer on Blackwell, FlashAttention on older ones, others for KV of 8 bits and latent "
+        f"attention): compare what workers on {' and '.join(gpus)} log. Where it differs, give both the same "
+        "`--attention-backend`, and measure: the plan's step times are of vLLM's own choice."
+    ]
+
+
 def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
     """The lines of README.md on what differs from the simulation whatever the target is."""
     policies = fleet.policies
@@ -435,6 +448,7 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
             f"{max_model_len}."
         )
     if fleet.is_disaggregated:
+        lines += _backend_notes(fleet)
         lines += [
             "- KV blocks move by NIXL. Prefill keeps them for 30 s after the last word of a decode worker "
             "(`kv_lease_duration`). A request whose blocks are gone fails, unless kv-transfer-config has "

@@ -138,11 +138,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if worker.lora is not None:
         flags |= _lora_flags(worker.lora.lora)
     if pool.role in _KV_ROLES:
-        if worker.pp > 1:
-            raise InputError(
-                f"{one_line(pool.name)}: vLLM's NixlConnector hands KV over between workers of one pipeline "
-                f"stage alone, found pp {worker.pp}; plan without pp, or with mixed workers"
-            )
+        _check_hand_off(pool, fleet)
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
     handing_over = flags.get("kv-transfer-config")
@@ -155,6 +151,25 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         else:
             flags["kv-transfer-config"] = _two_connectors(handing_over, _offloading(offload_bytes))
     return flags
+
+
+def hand_off_gpus(fleet: Fleet) -> dict[str, Gpu]:
+    """The GPUs of the workers that hand KV over, by the names of their catalog's rows without power caps."""
+    return {pool.type.gpu.base: pool.type.gpu for pool in fleet.running_pools if pool.role in _KV_ROLES}
+
+
+def _check_hand_off(pool: Pool, fleet: Fleet) -> None:
+    """Raise InputError for a prefill or decode pool between whose workers vLLM hands no KV over."""
+    if (stages := pool.type.pp) > 1:
+        raise InputError(
+            f"{one_line(pool.name)}: vLLM's NixlConnector hands KV over between workers of one pipeline "
+            f"stage alone, found pp {stages}; plan without pp, or with mixed workers"
+        )
+    if len({is_rocm(gpu) for gpu in hand_off_gpus(fleet).values()}) > 1:
+        raise InputError(
+            f"{one_line(pool.name)}: vLLM hands no KV over between GPUs of AMD and of NVIDIA, which have "
+            "different attention backends; plan pairs on one of them, or mixed workers"
+        )
 
 
 def hand_off_environment(pool: Pool, fleet: Fleet) -> dict[str, str]:

@@ -297,6 +297,18 @@ def test_pairs_of_an_llm_with_states_have_the_layout_that_nixl_reads() -> None:
                 assert has_layout == (fleet.llm.name in HYBRIDS), (target, fleet.llm.name)
 
 
+def test_pairs_on_several_gpus_need_one_attention_backend() -> None:
+    """NIXL's handshake compares them; between AMD and NVIDIA there is none in common."""
+    told = "NIXL refuses workers whose attention backends differ"
+    assert told in rendered(FLEETS["pairs of two gpus"])["README.md"]
+    assert told not in rendered(FLEETS["pairs of one gpu"])["README.md"]
+    prefill, decode = FLEETS["pairs of one gpu"].pools
+    amd = replace(decode, type=replace(decode.type, gpu=CATALOG.gpu("mi300x-192g")))
+    found = manifests.render(replace(FLEETS["pairs of one gpu"], pools=(prefill, amd)), 5000)
+    assert set(found.refused) == set(manifests.TARGETS)
+    assert "between GPUs of AMD and of NVIDIA" in found.refused["vllm"]
+
+
 def test_pairs_in_pipelines_are_refused() -> None:
     """vLLM's NixlConnector refuses to start a decode worker of several stages, and to read from a prefill
     worker of several."""
