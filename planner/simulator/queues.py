@@ -12,16 +12,26 @@ from planner.simulator.layout import NONE
 from planner.simulator.numba_compile import kernel_jit, small_jit
 
 
+@small_jit
+def _precedes(requests, a, b):
+    """Whether request a comes before b in a heap: by key, of equal ones by arrival, then by index."""
+    if requests[a].key != requests[b].key:
+        return requests[a].key < requests[b].key
+    if requests[a].arrival_s != requests[b].arrival_s:
+        return requests[a].arrival_s < requests[b].arrival_s
+    return a < b
+
+
 @kernel_jit
 def meld_heaps(requests, a, b):
     """Merge the skew heaps with the roots a and b, and return the new root: the request with the smallest
-    key, and of equal ones the smallest index.
+    key, of equal ones the first to arrive, and of these the one with the smallest index.
     """
     if a == NONE:
         return b
     if b == NONE:
         return a
-    if requests[b].key < requests[a].key or (requests[b].key == requests[a].key and b < a):
+    if _precedes(requests, b, a):
         a, b = b, a
     root = a
     while True:
@@ -30,7 +40,7 @@ def meld_heaps(requests, a, b):
         if right == NONE:
             requests[a].left = b
             return root
-        if requests[b].key < requests[right].key or (requests[b].key == requests[right].key and b < right):
+        if _precedes(requests, b, right):
             right, b = b, right
         requests[a].left = right
         a = right

@@ -232,3 +232,12 @@ def test_a_queue_that_grows_while_sessions_begin_is_no_steady_state() -> None:
     assert not judge_slo(found, slo).is_steady
     quick = simulate(Fleet(LLM, (replace(pool, count=5),), Policies()), trace, limits=slo.limits)
     assert judge_slo(quick, slo).is_steady
+
+
+@pytest.mark.parametrize("queue", ["fcfs", "sjf", "srpt"])
+def test_of_equals_the_first_to_arrive_goes_first(queue: str) -> None:
+    """One seat. Requests 0 (5 tokens) and 2 (9) come at 0 s, 1 (as 3) once 0 has ended at 1 s, 3 at 0.5 s."""
+    trace = waiting(make_trace([0.0, 0.0, 0.0, 0.5], [5, 9, 9, 9], [1, 1, 4, 1]), [(1, 0)], [0.0] * 4)
+    one_seat = fleet(queue=queue)
+    pool = replace(one_seat.pools[0], type=replace(one_seat.pools[0].type, max_num_seqs=1))
+    assert finished_s(simulate(replace(one_seat, pools=(pool,)), trace))[[3, 1]].argsort().tolist() == [0, 1]

@@ -325,16 +325,17 @@ class Reference:
         self.wake(worker, now)
 
     def line_up(self, worker: Worker, request: Request) -> None:
-        """In the order of the queue, of equals by number; after all that were preempted, which go by their
+        """In the order of the queue, of equals as they came; after all that were preempted, which go by their
         priority only if they have one.
         """
         self.rank(worker, request)
         at = len(worker.waiting)
         while at and (self.goes_by_priority() or not worker.waiting[at - 1].preemptions):
             last = worker.waiting[at - 1]
-            if (last.queue_batch, last.queue_key, last.index) < (
+            if (last.queue_batch, last.queue_key, last.arrival_s, last.index) < (
                 request.queue_batch,
                 request.queue_key,
+                request.arrival_s,
                 request.index,
             ):
                 break
