@@ -22,7 +22,7 @@ from simulations import compare
 from simulator_reference import Reference
 
 from planner.domain import Selector
-from planner.fleet import Fleet
+from planner.fleet import Fleet, WorkerType
 from planner.models.kv_layout import BESIDE_NOTHING
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.traffic.trace import Trace
@@ -103,6 +103,38 @@ def with_memory(fleet: Fleet, seed: int, *, is_shared: bool = False) -> Fleet:
     return with_disk(fleet, seed) if kind == 1 else fleet
 
 
+def at_the_edge(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> tuple[Fleet, Trace]:
+    """The same with one seat, steps of a few tokens, chunks of one, or memory for the longest request alone;
+    in one case of two requests wait for up to four others.
+    """
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    edge = int(rng.integers(5))
+
+    def change(kind: WorkerType) -> WorkerType:
+        kv_tokens = 16 * (-(-longest // 16) + kind.kv_beside.sequence_blocks(longest))
+        if edge == 0:
+            return replace(kind, max_num_seqs=int(rng.integers(1, 4)), max_num_batched_tokens=4)
+        if edge == 1:
+            return replace(kind, kv_tokens=kv_tokens, max_num_seqs=8, max_num_batched_tokens=9)
+        return replace(kind, kv_tokens=kv_tokens) if edge == 2 else replace(kind, max_num_seqs=1)
+
+    fleet = fleet.with_types(change)
+    if edge != 2:
+        fleet = with_policies(fleet, long_prefill_token_threshold=int(rng.choice([0, 1, 5])))
+    if rng.integers(2):
+        n = len(trace)
+        children = np.repeat(np.arange(1, n), rng.choice([0, 1, 2, 4], n - 1))
+        edges = np.unique(np.column_stack((rng.integers(children), children)), axis=0)[:, ::-1]
+        trace = replace(trace, after=edges, think_s=rng.uniform(0, 0.3, n))
+    return fleet, trace
+
+
+def compare_at_the_edge(seed: int) -> None:
+    fleet, trace, reference = random_prefix_case(seed)
+    fleet, trace = at_the_edge(fleet, trace, np.random.default_rng([seed, 74]))
+    compare_prefix_fleet(fleet, trace, reference, f"seed {seed}")
+
+
 def compare_order(seed: int) -> None:
     (fleet, trace, limits, closed_loop), reference = random_engine_case(seed)
     rng = np.random.default_rng([seed, 70])
@@ -160,6 +192,7 @@ KINDS: dict[str, Callable[[int], None]] = {
     "adapters, caches": compare_adapters_with_caches,
     "memory": compare_memory,
     "store": compare_store,
+    "edge": compare_at_the_edge,
 }
 
 
