@@ -65,7 +65,7 @@ CANDIDATES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], float]] 
             *({"role": "prefill", "gpu": "h200-141g", "tp": 8, "count": 4, "max_num_batched_tokens": 32768},),
             {"role": "decode", "gpu": "h200-141g", "tp": 1, "dp": 8, "count": 5, "max_num_seqs": 1024},
         ),
-        {"routing": "jsq"},
+        {"routing": "cache-aware", "prefix_cache": True},
         89.4,
     ),
 }
@@ -127,12 +127,10 @@ def copied(chosen: Trace, copies: int, seed: int = 0) -> Trace:
 
 
 def question(has_caches: bool, slo: dict[str, Any] = SLO) -> dict[str, Any]:
-    """The question, with prefix caches or without. With caches there are no data-parallel ranks, as one
-    question cannot have both.
+    """The question, with prefix caches or without. With caches decode workers alone have data-parallel ranks,
+    as the routing by caches does not look into ranks.
     """
-    menu: dict[str, Any] = {"gpus": {"h200-141g": 256}, "max_num_batched_tokens": list(MENU)}
-    if not has_caches:
-        menu["dp"] = [1, 8]
+    menu = {"gpus": {"h200-141g": 256}, "max_num_batched_tokens": list(MENU), "dp": [1, 8]}
     return {
         "llm": "deepseek-ai/DeepSeek-V3",
         "slo": slo,

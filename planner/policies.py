@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from planner.files.document_values import did_you_mean
-from planner.fleet import Policies, WorkerType
+from planner.fleet import Policies, Role, WorkerType
 
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
@@ -309,6 +309,13 @@ class Routing(Policy):
     by_formula: bool = False  # It computes steps by f, b and d of models/latency.py: no other form will do.
     holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
+
+    @property
+    def is_of_whole_workers(self) -> bool:
+        """Whether it judges a worker by sums over all of it, and so need not know of its data-parallel
+        ranks.
+        """
+        return self.code in (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -786,6 +793,14 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
         "pools": POOLS,
     }
 )
+
+
+def routes_to_ranks(policies: Policies, role: Role) -> bool:
+    """Whether workers of this role may have data-parallel ranks. The router sees a worker as a whole, and the
+    engine chooses the rank, so a routing that looks into workers is not simulated with ranks.
+    """
+    routing = policies.decode_routing if role == "decode" else policies.routing
+    return ROUTING[routing].is_of_whole_workers
 
 
 def by_tenant(policies: Policies) -> bool:

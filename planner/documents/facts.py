@@ -1215,6 +1215,13 @@ class RanksNotOnNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksNotRouted:
+    """This routing looks into workers, and is not simulated where these have data-parallel ranks."""
+
+    routing: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsTooLarge:
     """The part of the weights that one GPU would hold does not fit into its memory."""
 
@@ -1313,6 +1320,7 @@ Reason = (
     | KvHeadsNotStored
     | LayersNotCut
     | RanksNotOnNodes
+    | RanksNotRouted
     | WeightsTooLarge
     | NoRoomForKv
     | RequestTooLong

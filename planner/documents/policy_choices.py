@@ -307,25 +307,34 @@ def _as_deployed(policies: Policies, target: str | None) -> Policies:
 
 
 def parse_policy_choices(
-    section: Section, target: str | None, kv_offload: KvOffload | None, *, has_agents: bool = False
+    section: Section,
+    target: str | None,
+    kv_offload: KvOffload | None,
+    *,
+    has_agents: bool = False,
+    has_ranks: bool = False,
 ) -> PolicyChoices:
     """The section `policies`. `kv_offload` has been read from it already. Engines of described agents
-    (`has_agents`) cache prefixes, unless the section says no, behind a router that looks for them. Raises
-    InputError with the key, what was found and what is possible.
+    (`has_agents`) cache prefixes, unless the section says no, behind a router that looks for them. Routers do
+    not look into workers with data-parallel ranks (`has_ranks`), so with prefix caches the usual routing is
+    searched too. Raises InputError with the key, what was found and what is possible.
     """
     prefix_cache, research = section.flag("prefix_cache", has_agents), section.flag("research", False)
+    searched_routings = default_routings(with_caches=prefix_cache)
+    beside_caches = (_USUAL.routing,) if prefix_cache and has_ranks else ()
     axes: dict[str, tuple[str, ...]] = {}
     raced: list[PolicyChange] = []
     for axis in _AXES:
         if axis == "routing" and axis not in section:
             is_of_agents = has_agents and prefix_cache
-            axes[axis] = AGENTS_ROUTINGS if is_of_agents else default_routings(with_caches=prefix_cache)
+            axes[axis] = AGENTS_ROUTINGS if is_of_agents else searched_routings
+            axes[axis] += beside_caches
             continue
         if axis not in section and axis != "queue":  # A queue is always among the axes.
             continue
         first, *others = _values_of(section, axis, target, prefix_cache=prefix_cache, research=research)
         if section.get(axis) == ANY:
-            searched = default_routings(with_caches=prefix_cache) if axis == "routing" else (first,)
+            searched = (*searched_routings, *beside_caches) if axis == "routing" else (first,)
             axes[axis] = searched
             raced += [PolicyChange(axis, value) for value in (first, *others) if value not in searched]
         else:

@@ -84,7 +84,7 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
-from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
+from planner.policies import ROUTERS_OF, ROUTING, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling, check_window
@@ -440,7 +440,15 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     has_losses = bool(spare_workers or spare_nodes or spot)
-    choices = _parse_policies(policies, target, kv_offload, slo, described, has_losses=has_losses)
+    ranks = _parse_ranks(fleet, llm)
+    choices = _parse_policies(
+        policies, target, kv_offload, slo, described, has_losses=has_losses, has_ranks=ranks[-1] > 1
+    )
+    if ranks[0] > 1 and not any(ROUTING[name].is_of_whole_workers for name in choices.routings):
+        raise InputError(
+            f"{fleet.path_of('dp')}: {policies.path_of('routing')}: {choices.routings[0]} looks into workers "
+            f"and is not simulated with their ranks; add 1 to dp, or {Policies().routing} to routing"
+        )
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
@@ -478,7 +486,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spare_workers=spare_workers,
         spare_nodes=spare_nodes,
         stages=_parse_numbers(fleet, "pp", 1, most=MAX_PP),
-        ranks=_parse_ranks(fleet, llm, prefix_cache=choices.prefix_cache),
+        ranks=ranks,
         max_num_batched_tokens=_parse_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
         max_num_seqs=_parse_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
         robust=_parse_robust(question.subsection("robust", ROBUST_KEYS)),
@@ -581,8 +589,7 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
         return None
     where = question.path_of("lora")
     _refuse_pipelines(fleet, where)
-    if any(ranks > 1 for ranks in _parse_numbers(fleet, "dp", 1, most=MAX_DP)):
-        raise _not_both(where, "with data-parallel ranks (fleet: dp)")
+    _refuse_ranks(fleet, where)
     _refuse_drafts(question, where)
     return lora
 
@@ -590,8 +597,8 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
 def _parse_simulated_kv_offload(
     question: Section, fleet: Section, policies: Section, llm: Llm
 ) -> KvOffload | None:
-    """The KV offload of the policies, None without the key. Raises InputError beside pipelines, drafts or
-    adapters, with which it is not simulated.
+    """The KV offload of the policies, None without the key. Raises InputError beside pipelines, ranks,
+    drafts or adapters, with which it is not simulated.
     """
     offload = parse_kv_offload(policies)
     if offload is None:
@@ -605,6 +612,7 @@ def _parse_simulated_kv_offload(
             "may mix degrees; leave shared out, or `plan simulate` a fleet.yaml"
         )
     _refuse_pipelines(fleet, where)
+    _refuse_ranks(fleet, where)
     _refuse_drafts(question, where)
     if parse_lora(question.get("lora"), question.path_of("lora")) is not None:
         raise _not_both(where, "with lora")
@@ -620,6 +628,12 @@ def _refuse_pipelines(fleet: Section, where: str) -> None:
     """Raise InputError if workers may have several pipeline stages: `where` is not simulated with these."""
     if _has_pipelines(fleet):
         raise _not_both(where, "in pipelines (fleet: pp)")
+
+
+def _refuse_ranks(fleet: Section, where: str) -> None:
+    """Raise InputError if workers may have data-parallel ranks: `where` is not simulated with these."""
+    if any(ranks > 1 for ranks in _parse_numbers(fleet, "dp", 1, most=MAX_DP)):
+        raise _not_both(where, "with data-parallel ranks (fleet: dp)")
 
 
 def _refuse_drafts(question: Section, where: str) -> None:
@@ -887,22 +901,15 @@ def _parse_numbers(
     return numbers
 
 
-def _parse_ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, ...]:
+def _parse_ranks(fleet: Section, llm: Llm) -> tuple[int, ...]:
     """`dp: [1, 2, 4]`: how many data-parallel ranks, which share experts, a worker may have. Raises
-    InputError for an LLM without experts, and beside prefix caches.
+    InputError for an LLM without experts.
     """
     ranks = _parse_numbers(fleet, "dp", 1, most=MAX_DP)
-    if ranks[-1] == 1:
-        return ranks
-    if not llm.is_mixture:
+    if ranks[-1] > 1 and not llm.is_mixture:
         raise InputError(
             f"{fleet.path_of('dp')}: ranks share experts, and {llm.name} has none: they would be workers, of "
             "which a plan has as many as it takes; leave dp out"
-        )
-    if prefix_cache:
-        raise InputError(
-            f"{fleet.path_of('dp')}: is not planned with prefix caches, which each rank has of its own; drop "
-            "policies: prefix_cache, or dp"
         )
     return ranks
 
@@ -966,12 +973,13 @@ def _parse_policies(
     described: Description | None,
     *,
     has_losses: bool,
+    has_ranks: bool,
 ) -> PolicyChoices:
     """The policies that are searched. Classes with deadlines add the queue edf unless queues are named; a
     fleet that must stand losses pins no prefixes.
     """
     has_agents = described is not None and described.agents is not None
-    choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents)
+    choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents, has_ranks=has_ranks)
     if has_losses:
         choices = without_pins(choices, policies)
     return with_classes(choices, slo, target, names_queue="queue" in policies)

@@ -106,7 +106,8 @@ def evict_for_run(state, l, steps, taken_blocks, time_s):
     lane = state.lanes[l]
     w = lane.worker
     worker, cache = state.workers[w], state.caches.workers[w]
-    is_timed = len(state.caches.notices) > 0 and steps > 1
+    # A rank that takes part in its worker's steps with an empty batch (ranks.py) takes no blocks.
+    is_timed = len(state.caches.notices) > 0 and steps > 1 and lane.decodes > 0
     while is_timed and cache.idle_blocks > 0:
         idle_blocks = cache.idle_blocks
         free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - idle_blocks

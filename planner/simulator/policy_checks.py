@@ -15,26 +15,19 @@ from planner.models.parallelism import MAX_PP
 from planner.policies import (
     BATCHING,
     BY_FIELD,
-    LOWEST_BY_LOT,
     MIXED_POOL,
     OF_DISTSERVE,
     POOLS,
     QUEUE,
     REPURPOSE,
-    ROUND_ROBIN,
     ROUTING,
-    SCORE,
     SPLITWISE,
     STATIC,
     STEPWISE,
-    TWO_BY_REQUESTS,
     VLLM_V1,
     Batching,
+    routes_to_ranks,
 )
-
-# Codes of the routings that judge a worker by sums over all of it. They need not know of its data-parallel
-# ranks, so they are simulated with them.
-RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
 def check_policies(fleet: Fleet) -> None:
@@ -163,15 +156,17 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
 
 def _check_ranks(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with data-parallel ranks."""
-    ranked_pool = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
-    if ranked_pool is None:
-        return
-    policies, where = fleet.policies, f"{ranked_pool.name}: dp {ranked_pool.type.dp}"
-    _require_vllm(where, batching)
-    _require_default(where, policies, "admission", "pools")
-    for name in ("routing", "decode_routing"):
-        if ROUTING[value := getattr(policies, name)].code not in RANK_ROUTINGS:
-            known = ", ".join(row.name for row in ROUTING.values() if row.code in RANK_ROUTINGS)
+    policies = fleet.policies
+    for pool in fleet.running_pools:
+        if pool.type.dp == 1:
+            continue
+        where = f"{pool.name}: dp {pool.type.dp}"
+        _require_vllm(where, batching)
+        _require_default(where, policies, "admission", "pools")
+        if not routes_to_ranks(policies, pool.role):
+            name = "decode_routing" if pool.role == "decode" else "routing"
+            value = getattr(policies, name)
+            known = ", ".join(row.name for row in ROUTING.values() if row.is_of_whole_workers)
             raise InputError(
                 f"{where}: {name} {value!r} looks into workers, and not into their ranks; take one of {known}"
             )

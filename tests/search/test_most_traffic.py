@@ -15,7 +15,6 @@ from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.mixed.policy_search import every_option
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Conditions, with_search_scenarios
 from planner.search.production.most_traffic import (
@@ -113,11 +112,11 @@ def test_searches_of_some_worker_types_have_no_option_that_the_whole_search_lack
     took another: the fleet for production that it found could not be tested, and was lost."""
     fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": [512, 2048, 8192], "max_num_seqs": seats}
     problem = SearchInputs(question(fleet=fleet), TRACE, CATALOG).problem()
-    whole = {option.name for option in every_option(problem)}
+    whole = {option.name for option in problem.options()}
     for worker in problem.types:
         restricted = restrict_to_workers(problem, problem.oracle.fleet(((Option("mixed", worker, 1.0), 1),)))
         assert worker in restricted.types
-        assert {option.name for option in every_option(restricted)} <= whole
+        assert {option.name for option in restricted.options()} <= whole
         assert len(restricted.types) < len(problem.types)
 
 

@@ -17,6 +17,9 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.reports.rows import fleet_rows
+from planner.search.evidence.certify import plan
+from planner.search.prefixes.prefix_placing import prefill_pool
+from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import (
     EngineChoices,
     decode_options,
@@ -24,6 +27,7 @@ from planner.search.problem.options import (
     prefill_options,
     worker_types,
 )
+from planner.search.problem.plan_problem import with_policies
 from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.solvers.demand import least_work, step_lines
@@ -88,8 +92,71 @@ def test_dense_llms_have_no_ranks(tmp_path: Path) -> None:
         fleet(tmp_path, "dp: 2", "meta-llama/Llama-3.1-8B")
     with pytest.raises(InputError, match="dp: ranks share experts"):
         parse_task(question(dp=2) | {"llm": "llama-3.1-8b"}, CATALOG)
-    with pytest.raises(InputError, match="dp: is not planned with prefix caches"):
-        parse_task(question(dp=2) | {"policies": {"prefix_cache": True}}, CATALOG)
+
+
+def test_kv_offload_beside_ranks_is_refused() -> None:
+    policies = {"prefix_cache": True, "kv_offload": {"size": "64 GiB", "bandwidth": "20 GB/s"}}
+    with pytest.raises(InputError, match="kv_offload: is not simulated with data-parallel ranks"):
+        parse_task(question(dp=[1, 2]) | {"llm": "qwen3-30b-a3b", "policies": policies}, CATALOG)
+
+
+def test_ranks_alone_behind_a_routing_that_looks_into_workers_are_refused() -> None:
+    policies = {"policies": {"prefix_cache": True, "routing": "cache-aware"}}
+    with pytest.raises(
+        InputError, match=r"cache-aware looks into workers and .*; add 1 to dp, or jsq to routing"
+    ):
+        parse_task(question(dp=[2, 4]) | policies, CATALOG)
+    assert parse_task(question(dp=[1, 2]) | policies, CATALOG).ranks == (1, 2)
+
+
+def shared_prompts(n: int = 600) -> Trace:
+    """600 prompts of 2,048 tokens within 6 s, of which 1,920 are one of three shared beginnings."""
+    rng = np.random.default_rng(4)
+    ids = np.concatenate([np.arange(15) + 100 * kind for kind in rng.integers(0, 3, n)])
+    return Trace(
+        "shared",
+        np.sort(rng.uniform(0, 6, n)),
+        np.full(n, 2048),
+        np.full(n, 24),
+        prefix_offsets=np.arange(n + 1) * 15,
+        prefix_ids=ids,
+        prefix_block_tokens=128,
+    )
+
+
+def gpus_of(fleet: Fleet) -> int:
+    return sum(pool.count * pool.type.gpus for pool in fleet.pools)
+
+
+@pytest.mark.long
+def test_ranks_with_prefix_caches_are_planned() -> None:
+    """Without dp 1 no routing that looks at caches can be taken, but engines still have their caches. Behind
+    a routing that looks into workers only decode workers may have ranks.
+    """
+    asked = question(dp=[2, 4], max_num_batched_tokens=2048) | {
+        "slo": {"ttft": {"p90": "300 ms"}, "tbt": {"p90": "60 ms"}}
+    }
+    without = plan(parse_task(asked, CATALOG), shared_prompts(), CATALOG)
+    cached = plan(
+        parse_task(asked | {"policies": {"prefix_cache": True}}, CATALOG), shared_prompts(), CATALOG
+    )
+    assert cached.fleet.policies.prefix_cache and cached.fleet.policies.routing == "jsq"
+    assert all(pool.type.dp > 1 for pool in cached.fleet.pools)
+    assert gpus_of(cached.fleet) < gpus_of(without.fleet)
+    policies = {"prefix_cache": True, "routing": "cache-aware"}
+    asked = question(dp=[1, 2, 4], max_num_batched_tokens=2048)
+    problem = build_problem(parse_task(asked | {"policies": policies}, CATALOG), shared_prompts(), CATALOG)
+    (choice,) = (each for each in problem.task.policy_choices() if each.prefix_cache)
+    behind = with_policies(problem, choice)
+    assert {option.role for option in behind.options() if option.type.dp > 1} == {"decode"}
+    assert {reason_text(item.because) for item in behind.left_out} >= {
+        "routing cache-aware looks into workers, and is not simulated with their ranks"
+    }
+
+
+def test_prefixes_are_not_placed_on_workers_with_ranks(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="dp 2: prefixes are not placed on workers with data-parallel ranks"):
+        prefill_pool(fleet(tmp_path, "dp: 2"))
 
 
 def test_the_search_takes_the_ranks_it_is_given() -> None:

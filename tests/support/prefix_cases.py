@@ -14,6 +14,7 @@ import numpy as np
 from async_prefix_reference import AsyncPrefixReference
 from engine_cases import QUEUES, ROUTINGS, with_engines
 from prefix_reference import PrefixReference
+from ranks_reference import AsyncPrefixRanks, PrefixRanks, ranked
 from simulations import LLM, beside, make_latency, make_pool, prefix_trace, random_prompts
 
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
@@ -22,6 +23,7 @@ from planner.simulator import Simulation, simulate
 from planner.traffic.trace import Trace
 
 NAMES = ("prefill_worker", "decode_worker", "preemptions")
+BY_COUNT = ("round-robin", "jsq", "least-outstanding")
 SECONDS = ("arrival_s", "ttft_s", "tbt_max_s", "e2e_s")
 
 
@@ -130,6 +132,29 @@ def random_prefix_case(seed: int) -> tuple[Fleet, Trace, type[PrefixReference]]:
     if rng.integers(4) == 0:
         fleet = with_vllm(beside(fleet, seed), "0.32.0")  # Older ones cache the blocks of windows too.
     return fleet, trace, AsyncPrefixReference if is_async else PrefixReference
+
+
+def random_ranked_prefix_case(seed: int) -> tuple[Fleet, Trace, type[PrefixReference]]:
+    """The same fleets, their decode workers of two or three data-parallel ranks each, and in one case of two
+    all workers. Routings do not look into workers with ranks, so those are by count or in turn.
+    """
+    fleet, trace, reference = random_prefix_case(seed)
+    rng = np.random.default_rng([seed, 91])
+    has_decode_pools = any(pool.role == "decode" for pool in fleet.pools)
+    only_decode = has_decode_pools and rng.integers(2) == 0
+    with_ranks = ranked(fleet, seed, dyadic=False, least=2)
+    pools = tuple(
+        plain if only_decode and plain.role != "decode" else pool
+        for plain, pool in zip(fleet.pools, with_ranks.pools, strict=True)
+    )
+    routing = fleet.policies.routing if only_decode else str(rng.choice(BY_COUNT))
+    policies = replace(fleet.policies, routing=routing, decode_routing=str(rng.choice(BY_COUNT)))
+    is_async = issubclass(reference, AsyncPrefixReference)
+    return (
+        replace(fleet, pools=pools, policies=policies),
+        trace,
+        AsyncPrefixRanks if is_async else PrefixRanks,
+    )
 
 
 def random_case_without_caches(seed: int) -> tuple[Fleet, Trace, type[PrefixReference]]:

@@ -6,10 +6,12 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
+from async_prefix_reference import AsyncPrefixReference
 from async_reference import AsyncReference, Formed
+from prefix_reference import PrefixReference
 from simulations import random_case
 from simulator_reference import WORKER, Reference, Request, Worker
 
@@ -46,6 +48,16 @@ def random_ranked_case(seed: int, *, dyadic: bool) -> tuple[Fleet, Trace, tuple[
     if all(pool.type.dp == 1 for pool in found.pools):
         found = ranked(fleet, seed, dyadic=dyadic, least=2)
     return found, trace, limits, closed_loop
+
+
+class RankBatch(NamedTuple):
+    """What a rank computes in a step, and its seconds on the GPUs without the experts."""
+
+    rank: Worker
+    own_s: float
+    tokens: int
+    sequences: int
+    has_prompt: bool
 
 
 class Ranks(Reference):
@@ -114,20 +126,22 @@ class Ranks(Reference):
         own_s = latency.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached)
         return float(own_s - latency.joint_experts_s(tokens))
 
-    def together_s(self, ranks: Sequence[tuple[Worker, float, int, int]], empty: int) -> float:
-        """Of all ranks: (rank, own seconds, tokens, sequences), and how many more have nothing to do."""
-        kind = ranks[0][0].type
-        tokens = sum(tokens for _, _, tokens, _ in ranks) + empty
-        of_gpus_s = max(own_s for _, own_s, _, _ in ranks) + float(kind.latency.joint_experts_s(tokens))
+    def together_s(self, ranks: Sequence[RankBatch], empty: int) -> float:
+        """Seconds of a step of all ranks, of which `empty` more have nothing to do."""
+        kind = ranks[0].rank.type
+        tokens = sum(batch.tokens for batch in ranks) + empty
+        of_gpus_s = max(batch.own_s for batch in ranks) + float(kind.latency.joint_experts_s(tokens))
         engine = kind.engine
         if engine is None:
             return of_gpus_s
         longest_s = 0.0
-        for _, _, _, sequences in ranks:
+        for batch in ranks:
+            sequences = batch.sequences
             host_s, rest_s = (
                 part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(kind.tp)
                 for part in kind.host
             )
+            host_s += engine.latent_launch_s * kind.latent_layers * batch.has_prompt
             step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
             longest_s = max(longest_s, step_s, sequences / engine.tokens_per_s)
         return longest_s
@@ -145,7 +159,8 @@ class Ranks(Reference):
                     pass
             if rank.decoding or rank.chunks:
                 tokens = len(rank.decoding) + sum(n for _, n in rank.chunks)
-                busy.append((rank, self.own_s(rank), tokens, len(rank.decoding) + len(rank.chunks)))
+                sequences = len(rank.decoding) + len(rank.chunks)
+                busy.append(RankBatch(rank, self.own_s(rank), tokens, sequences, bool(rank.chunks)))
         if busy:
             self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
 
@@ -166,6 +181,11 @@ class Ranks(Reference):
 
     def has_batch(self, rank: Worker) -> bool:
         return bool(rank.decoding or rank.chunks)
+
+    def has_ranks(self, side: str) -> bool:
+        """Whether a worker that takes arrivals ("front") or hand-offs has more than one rank."""
+        workers = self.front if side == "front" else self.back
+        return any(len(self.group_of[worker.index]) > 1 for worker in workers)
 
 
 class SyncRanks(Ranks):
@@ -194,7 +214,11 @@ class AsyncRanks(Ranks, AsyncReference):
                 steps.append((rank, step))
         if steps:
             busy = [
-                (rank, step.step_s, self.tokens_of(step), len(step.decoding) + len(step.chunks))
+                RankBatch(
+                    *(rank, step.step_s, self.tokens_of(step)),
+                    sequences=len(step.decoding) + len(step.chunks),
+                    has_prompt=bool(step.chunks),
+                )
                 for rank, step in steps
             ]
             self.begin(group, now, self.together_s(busy, len(group) - len(busy)))
@@ -231,3 +255,40 @@ class AsyncRanks(Ranks, AsyncReference):
             rank.busy_s += now - rank.step_start_s
             rank.steps += 1
             rank.step_start_s = None
+
+
+class PrefixRanks(SyncRanks, PrefixReference):
+    """... whose ranks have prefix caches of their own."""
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        self.now = now
+        super().start_step(worker, now)
+
+    def choose(self, side: str, request: Request) -> Worker | None:
+        if side == "front":
+            self.read_notices()
+        if not self.has_ranks(side):
+            return PrefixReference.choose(self, side, request)
+        return super().choose(side, request)
+
+
+class AsyncPrefixRanks(AsyncRanks, AsyncPrefixReference):
+    """... of an engine that forms the next step as one begins, whose ranks have prefix caches."""
+
+    def start_step(self, worker: Worker, now: float) -> None:
+        self.now = now
+        super().start_step(worker, now)
+
+    def choose(self, side: str, request: Request) -> Worker | None:
+        if side == "front":
+            self.read_notices()
+        if not self.has_ranks(side):
+            return PrefixReference.choose(self, side, request)
+        return super().choose(side, request)
+
+    def end_step(self, worker: Worker, now: float) -> None:
+        self.now = now
+        for rank in self.group_of[worker.index]:
+            if self.has_batch(rank):
+                self.check(rank)
+        super().end_step(worker, now)

@@ -26,14 +26,7 @@ from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over,
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem import link
-from planner.search.problem.options import (
-    Hardware,
-    breaks_gaps,
-    decode_options,
-    hardware_of,
-    mixed_options,
-    prefill_options,
-)
+from planner.search.problem.options import Hardware, breaks_gaps, hardware_of
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
@@ -93,12 +86,9 @@ class _Level0Options:
     @classmethod
     def of(cls, problem: Problem) -> _Level0Options:
         """Every worker type of the problem in the roles that the target and the engine can run."""
+        options = problem.options()
         mixed, prefill, decode = (
-            [
-                problem.with_tie_break(option)
-                for option in make_options(problem.types, problem.option_objective)
-            ]
-            for make_options in (mixed_options, prefill_options, decode_options)
+            [option for option in options if option.role == role] for role in ("mixed", "prefill", "decode")
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []

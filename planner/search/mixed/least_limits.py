@@ -198,7 +198,11 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
         if count < 1 or not is_within(problem.limits, fleet):
             continue
         lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
-        choices = problem.task.policy_choices()
+        choices = tuple(
+            policies
+            for policies in problem.task.policy_choices()
+            if with_policies(problem, policies).can_route(option)
+        )
         # The settings of a router that follows prefixes decide what `count` workers attain.
         cached = [policies for policies in choices if policies.prefix_cache]
         choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))

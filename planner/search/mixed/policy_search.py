@@ -38,10 +38,9 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
-from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
+from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check_policies
-from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
 # These limits bound the time of a race, and are set by hand. Besides, once a race has spent the effort of the
@@ -99,6 +98,8 @@ def _search_each_choice(
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         best_counts = best_of(answers)[1].best if answers else None
+        if best_counts is not None and not policy_problem.can_route(*dict(best_counts)):
+            best_counts = None
         if policies.prefix_cache and best_counts is not None:
             # The router's settings are fitted to the best fleet so far.
             policy_problem = with_policies(problem, fit_router(policy_problem.oracle, best_counts))
@@ -112,10 +113,9 @@ def _search_each_choice(
                 continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
-        start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
-        result, unlimited = search_or_explain(
-            policy_problem, [*start_fleets, *unlimited_best], prove=prove, walks=walks
-        )
+        known_best = [result.best for _, result in answers if policy_problem.can_route(*dict(result.best))]
+        start_fleets = [*start, *map(policy_problem.oracle.fleet, known_best), *unlimited_best]
+        result, unlimited = search_or_explain(policy_problem, start_fleets, prove=prove, walks=walks)
         # The best fleet beyond the budgets, if one is known, is still a start for the next choices.
         if unlimited is not None:
             unlimited_best.append(unlimited)
@@ -175,7 +175,7 @@ def _race_within_limits(
     The race simulates the fleets of `start`, and the fleets that hold beyond the limits (`NoFleet.wider`),
     cut down to the limits.
     """
-    options = every_option(problem)
+    options = problem.options()
     start_counts = [
         counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)
     ]
@@ -196,15 +196,6 @@ def _race_within_limits(
         if isinstance(result, FleetSearch):
             return [(with_winner, result)]
     return []
-
-
-def every_option(problem: Problem) -> list[Option]:
-    """Every worker type of the problem in every role."""
-    return [
-        problem.with_tie_break(option)
-        for of_role in (mixed_options, prefill_options, decode_options)
-        for option in of_role(problem.types, problem.option_objective)
-    ]
 
 
 def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
@@ -438,10 +429,15 @@ def _race_one(
     problem: Problem, near: Sequence[Counts], policies: Policies, change: PolicyChange
 ) -> tuple[RacedPolicy, float]:
     """Simulate the fleets `near` the best one with these policies; returns the result and the effort."""
-    oracle = with_policies(problem, policies).oracle
+    policy_problem = with_policies(problem, policies)
+    oracle = policy_problem.oracle
+    near = [counts for counts in near if policy_problem.can_route(*dict(counts))]
     try:
-        check_policies(oracle.fleet(near[0]))
+        for counts in near[:1]:
+            check_policies(oracle.fleet(counts))
     except InputError:
+        near = []
+    if not near:
         return RacedPolicy(change, policies, None, is_simulated=False), 0.0
     best: Counts | None = None
     try:

@@ -127,12 +127,17 @@ class KeepAlive:
 
 
 def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
-    """The pool that prefills: the only one, or the one of this name. Raises InputError if there is none, or
-    if there are several and no name.
+    """The pool that prefills: the only one, or the one of this name. Raises InputError if there is none, if
+    there are several and no name, or if its workers have data-parallel ranks.
     """
     pools = [pool for pool in fleet.pools if pool.role != "decode" and pool.count]
     named = [pool for pool in pools if name is None or pool.name == name]
     if len(named) == 1:
+        if (dp := named[0].type.dp) > 1:
+            raise InputError(
+                f"{named[0].name}: dp {dp}: prefixes are not placed on workers with data-parallel ranks, as "
+                "the engine chooses the rank that caches a prefix; take a fleet with dp 1"
+            )
         return named[0]
     names = ", ".join(pool.name for pool in pools)
     reason = (
@@ -167,7 +172,8 @@ def pool_prefixes(
     pinned: Callable[[Pool], PrefixPlan] | None = None,
 ) -> tuple[PoolPrefixes, ...]:
     """For every pool that prefills: a placement for the requests that the simulation sent there. `pinned`
-    gives the placement that was simulated, if the router pins prefixes.
+    gives the placement that was simulated, if the router pins prefixes. Nothing is placed on workers with
+    data-parallel ranks: a router sends to a worker, and the engine chooses the rank that caches the prefix.
     """
     if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
         return ()
@@ -178,7 +184,7 @@ def pool_prefixes(
         next_worker = workers.stop
         # The pool's requests, by their numbers in the trace.
         numbers = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
-        if pool.role == "decode" or not len(numbers):
+        if pool.role == "decode" or pool.type.dp > 1 or not len(numbers):
             continue
         # A pool that has all requests has the trace itself.
         part = trace if len(numbers) == len(trace) else trace.select(numbers)

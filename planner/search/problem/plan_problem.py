@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.documents.facts import SloInSeconds
+from planner.documents import facts
 from planner.documents.task import PlanQuestion
 from planner.domain import ROUNDING, Gpu, Slo
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
-from planner.policies import ROUTING
+from planner.policies import ROUTING, routes_to_ranks
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
 from planner.search.oracle.fleet_oracle import Answers, Oracle
@@ -24,6 +24,9 @@ from planner.search.problem.options import (
     OBJECTIVE_UNITS,
     PRICE_TIES,
     OptionLeftOut,
+    decode_options,
+    mixed_options,
+    prefill_options,
     with_price_tie,
     without_price_tie,
 )
@@ -89,7 +92,7 @@ class Problem:
     slo: Slo
     # The idle worker whose latencies turned the factors of a relative SLO into seconds; None if limits were
     # given in seconds.
-    slo_reference: SloInSeconds | None
+    slo_reference: facts.SloInSeconds | None
     trace: Trace
     traffic_note: str  # The trace in words: its name, how it was scaled, which part was taken.
     longest_tokens: int  # Prompt and output of the longest request.
@@ -133,6 +136,28 @@ class Problem:
         """Two values count as equal if one is less than this factor times the other."""
         # Where the price is a part of the value (`with_tie_break`), equal values differ by rounding.
         return 1 + 2 * ROUNDING if self.task.objective in PRICE_TIES else SAME_PRICE
+
+    def can_route(self, *options: Option) -> bool:
+        """Whether the routings of this problem's policies are simulated with the data-parallel ranks of all
+        these options.
+        """
+        of_pairs = self.oracle.of_pairs or self.oracle.policies
+        return all(
+            option.type.dp == 1 or routes_to_ranks(policies, option.role)
+            for option in options
+            for policies in (self.oracle.policies, of_pairs)
+        )
+
+    def options(self) -> list[Option]:
+        """The worker types in each role: mixed, then prefill, then decode. Those that the policies are not
+        simulated with are left out (`can_route`).
+        """
+        return [
+            self.with_tie_break(option)
+            for options_in_role in (mixed_options, prefill_options, decode_options)
+            for option in options_in_role(self.types, self.option_objective)
+            if self.can_route(option)
+        ]
 
     def without_tie_break(self, value: float) -> float:
         """A value of the search in the objective's unit: if that is GPUs or Watts, their number without the
@@ -179,8 +204,13 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     pinning = None
     if ROUTING[policies.routing].pins:
         pinning = problem.oracle.pinning or Pinning(problem.trace)
+    left_out = tuple(item for item in problem.left_out if not isinstance(item.because, facts.RanksNotRouted))
+    if not routes_to_ranks(policies, "mixed") and any(worker.dp > 1 for worker in problem.types):
+        name = "workers with data-parallel ranks that take arrivals"
+        left_out += (OptionLeftOut(name, facts.RanksNotRouted(policies.routing)),)
     return replace(
         problem,
+        left_out=left_out,
         lengths=lengths,
         oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs, pinning=pinning),
     )

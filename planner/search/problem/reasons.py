@@ -40,6 +40,11 @@ def _(because: facts.RanksNotOnNodes) -> str:
 
 
 @reason_text.register
+def _(because: facts.RanksNotRouted) -> str:
+    return f"routing {because.routing} looks into workers, and is not simulated with their ranks"
+
+
+@reason_text.register
 def _(because: facts.WeightsTooLarge) -> str:
     return f"the weights ({because.weight_bytes / 1e9:.0f} GB) do not fit"
 

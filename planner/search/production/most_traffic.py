@@ -20,7 +20,7 @@ from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
-from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, every_option, race_near
+from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, race_near
 from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
@@ -335,7 +335,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
     """The raced policies with which `fleet` holds, or else a fleet that fills the limits with more workers of
     one of its pools: those of the cheapest such fleet. None if no such fleet holds with any of them.
     """
-    changes, counts = problem.task.policies.raced_changes, counts_of(fleet, every_option(problem))
+    changes, counts = problem.task.policies.raced_changes, counts_of(fleet, problem.options())
     if not changes or counts is None:
         return None
     fleets = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
@@ -375,7 +375,7 @@ def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> p
     names = {pool.type.name for pool in fleet.pools}
     budgets = {(split_of(pool.type), pool.type.max_num_batched_tokens) for pool in fleet.pools}
     splits = {split for split, _ in budgets}
-    for option in every_option(problem):
+    for option in problem.options():
         split, budget_tokens = split_of(option.type), option.type.max_num_batched_tokens
         is_prefill_alike = option.role == "prefill" and (split, budget_tokens) in budgets
         if is_prefill_alike or (option.role == "decode" and split in splits):
