@@ -441,14 +441,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     has_losses = bool(spare_workers or spare_nodes or spot)
     ranks = _parse_ranks(fleet, llm)
-    choices = _parse_policies(
-        policies, target, kv_offload, slo, described, has_losses=has_losses, has_ranks=ranks[-1] > 1
-    )
-    if ranks[0] > 1 and not any(ROUTING[name].is_of_whole_workers for name in choices.routings):
-        raise InputError(
-            f"{fleet.path_of('dp')}: {policies.path_of('routing')}: {choices.routings[0]} looks into workers "
-            f"and is not simulated with their ranks; add 1 to dp, or {Policies().routing} to routing"
-        )
+    choices = _parse_policies(policies, target, kv_offload, slo, described, ranks, has_losses=has_losses)
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
@@ -971,15 +964,23 @@ def _parse_policies(
     kv_offload: KvOffload | None,
     slo: Slo,
     described: Description | None,
+    ranks: tuple[int, ...],
     *,
     has_losses: bool,
-    has_ranks: bool,
 ) -> PolicyChoices:
     """The policies that are searched. Classes with deadlines add the queue edf unless queues are named; a
-    fleet that must stand losses pins no prefixes.
+    fleet that must stand losses pins no prefixes. Raises InputError if all workers have `ranks`, and no
+    routing is simulated with them.
     """
     has_agents = described is not None and described.agents is not None
-    choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents, has_ranks=has_ranks)
+    choices = parse_policy_choices(
+        policies, target, kv_offload, has_agents=has_agents, has_ranks=ranks[-1] > 1
+    )
+    if ranks[0] > 1 and not any(ROUTING[name].is_of_whole_workers for name in choices.routings):
+        raise InputError(
+            f"{policies.path_of('routing')}: {choices.routings[0]} looks into workers and is not simulated "
+            f"with their data-parallel ranks; add 1 to fleet: dp, or {Policies().routing} to routing"
+        )
     if has_losses:
         choices = without_pins(choices, policies)
     return with_classes(choices, slo, target, names_queue="queue" in policies)

@@ -103,7 +103,7 @@ def test_kv_offload_beside_ranks_is_refused() -> None:
 def test_ranks_alone_behind_a_routing_that_looks_into_workers_are_refused() -> None:
     policies = {"policies": {"prefix_cache": True, "routing": "cache-aware"}}
     with pytest.raises(
-        InputError, match=r"cache-aware looks into workers and .*; add 1 to dp, or jsq to routing"
+        InputError, match=r"cache-aware looks into workers and .*; add 1 to fleet: dp, or jsq to routing"
     ):
         parse_task(question(dp=[2, 4]) | policies, CATALOG)
     assert parse_task(question(dp=[1, 2]) | policies, CATALOG).ranks == (1, 2)
