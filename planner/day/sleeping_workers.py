@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from planner.day.day_study import DayQuestion
-from planner.documents.startup_times import StartupFacts
+from planner.documents.startup_times import StartupFacts, gpu_weight_bytes
 from planner.models.startup import SleepLevel
 
 
@@ -55,9 +55,9 @@ def sleep_lines(questions: Mapping[str, DayQuestion], sleep_level: SleepLevel) -
     # A level that drops the weights keeps nothing in host memory.
     for question in questions.values() if sleep_level.keeps_weights else ():
         for pool in question.fleet.pools:
-            gpu = pool.type.gpu
-            workers = max(int(gpu.gpus_per_node) // pool.type.gpus, 1)
-            size_bytes = workers * question.fleet.llm.weight_bytes
+            gpu, worker = pool.type.gpu, pool.type
+            gpus = max(int(gpu.gpus_per_node) // worker.gpus, 1) * worker.gpus
+            size_bytes = gpus * gpu_weight_bytes(question.fleet.llm, worker)
             host_bytes[gpu.base] = host_bytes.get(gpu.base, 0.0) + size_bytes
     lines += [
         f"a node of {gpu} takes {size_bytes / 1e9:,.0f} GB of host memory, if each engine is on all its GPUs"

@@ -19,6 +19,7 @@ from planner.files.checked_files import read_yaml, repository_dir
 from planner.files.document_values import Section, errors_as, nearest_names, refused_value
 from planner.fleet import WorkerType
 from planner.models.llm import Llm
+from planner.models.memory import worker_memory
 from planner.models.startup import EngineStart, Image, SleepLevel, StartTime, Storage, start_time
 
 FILE = "startup.yaml"
@@ -37,6 +38,13 @@ ENGINE_SECONDS = {
     "capture_per_layer": "capture_layer_s",
 }
 Row = TypeVar("Row")
+
+
+def gpu_weight_bytes(llm: Llm, worker: WorkerType) -> float:
+    """The weights on each GPU of a worker. Data-parallel ranks share the experts alone."""
+    if worker.dp == 1:
+        return llm.weight_bytes / worker.gpus
+    return worker_memory(llm, worker.gpu, worker.tp, dp=worker.dp).weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class StartupFacts:
         """Seconds until a worker has freed its GPUs, with the time to copy its weights to the host's memory
         if the level does that. Raises CatalogError as `find_sleep_level` does.
         """
-        row, gpu_bytes = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
+        row, gpu_bytes = self.find_sleep_level(level), gpu_weight_bytes(llm, worker)
         copy_bytes_per_s = row.fall_asleep_bytes_per_s
         return row.fall_asleep_s + (0.0 if copy_bytes_per_s is None else gpu_bytes / copy_bytes_per_s)
 
@@ -72,7 +80,7 @@ class StartupFacts:
         row = self.find_sleep_level(level)
         if row.wake_bytes_per_s is None:  # The level keeps no weights in the host's memory.
             return row.wake_s + self.start_time(llm, worker, storage).load_s
-        return row.wake_s + llm.weight_bytes / worker.gpus / row.wake_bytes_per_s
+        return row.wake_s + gpu_weight_bytes(llm, worker) / row.wake_bytes_per_s
 
     def find_storage(self, name: str) -> Storage:
         """The row of `storage` with this name. Raises CatalogError, with the nearest names, if there is
@@ -113,6 +121,9 @@ class StartupFacts:
             is_compiled=is_compiled,
             node_s=node_s,
         )
+        # `start_time` takes the weights to be split over all GPUs; a rank's GPUs have more of them.
+        into_gpus_s = gpu_weight_bytes(llm, worker) / engine.load_bytes_per_s
+        phases = replace(phases, load_s=max(phases.load_s, into_gpus_s))
         if not is_of_other_gpu:
             return phases
         return replace(phases, estimated=(*phases.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))

@@ -91,6 +91,22 @@ def test_sleeping_workers_wake_by_hand() -> None:
         facts.find_sleep_level(3)
 
 
+def test_ranks_have_all_weights_but_experts() -> None:
+    """Eight ranks of Mixtral: each GPU has an eighth of the experts and all the rest. It had an eighth
+    of all, so that such workers woke sooner than they do.
+    """
+    llm = read_catalog().llm("mistralai/Mixtral-8x7B-v0.1")
+    experts_bytes = sum(
+        count * llm.bytes_per_weight(weights) for part, weights, count, _ in llm.parts() if part == "experts"
+    )
+    of_ranks = replace(LATENCY, joint_s=tuple(0.0 for _ in LATENCY.f_s))
+    kind, facts = replace(worker("a100-80g", 1, llm), dp=8, ep=True, latency=of_ranks), read_startup()
+    gpu_gb = (llm.weight_bytes - 7 / 8 * experts_bytes) / 1e9
+    assert facts.wake_s(llm, kind, 1, "no disk") == pytest.approx(0.2 + gpu_gb / 10.9)
+    assert facts.fall_asleep_s(llm, kind, 1) == pytest.approx(gpu_gb / 10)
+    assert gpu_gb > 1.15 * llm.weight_bytes / 8 / 1e9
+
+
 def test_a_gpu_without_a_row() -> None:
     """The first row is taken, and said so."""
     llm = read_catalog().llm("meta-llama/Llama-2-13b-hf")

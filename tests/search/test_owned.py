@@ -62,7 +62,19 @@ def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
         plan(question(fleet={"gpus": {}, "owned": {"h100-80g": 4}}), traffic(rate_rps=40.0), CATALOG)
 
 
+@pytest.mark.parametrize("stock", [None, 64])
+def test_where_gpus_cost_nothing_the_fewest_run(stock: int | None) -> None:
+    """With a price of 0 every fleet was the cheapest, so that it had two workers where one kept the SLO."""
+    fleet = {"gpus": {"h100-80g": stock} if stock else ["h100-80g"]}
+    asked = traffic(requests=300, rate_rps=8.0)
+    found = plan(question(fleet=fleet | {"prices": {"h100-80g": 0}}), asked, CATALOG)
+    paid = plan(question(fleet=fleet), asked, CATALOG)
+    assert found.fleet.gpus == paid.fleet.gpus and found.bill.usd_per_h == 0
+    assert found.certificate.value == found.certificate.bound == 0
+
+
 @pytest.mark.parametrize("stock", (8, 16))
+@pytest.mark.long
 def test_lifting_the_limits_gives_no_owned_gpus_away(monkeypatch: pytest.MonkeyPatch, stock: int) -> None:
     """They cost nothing: by price the way out of one question was a fleet of 408,000 workers."""
     task = question(fleet={"gpus": {"h100-80g": 8, "a100-80g": stock}, "owned": {"a100-80g": 8}})

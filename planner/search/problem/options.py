@@ -60,9 +60,9 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-# The price of an owned GPU in the search. It is above 0, so that solvers take no more owned GPUs than needed,
-# and too small to be shown.
-OWNED_USD_PER_H = 1e-5
+# The least price in the search of a GPU that is owned, or rented for nothing. It is above 0, so that solvers
+# take no more of them than needed, and too small to be shown.
+FREE_USD_PER_H = 1e-5
 # A full step that takes more than this share of a limit on gaps is taken to break the limit, because other
 # steps come in between. The share is our choice, not a measurement: searches prefer other options then, but
 # no bound and no proof rests on it.
@@ -380,13 +380,18 @@ def _left_out_of_split(
 
 
 def objective_of_worker(worker: WorkerType, objective: str) -> float:
-    """What one worker's GPUs add to the objective: OWNED_USD_PER_H for an owned GPU that costs nothing."""
+    """What one worker's GPUs add to the objective: FREE_USD_PER_H for a GPU that costs nothing."""
     if objective == "power":
         return worker.power_w
     if objective == "gpus":
         return float(worker.gpus)
-    is_owned = worker.gpu.name.endswith(OWNED)
-    return max(worker.price_usd_per_h, OWNED_USD_PER_H * worker.gpus if is_owned else 0.0)
+    return worker.price_usd_per_h + free_usd_per_h(worker.gpu) * worker.gpus
+
+
+def free_usd_per_h(gpu: Gpu) -> float:
+    """How much more than its price a GPU counts in the search [USD/h]: 0 for one that is paid."""
+    may_be_free = gpu.name.endswith(OWNED) or gpu.usd_per_h == 0
+    return max(FREE_USD_PER_H - gpu.usd_per_h, 0.0) if may_be_free else 0.0
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:

@@ -15,7 +15,7 @@ from planner.domain import OWNED, ROUNDING, SPOT, Gpu, row_of
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
-from planner.search.problem.options import OWNED_USD_PER_H, PRICE_TIES, objective_of_worker, option_of
+from planner.search.problem.options import PRICE_TIES, free_usd_per_h, objective_of_worker, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
@@ -121,7 +121,7 @@ def one_more(problem: Problem, counts: Counts) -> Counts:
 
 def objective_paid(problem: Problem, counts: Counts) -> float:
     """The fleet's value in the objective's unit, without the tiny amounts that break ties between fleets of
-    one price (`OWNED_USD_PER_H`) or of equally many GPUs or Watts (`Problem.with_tie_break`).
+    one price (`FREE_USD_PER_H`) or of equally many GPUs or Watts (`Problem.with_tie_break`).
     """
     if (objective := problem.task.objective) in PRICE_TIES:
         return float(sum(objective_of_worker(option.type, objective) * count for option, count in counts))
@@ -133,29 +133,24 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 def paid_at_least(problem: Problem, bound: float) -> float:
     """A lower bound on `objective_paid`, given a lower `bound` on the objective. What the objective has for
-    owned GPUs beyond their price is taken off for all of them, since every one may be in the fleet.
+    free GPUs beyond their price is taken off for all of them, since every one may be in the fleet.
     """
-    if not problem.task.owned or problem.task.objective != "cost":
+    if problem.task.objective != "cost":
         return bound
-    # In the objective an owned GPU costs at least OWNED_USD_PER_H (options.objective_of_worker).
-    extra_usd_per_h = {
-        row_of(gpu.name): max(OWNED_USD_PER_H - gpu.usd_per_h, 0.0)
-        for gpu in problem.gpus
-        if gpu.name.endswith(OWNED)
-    }
-    owned = problem.task.owned
-    return max(bound - sum(extra_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
+    for gpu in problem.gpus:
+        if not (more_usd_per_h := free_usd_per_h(gpu)):
+            continue
+        if (count := problem.limits.stock.get(gpu.name)) is None:
+            return 0.0  # Any number of them costs nothing.
+        bound -= more_usd_per_h * count
+    return max(bound, 0.0)
 
 
 def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:
-    """How much the objective counts for owned GPUs beyond their price (`OWNED_USD_PER_H`)."""
+    """How much the objective counts for free GPUs beyond their price (`FREE_USD_PER_H`)."""
     if problem.task.objective != "cost":
         return 0.0
-    return sum(
-        (option.objective - option.type.price_usd_per_h) * count
-        for option, count in counts
-        if option.type.gpu.name.endswith(OWNED)
-    )
+    return sum(free_usd_per_h(option.type.gpu) * option.type.gpus * count for option, count in counts)
 
 
 def _kind_of(option: Option) -> WorkerKind:
