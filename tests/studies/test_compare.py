@@ -27,6 +27,7 @@ from planner.reports.fact_sentences import backlog_text
 from planner.reports.simulated_run import simulate_recorded
 from planner.reports.words import measured_line
 from planner.simulator import judge_slo, simulate
+from planner.simulator.slo_verdict import measured_mask
 from planner.studies.fleet_comparison import (
     MOST_CURVES,
     NAMES,
@@ -253,7 +254,7 @@ def test_limits_of_a_class_are_drawn_against_the_curve_of_that_class() -> None:
     (row,) = comparison.rows
     alone = simulate(row.variant.fleet, trace, limits=limits, record=True)
     for name, chosen in (("ttft-class-1", is_chat), ("ttft-class-2", ~is_chat)):
-        assert set(row.curves[name].value_s) == set(alone.ttft_s[chosen])
+        assert set(row.curves[name].value_s) == set(alone.ttft_s[chosen & measured_mask(alone)])
     verdict = judge_slo(alone, Slo(limits))
     for name, line in zip(drawn, verdict.lines, strict=True):
         curve, at_s = row.curves[name], line.limit.limit_s
