@@ -182,6 +182,13 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def show_digits(value: float, digits: int) -> str:
+    """The value with so many significant digits, or whole if more stand before the point: "1.234", "15,325",
+    and not 1.53e+04.
+    """
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:,.{digits}g}"
+
+
 def show_amount(value: float, unit: str) -> str:
     """The value of an objective without its unit: USD/h to the cent, other units with six digits, or to the
     whole unit.

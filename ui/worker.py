@@ -81,6 +81,7 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 from planner.traffic.workload import summarise_trace
+from planner.units import show_digits
 from ui.store import error_line, read_as, zip_files
 
 Request = Mapping[str, Any]  # What a page wants of a job. The requests of the traffic are in a Trace.
@@ -133,7 +134,7 @@ def _summarise_traffic(request: Request, send: Send) -> tuple[Document, Files]:
             traffic_request, rate_rps=section["rate"], scale=section.get("scale", "superpose")
         )
     planned = traffic_request.of(trace, seed=request["seed"])
-    rate_text = f"{planned.rate_rps:.3g} requests/s" if planned.rate_rps else "no rate"
+    rate_text = f"{show_digits(planned.rate_rps, 3)} requests/s" if planned.rate_rps else "no rate"
     pictures = [
         _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {rate_text}."),
         _picture(charts.lengths_chart(planned), "Lengths of prompts and of answers."),

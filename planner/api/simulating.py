@@ -34,7 +34,7 @@ from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import count_text, show_s
+from planner.units import count_text, show_digits, show_s
 
 Fleets: TypeAlias = (
     "Mapping[str, inputs.FleetLike] | Iterable[inputs.FleetLike | tuple[str, inputs.FleetLike]]"
@@ -234,9 +234,9 @@ class GoodputResult(Result):
 
     def headline(self) -> str:
         return (
-            f"{words.describe_fleet(self.fleet)}: {self.rate_rps:.4g} requests/s on "
-            f"{count_text(self.fleet.gpus, 'GPU')}, {self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at "
-            f"{self.fails_rps:.4g}"
+            f"{words.describe_fleet(self.fleet)}: {show_digits(self.rate_rps, 4)} requests/s on "
+            f"{count_text(self.fleet.gpus, 'GPU')}, {show_digits(self.rate_rps / self.fleet.gpus, 3)} per "
+            f"GPU; fails at {show_digits(self.fails_rps, 4)}"
         )
 
     def sentences(self) -> list[str]:

@@ -32,7 +32,7 @@ from planner.studies import pareto_frontier, pareto_page, replanning
 from planner.studies import what_if as what_if_study
 from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
-from planner.units import HOUR_S, parse_quantity
+from planner.units import HOUR_S, parse_quantity, show_digits
 
 QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
 PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensitivity`, fixed for the others.
@@ -199,7 +199,9 @@ class ReplanResult(Result):
         if self.drift is None:
             return ["what the running fleet was planned on is not known, so no drift is"]
         return [
-            f"drift: {row.what} {row.before:.4g} -> {row.after:.4g}" for row in self.drift if row.is_drift
+            f"drift: {row.what} {show_digits(row.before, 4)} -> {show_digits(row.after, 4)}"
+            for row in self.drift
+            if row.is_drift
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, print_warnings, read_requests, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
-from planner.units import count_text, show_percent
+from planner.units import count_text, show_digits, show_percent
 
 if TYPE_CHECKING:
     from planner.search.prefixes.prefix_placing import PoolPrefixes
@@ -186,7 +186,7 @@ def _print_summary(summary: PrefixSummary) -> None:
             "hottest prefix": f"{summary.hottest_node_requests} requests",
             "seconds until a block is used again": {f"p{p}": gap for p, gap in summary.reuse_gap_s.items()},
             f"distinct tokens in {summary.window_s:g} s": f"{mean_text('working_set_tokens')}, at most "
-            f"{summary.largest_working_set_tokens:.4g}",
+            f"{show_digits(summary.largest_working_set_tokens, 4)}",
         },
         summary.name,
     )

@@ -14,7 +14,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
-from planner.units import HOUR_S, count_text, parse_quantity, show_s
+from planner.units import HOUR_S, count_text, parse_quantity, show_digits, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
@@ -89,8 +89,8 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         drifts = [
             {
                 "traffic": row["what"],
-                "planned on": f"{row['before']:.4g}",
-                "today": f"{row['after']:.4g}",
+                "planned on": show_digits(row["before"], 4),
+                "today": show_digits(row["after"], 4),
                 "D": "-" if row["d"] is None else f"{row['d']:.3f}",
                 "p": "-" if row["p"] is None else f"{row['p']:.2g}",
                 "drift": "yes" if row["is_drift"] else "no",

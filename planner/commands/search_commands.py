@@ -23,7 +23,7 @@ from planner.commands.printed_tables import print_json, print_mapping, print_row
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
-from planner.units import count_text, show_s
+from planner.units import count_text, show_digits, show_s
 
 if TYPE_CHECKING:
     from planner.api.simulating import GoodputResult
@@ -123,7 +123,7 @@ def find_goodput(
 
         def note_rate(rate_rps: float, holds: bool | None) -> None:
             if holds is None:  # The simulation at this rate begins.
-                progress(f"{rate_rps:.4g} requests/s")
+                progress(f"{show_digits(rate_rps, 4)} requests/s")
             else:
                 holds_at_rate[rate_rps] = holds
 
@@ -163,10 +163,10 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
     document = result.to_dict()
     print_mapping(
         {
-            "goodput": f"{document['rate_rps']:.4g} requests/s on {count_text(document['gpus'], 'GPU')}, "
-            f"{document['gpu_rate_rps']:.3g} per GPU; kept with each of "
-            f"{count_text(document['seeds'], 'seed')}",
-            "fails at": f"{result.fails_rps:.4g} requests/s",
+            "goodput": f"{show_digits(document['rate_rps'], 4)} requests/s on "
+            f"{count_text(document['gpus'], 'GPU')}, {show_digits(document['gpu_rate_rps'], 3)} per GPU; "
+            f"kept with each of {count_text(document['seeds'], 'seed')}",
+            "fails at": f"{show_digits(result.fails_rps, 4)} requests/s",
             "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",
         },
         "",
@@ -181,15 +181,17 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
         for limit, value in result.fleet_goodput.values_s.items()
     ]
-    print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']:,} requests")
+    print_rows(
+        rows, f"at {show_digits(document['rate_rps'], 4)} requests/s, {document['requests']:,} requests"
+    )
 
 
 def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
     """The simulated rates between which the goodput lies, for a search that is stopped."""
     holding_rps = [rate for rate, holds in holds_at_rate.items() if holds]
     failing_rps = [rate for rate, holds in holds_at_rate.items() if not holds]
-    parts = [f"{max(holding_rps):.4g} requests/s hold"] if holding_rps else []
-    parts += [f"{min(failing_rps):.4g} do not"] if failing_rps else []
+    parts = [f"{show_digits(max(holding_rps), 4)} requests/s hold"] if holding_rps else []
+    parts += [f"{show_digits(min(failing_rps), 4)} do not"] if failing_rps else []
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -15,7 +15,7 @@ from planner.commands.printed_tables import print_json, print_lines, print_rows,
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
-from planner.units import in_unit, show_percent, show_s
+from planner.units import in_unit, show_digits, show_percent, show_s
 
 if TYPE_CHECKING:
     from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
@@ -252,10 +252,10 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         "USD per million tokens": f"{document['usd_per_million_tokens']:.3g}",
         "kW": f"{document['power_w'] / 1e3:.1f}",
         "GPUs": str(document["gpus"]),
-        "requests/s": f"{document['rate_rps']:.4g}",
+        "requests/s": show_digits(document["rate_rps"], 4),
         **limits,
         **simulated,
-        "bound": f"{bound:.4g}",
+        "bound": show_digits(bound, 4),
         "on paper, level 0": level0_proof(
             is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]
         ),

@@ -46,7 +46,7 @@ from planner.importers.vllm_metrics import (
     prefill_series,
 )
 from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
-from planner.units import DAY_S, HOUR_S, count_text, parse_quantity
+from planner.units import DAY_S, HOUR_S, count_text, parse_quantity, show_digits
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
@@ -275,8 +275,8 @@ def _length_histogram(
         edges, counts = _with_mean(edges, counts, mean)
         written_mean = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
         notes.append(
-            f"the mean of {name} is {mean:.4g} by its sum, {middle_mean:.4g} by the middles of its buckets; "
-            f"what is written has {written_mean:.4g}"
+            f"the mean of {name} is {show_digits(mean, 4)} by its sum, {show_digits(middle_mean, 4)} by the "
+            f"middles of its buckets; what is written has {show_digits(written_mean, 4)}"
         )
     return {"histogram": {"edges": [*map(_six_digits, edges)], "counts": [*map(_six_digits, counts)]}}, mean
 
@@ -312,8 +312,9 @@ def _more_facts(
         behind_frac = float(np.mean(known_waiting >= _BEHIND_WAITING)) if known_waiting.size else 0.0
         if behind_frac > 0:
             warnings.append(
-                f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "
-                "at a time): fewer requests finished then than arrived"
+                f"requests waited in {behind_frac:.0%} of the intervals (up to "
+                f"{show_digits(facts['most_waiting'], 3)} at a time): fewer requests finished then than "
+                "arrived"
             )
     by_name = [[row for row in series if row.name == name] for name in KV_USE]
     kv_use = next((rows for rows in by_name if rows), [])  # Versions of vLLM differ in the name.

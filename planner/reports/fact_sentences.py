@@ -15,7 +15,7 @@ from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import count_text, in_unit, show_amount, show_clock, show_s, show_span
+from planner.units import count_text, in_unit, show_amount, show_clock, show_digits, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0.
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
@@ -394,7 +394,7 @@ def _(fact: facts.BoundPrice) -> str:
     one_more = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
     return (
         f"{one_more.get(fact.limit.of, f'one more {fact.limit.gpu}')} lowers the bound, which allows "
-        f"fractions of a worker, by {fact.saves:.3g} {fact.unit}; the plan itself may not change"
+        f"fractions of a worker, by {show_digits(fact.saves, 3)} {fact.unit}; the plan itself may not change"
     )
 
 

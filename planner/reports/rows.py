@@ -45,6 +45,7 @@ from planner.units import (
     percentile_name,
     show_amount,
     show_clock,
+    show_digits,
     show_percent,
     show_s,
 )
@@ -500,7 +501,11 @@ def source_rows(plan: Plan) -> Rows:
     trace, certificate = plan.trace, plan.certificate
     start_s, end_s = plan.simulation.window_s
     # Requests of sessions wait for answers, so their rate depends on the fleet.
-    rate = "" if trace.after.size else f" over {show_s(trace.duration_s)}, {trace.rate_rps:.3g} requests/s"
+    rate = (
+        ""
+        if trace.after.size
+        else f" over {show_s(trace.duration_s)}, {show_digits(trace.rate_rps, 3)} requests/s"
+    )
     traffic = (
         f"{plan.traffic_note}: {count_text(len(trace), 'request')}{rate}; prompts of "
         f"{trace.input_tokens.mean():,.0f} tokens and answers of {trace.output_tokens.mean():,.0f} on "

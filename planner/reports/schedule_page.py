@@ -22,7 +22,7 @@ from planner.reports.page import figures_html, list_html, page_html, section_htm
 from planner.reports.words import Rows, list_text, usd_text
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
-from planner.units import HOURS_PER_MONTH, count_text, show_percent
+from planner.units import HOURS_PER_MONTH, count_text, show_digits, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
 # What a schedule is compared with: the names of other schedules, and what each of them is.
@@ -336,7 +336,7 @@ def _html(answer: ScheduleAnswer) -> str:
             for name, other in answer.others.items()
             if other
         ),
-        ("Time", f"{hours:,.4g} h", f"{windows} windows, which repeat"),
+        ("Time", f"{show_digits(hours, 4)} h", f"{windows} windows, which repeat"),
     ]
     body = "\n".join(
         [

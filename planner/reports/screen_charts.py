@@ -32,7 +32,7 @@ from planner.reports.encoding import (
 from planner.search.evidence.plan import Plan
 from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
-from planner.units import show_s
+from planner.units import show_digits, show_s
 
 POINTS = 120  # Points along a time axis.
 # Intervals of the chart of demand. Each has about REQUESTS_PER_BIN requests, so that its rate is not mere
@@ -168,9 +168,11 @@ def demand(plan: Plan) -> CaptionedChart:
     )
     layers = [line, mean]
     title = "Demand" if holds_rps is None else "Demand under capacity"
-    caption = f"{title}: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
+    caption = (
+        f"{title}: requests that arrive, {show_digits(trace.rate_rps, 3)} per second on average (dotted)"
+    )
     if holds_rps is not None:
-        layers += _level_line(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
+        layers += _level_line(holds_rps, f"holds to {show_digits(holds_rps, 3)} on average", VERMILLION)
         caption += "; dashed: the average to which it may grow, the same requests in less time"
     caption += "."
     return CaptionedChart("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)

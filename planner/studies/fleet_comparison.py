@@ -37,7 +37,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS, verdict_word
 from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
-from planner.units import HOUR_S, show_s
+from planner.units import HOUR_S, show_digits, show_s
 
 MOST_CURVES = 8  # A chart has at most this many, because more colours are hard to tell apart.
 # The files of `plan compare -o DIR`.
@@ -336,7 +336,7 @@ def _price_text(row: VariantRow) -> str:
 def _html(comparison: FleetComparison) -> str:
     """The page of a comparison."""
     trace = comparison.requests
-    rate = f", {trace.rate_rps:.3g} requests/s" if trace.duration_s > 0 else ""
+    rate = f", {show_digits(trace.rate_rps, 3)} requests/s" if trace.duration_s > 0 else ""
     traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"
     head = ("", *(row.variant.name for row in comparison.rows))
     table_rows = [(label, *cells) for label, cells in comparison_lines(comparison)]

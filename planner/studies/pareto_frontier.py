@@ -45,7 +45,7 @@ from planner.studies.what_if import (
     find_keeping_policies,
     workers_in_question,
 )
-from planner.units import finite_or_none
+from planner.units import finite_or_none, show_digits
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 # Numbers without a reason beside them were chosen by hand.
@@ -149,8 +149,10 @@ def find_frontier(
     stride_frac = 0.0  # How far beyond a fleet's last plan the next is made.
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
-        so_far = f"; the last fleet is {steps[-1].value:.4g} {unit}" if steps else ""
-        study.progress(f"plan {number + 1} of at most {points}: {walk.name} {limit:.4g} {walk.unit}{so_far}")
+        so_far = f"; the last fleet is {show_digits(steps[-1].value, 4)} {unit}" if steps else ""
+        study.progress(
+            f"plan {number + 1} of at most {points}: {walk.name} {show_digits(limit, 4)} {walk.unit}{so_far}"
+        )
         try:
             answer = study.answer(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:

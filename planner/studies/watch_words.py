@@ -14,7 +14,7 @@ from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe_fleet, usd_text
 from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, LiveDrift, WatchedPlan
 from planner.studies.replanning import Replan
-from planner.units import count_text, finite_or_none, show_s
+from planner.units import count_text, finite_or_none, show_digits, show_s
 
 # The quantities that may drift (plan_watch.Reference.what): the name in sentences, and the unit.
 WHAT = {
@@ -61,16 +61,14 @@ def _headline(watched: WatchedPlan) -> str:
     """The verdict in one line: missed limits, or else drifts, and up to which rate the plan holds."""
     headroom = watched.headroom
     at_least = "at least " if headroom.is_at_least else ""
-    until = f"the plan holds until {at_least}{headroom.until_rps:.3g} req/s (now {headroom.now_rps:.3g})"
+    until_rps, now_rps = (show_digits(rps, 3) for rps in (headroom.until_rps, headroom.now_rps))
+    until = f"the plan holds until {at_least}{until_rps} req/s (now {now_rps})"
     if headroom.input_frac or headroom.output_frac:
         until += " at these lengths"
     if watched.is_exceeded is None and not watched.missed_lines:
         until += ": more than it carries, but not for certain"
     elif headroom.headroom_frac < 0:
-        until = (
-            f"the plan no longer holds: it does until {headroom.until_rps:.3g} req/s, "
-            f"now {headroom.now_rps:.3g}"
-        )
+        until = f"the plan no longer holds: it does until {until_rps} req/s, now {now_rps}"
     harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
     if watched.missed_lines:
@@ -108,8 +106,8 @@ def _drift_line(drift: LiveDrift) -> str:
     name, unit = WHAT[drift.what]
     assert drift.noticed_s is not None
     return (
-        f"{name}: {drift.now:,.4g} {unit}, planned {drift.planned:,.4g}{_levels_text(drift)}: "
-        f"{_interval_text(drift)}; noticed {utc_text(drift.noticed_s)}"
+        f"{name}: {show_digits(drift.now, 4)} {unit}, planned {show_digits(drift.planned, 4)}"
+        f"{_levels_text(drift)}: {_interval_text(drift)}; noticed {utc_text(drift.noticed_s)}"
     )
 
 
@@ -119,13 +117,13 @@ def _inside_text(drift: LiveDrift) -> str:
     past = f", drifted {count_text(len(drift.past), 'time')} and came back" if drift.past else ""
     if math.isnan(drift.now):
         return f"{name}: nothing in the last hour"
-    planned = f"planned {drift.planned:,.4g}{_levels_text(drift)}"
-    return f"{name} {drift.now:,.4g} {unit}, {planned} ({_interval_text(drift)}){past}"
+    planned = f"planned {show_digits(drift.planned, 4)}{_levels_text(drift)}"
+    return f"{name} {show_digits(drift.now, 4)} {unit}, {planned} ({_interval_text(drift)}){past}"
 
 
 def _levels_text(drift: LiveDrift) -> str:
     """Words for the range that the plan expects: ", levels 3 to 5"."""
-    return f", levels {drift.planned_low:,.4g} to {drift.planned_high:,.4g}"
+    return f", levels {show_digits(drift.planned_low, 4)} to {show_digits(drift.planned_high, 4)}"
 
 
 def _interval_text(drift: LiveDrift) -> str:
@@ -158,7 +156,7 @@ def _load_line(watched: WatchedPlan) -> str:
 
     def mean_text(values: npt.NDArray[np.float64]) -> str:
         measured = values[recent][np.isfinite(values[recent])]
-        return f"{measured.mean():.3g}" if measured.size else "-"
+        return show_digits(measured.mean(), 3) if measured.size else "-"
 
     return (
         f"{live.instances} engine(s), last hour: {mean_text(live.running)} requests running, "

@@ -7,7 +7,7 @@ The limits below were set by hand.
 import numpy as np
 
 from planner.traffic.trace import FloatArray
-from planner.units import DAY_S, HOUR_S, show_s
+from planner.units import DAY_S, HOUR_S, show_digits, show_s
 
 # The fewest requests of a trace for a warning about a long gap; and about a very long gap, or a time that
 # steps back.
@@ -77,8 +77,8 @@ def clock_unit_warnings(
     if reads_s and rate_rps > FAST_OF_DAYS_RPS:
         return (
             f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
-            f"{rate_rps:.4g} requests/s; if it counts days, as spreadsheets do, these are "
-            f"{rate_rps / DAY_S:.3g} requests/s: write seconds, {DAY_S:g} times as many",
+            f"{show_digits(rate_rps, 4)} requests/s; if it counts days, as spreadsheets do, these are "
+            f"{show_digits(rate_rps / DAY_S, 3)} requests/s: write seconds, {DAY_S:g} times as many",
         )
     others: tuple[str, ...]  # Units that may be meant instead.
     if reads_s and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
@@ -95,13 +95,13 @@ def clock_unit_warnings(
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
     rates_text = ", ".join(
         f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "
-        f"{rates_rps[unit]:.3g} requests/s"
+        f"{show_digits(rates_rps[unit], 3)} requests/s"
         for unit in likely
     )
     or_another = "".join(f" (or {clock}:{unit})" for unit in likely[1:])
     return (
         f"{name}: column {clock} is read as {read_as}: {len(arrival_s)} requests in {show_s(span_s)}, "
-        f"{rate_rps:.3g} requests/s; {rates_text}: say --map "
+        f"{show_digits(rate_rps, 3)} requests/s; {rates_text}: say --map "
         f"arrival={clock}:{likely[0]},input={lengths[0]},output={lengths[1]}{or_another}, or traffic: map in "
         "slo.yaml",
     )

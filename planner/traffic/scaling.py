@@ -43,7 +43,7 @@ from planner.traffic.trace import (
     no_edges,
     sort_waits,
 )
-from planner.units import parse_quantity
+from planner.units import parse_quantity, show_digits
 
 if TYPE_CHECKING:
     from planner.traffic.logs.log_reading import LogOptions
@@ -168,7 +168,7 @@ def _rescaled(
     factor = rate_rps / trace.rate_rps
     if abs(factor - 1) <= SAME_FRAC:
         return trace
-    note = f"{scale}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
+    note = f"{scale}: {show_digits(trace.rate_rps, 4)} -> {show_digits(rate_rps, 4)} requests/s"
     if scale == "compress":
         return replace(
             trace,
@@ -189,7 +189,7 @@ def _rescaled(
         return _superpose(trace, requests, note, rng, busiest_s)
     if factor > 1:
         raise InputError(
-            f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
+            f"rate: thin cannot raise {show_digits(trace.rate_rps, 4)} to {rate_rps:g} requests/s; "
             "use superpose or compress"
         )
     if trace.after.size:

@@ -18,6 +18,7 @@ from planner.policies import QUEUE, ROUTING
 from planner.reports.fact_sentences import fact_sentence, moved_text
 from planner.reports.output import plain_value
 from planner.solvers.repeats import Interval
+from planner.units import show_digits
 
 KNOWN: dict[Any, Any] = {
     float: 0.25,
@@ -106,6 +107,13 @@ def test_cheaper_fleets_of_which_none_was_simulated_are_not_said_to_miss() -> No
     assert "not simulated" in fact_sentence(none) and "misses" not in fact_sentence(none)
     some = facts.CheaperMiss(0.01, 67, 6, 26_099, 20, False)
     assert "20 of 26,099 were simulated, and each misses" in fact_sentence(some)
+
+
+def test_digits_are_shown_without_an_exponent() -> None:
+    """A mean prompt of 15,325 tokens read 1.532e+04."""
+    shown = [show_digits(value, 4) for value in (15_325.4, 9_999.6, 9_999.4, 1_234.0, 0.01234567, 0.0)]
+    assert shown == ["15,325", "10,000", "9,999", "1,234", "0.01235", "0"]
+    assert show_digits(1250.0, 3) == "1,250" and show_digits(-99.96, 3) == "-100"
 
 
 @pytest.mark.parametrize(
