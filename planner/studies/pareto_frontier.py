@@ -136,8 +136,7 @@ def find_frontier(
     low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
-    # With this sign `sign * limit` falls as the limit gets tighter, for rates as for other limits.
-    sign = -1 if walk.is_rising else 1
+    sign = -1 if walk.is_rising else 1  # `sign * limit` falls as the limit gets tighter, also for rates.
     # `limit` is where the next plan is made, `start` is where its step begins, and `beyond` is the first
     # limit that lies beyond all corners so far.
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
@@ -150,9 +149,8 @@ def find_frontier(
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
         so_far = f"; the last fleet is {show_digits(steps[-1].value, 4)} {unit}" if steps else ""
-        study.progress(
-            f"plan {number + 1} of at most {points}: {walk.name} {show_digits(limit, 4)} {walk.unit}{so_far}"
-        )
+        at_limit = f"{walk.name} {show_digits(limit, 4)} {walk.unit}"
+        study.progress(f"plan {number + 1} of at most {points}: {at_limit}{so_far}")
         try:
             answer = study.answer(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
