@@ -253,6 +253,7 @@ def _place_next_token(state, w, r, time_s):
             worker.used_blocks -= _reserved_blocks(state, w, r)
             worker.running -= 1
             reject_request(state, r)
+            _use_room(state, w, time_s)
             return
         request.decode_worker = v
         assign_request(state, v, r, 1.0)

@@ -216,7 +216,7 @@ _DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISH
 _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 # Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the
 # limit on draining, is interrupted, has become empty after the kernel was done; a run looks for room; the
-# metrics are read; the controller decides.
+# metrics are read; the controller decides. All but the first make the kernel pause.
 _IS_READY, _IS_STOPPED, _IS_INTERRUPTED, _IS_EMPTY, _LOOKS_FOR_ROOM, _READS_METRICS, _DECIDES = range(7)
 
 
@@ -346,6 +346,8 @@ class ElasticFleet:
                 "disturbances: workers of pools that change have no fixed numbers; leave them out, or give "
                 "the pools interruptions_per_h"
             )
+        if fleet.pinned:
+            raise InputError("pinned: workers of pools that change start with empty caches; leave it out")
         if POOLS[name := fleet.policies.pools].code != STATIC:
             raise InputError(f"policies.pools is {name!r}, must be 'static' in a fleet whose pools change")
         name = type(self.controller).__name__
@@ -371,7 +373,7 @@ def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) 
 
     All workers together, starting and draining ones included, never have more GPUs than `stock`. If there are
     too few, then within a fleet the pool goes first that has the smallest share of the workers it wants, and
-    between fleets the one that has waited longest.
+    between fleets the one that has waited longest, since it lacked GPUs or got a worker last.
     """
     shared = Stock(stock)
     for elastic in fleets:
@@ -382,20 +384,20 @@ def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) 
 
 
 def run_to_the_end(runs: Sequence[_ElasticRun], *, stop_early: bool = False) -> None:
-    """Advance several runs together, each time the one whose next pause is first.
+    """Advance several runs together, each time the one whose next pause is first, and among those of one
+    moment the one that has waited longest for GPUs.
 
     So GPUs that one run gives back are there for the others from that moment on.
     """
     simulations = [run.simulate_by_pauses(stop_early) for run in runs]
-    pauses = [(next(simulation), i) for i, simulation in enumerate(simulations)]
-    heapq.heapify(pauses)
-    while pauses:
-        _, i = heapq.heappop(pauses)
-        if (next_s := next(simulations[i], None)) is not None:
-            pauses.append((next_s, i))
+    for simulation in simulations:
+        next(simulation)
+    present = list(range(len(runs)))
+    while present:
         # A run that waited for GPUs may have been woken: it then pauses sooner than it announced.
-        pauses = [(runs[k].pause_s(), k) for _, k in pauses]
-        heapq.heapify(pauses)
+        i = min(present, key=lambda k: (runs[k].pause_s(), runs[k].waits_since_s, k))
+        if next(simulations[i], None) is None:
+            present.remove(i)
 
 
 @dataclass(slots=True, eq=False)
@@ -451,7 +453,8 @@ class _ElasticRun:
         self.state = state._replace(disturbances=np.zeros(0, layout.DISTURBANCE))
         is_prefill = np.array([int(pool.role == "prefill") for pool in fleet.pools])
         self.counting = readings.Counting(state, np.array(pool_of_worker), is_prefill)
-        self.events: list[_Event] = []  # A heap.
+        self.events: list[_Event] = []  # A heap; at its events the kernel pauses.
+        self.starts: list[_Event] = []  # A heap: when workers will be ready.
         # What the kernel is to carry out until the next pause: (time, kind of disturbance, first rank).
         self.due_disturbances: list[tuple[float, int, int]] = []
         self.spans: list[Span] = []
@@ -464,6 +467,7 @@ class _ElasticRun:
         self.now_s = 0.0
         # How many requests are done, and when that number last rose or requests still arrived (`is_stuck`).
         self.done, self.done_s = 0, 0.0
+        self.waits_since_s = math.inf  # Since when it lacks GPUs, or got the last worker while it did.
         self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
         self.is_done = False  # Whether the kernel has served all requests; it is ahead of `now_s` then.
 
@@ -474,7 +478,8 @@ class _ElasticRun:
         self.events_added += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
-            heapq.heappush(self.events, _Event(time_s, kind, self.events_added, slot, life))
+            heap = self.starts if kind == _IS_READY else self.events
+            heapq.heappush(heap, _Event(time_s, kind, self.events_added, slot, life))
 
     def add_decision(self, time_s: float) -> None:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
@@ -505,6 +510,7 @@ class _ElasticRun:
         self.plan_decisions(-math.inf)
         yield self.pause_s()
         while self.run_to_pause(stop_early):
+            yield self.pause_s()  # Workers that have gone may have made room for runs that waited longer.
             self.carry_out_events()
             if self.is_stuck():
                 break
@@ -532,16 +538,19 @@ class _ElasticRun:
                 heapq.heappop(self.events)
                 continue
             self.now_s = max(self.now_s, pause_s)
+            self.make_ready(self.now_s)
             self.due_disturbances.clear()
             self.carry_out_events()
         self.now_s = max(self.now_s, self.elastic_fleet.until_s)
 
     def carry_out_events(self) -> None:
         """Carry out what is planned for now, one kind of event after another, up to the next worker that
-        becomes ready, which `pause_s` passes on to the kernel.
+        becomes ready now, which `run_to_pause` passes on to the kernel.
         """
         kind = self.events[0].kind
-        while self.events and self.events[0].time_s <= self.now_s and self.events[0].kind != _IS_READY:
+        while self.events and self.events[0].time_s <= self.now_s:
+            if self.starts and self.starts[0].time_s <= self.now_s:
+                break
             if self.events[0].kind != kind and self.due_disturbances:
                 break  # The kernel first carries out what has happened, so that later events see it.
             event = heapq.heappop(self.events)
@@ -572,18 +581,21 @@ class _ElasticRun:
 
         A worker that becomes ready before it needs no pause: the kernel carries that out as a disturbance.
         """
-        while self.events and self.events[0].kind == _IS_READY:
-            event = heapq.heappop(self.events)
+        return self.events[0].time_s if self.events else math.inf
+
+    def make_ready(self, until_s: float) -> None:
+        """Let the kernel take workers into service that become ready until then."""
+        while self.starts and self.starts[0].time_s <= until_s:
+            event = heapq.heappop(self.starts)
             slot = self.slots[event.slot]
             if slot.lives == event.life and slot.phase == _STARTING:
                 slot.phase = _READY
                 self.due_disturbances.append((event.time_s, layout.UP, slot.first_rank))
-                self.draw_interruption(slot)
-        return self.events[0].time_s if self.events else math.inf
 
     def run_to_pause(self, stop_early: bool) -> bool:
         """Let the kernel run to the next pause. False if the run ends before it."""
         pause_s = self.pause_s()
+        self.make_ready(pause_s)
         self.due_disturbances.append((pause_s, layout.PAUSE, 0))
         disturbances = self.state.disturbances
         # One disturbance more, at an infinite time, ends the list. Where the array is too short, the new one
@@ -658,6 +670,7 @@ class _ElasticRun:
         slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
         self.add_event(slot.ready_s, _IS_READY, slot.number)
+        self.draw_interruption(slot)
 
     def give_up_worker(self, slot: _WorkerSlot) -> None:
         """Give up a worker for the controller: one that starts is gone, one that is ready drains."""
@@ -805,7 +818,7 @@ class _ElasticRun:
             for slot in sorted(present, key=_order_of_giving_up)[: max(len(present) - wanted, 0)]:
                 self.give_up_worker(slot)
             alive.append(min(len(present), wanted))
-        lacks_numbers, lacks_gpus = False, False
+        lacks_numbers, lacks_gpus, gets_workers = False, False, False
         missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
         while missing:
             # The pool with the smallest share of the workers it wants comes first.
@@ -820,9 +833,14 @@ class _ElasticRun:
                 missing.discard(p)
                 continue
             self.start_worker(free_slot)
+            gets_workers = True
             alive[p] += 1
             if alive[p] == self.wanted[p]:
                 missing.discard(p)
+        if not lacks_gpus:
+            self.waits_since_s = math.inf
+        elif gets_workers or self.waits_since_s == math.inf:
+            self.waits_since_s = self.now_s
         if lacks_gpus and self not in self.stock.waiting:
             self.stock.waiting.append(self)
         if lacks_numbers or (lacks_gpus and self.stock.draining):
@@ -843,7 +861,8 @@ class _ElasticRun:
             self.state, self.fleet, self.elastic_fleet.trace, self.elastic_fleet.limits
         )
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
-        spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
+        present = [slot for slot in self.slots if slot.phase != _OFF]
+        spans = [*self.spans, *(self.span(slot, slot.given_up_s, end_s) for slot in present)]
         spans.sort(key=lambda span: (span.requested_s, span.worker))
         return ElasticRun(
             simulation=simulation,

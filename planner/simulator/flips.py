@@ -15,6 +15,8 @@ arrival and hand-off for `repurpose_after_s`, while the other was not, it gets t
 with the fewest requests. That worker takes no more requests, and changes its role when it is idle. The next
 worker may follow after `repurpose_after_s` again.
 
+Requests that wait for a worker to come up (LIMBO) are routed again when a worker has a new role.
+
 The pools are FRONT, which takes arrivals (prefill or mixed), and BACK, which takes hand-offs (decode).
 """
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -29,7 +32,9 @@ from planner.simulator.layout import (
     DRAINING,
     FLIP_S,
     FRONT,
+    LIMBO,
     LIVE,
+    LOST,
     MIXED,
     NONE,
     PREFILL,
@@ -40,6 +45,8 @@ from planner.simulator.layout import (
     TURNING,
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
+from planner.simulator.queues import meld_heaps
+from planner.simulator.ranks import event_lane
 from planner.simulator.routing import set_pools
 from planner.simulator.slots import add_load
 from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
@@ -83,11 +90,39 @@ def _change_role(state, w, time_s):
     """Give worker w the other role. If that takes time, it is up again only once it has restarted."""
     worker = state.workers[w]
     worker.role = PREFILL if worker.role == DECODE else DECODE
-    worker.is_up, worker.idle_since_s = 1, time_s
     if state.policy[RESTART_S] > 0.0:
         worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
+        _plan_end_of_restart(state, event_lane(state, w))
+    else:
+        # A worker that changes its role once more at the same moment serves nobody who waits.
+        if time_s > worker.idle_since_s:
+            _route_limbo_anew(state)
+        worker.is_up, worker.idle_since_s = 1, time_s
     add_load(state, w, 0.0, 0.0, 0.0)  # Adds no load, but renews the router's score: it depends on the role.
     set_pools(state)
+
+
+@kernel_jit
+def _route_limbo_anew(state):
+    """Let the kernel route the requests in limbo again, once the event of this moment is over."""
+    state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
+    state.counters[LIMBO] = NONE
+
+
+@kernel_jit
+def _plan_end_of_restart(state, l):
+    """Give the lane of a worker that restarts an event at the end of the restart, when a request may wait for
+    it. In a live router (LIVE) there are no events.
+    """
+    if state.policy[LIVE] == 0.0 and state.lanes[l].run_steps == 0:
+        set_time(state, l, state.workers[state.lanes[l].worker].idle_since_s)
+
+
+@where_rare(lambda state, l, time_s: None)
+def end_restart(state, l, time_s):
+    """Let the worker of lane l be up again if it has restarted by now, after an event of that lane."""
+    if state.workers[state.lanes[l].worker].is_up == TURNING and _end_restarts(state, time_s):
+        _plan_end_of_restart(state, l)
 
 
 @kernel_jit
@@ -167,6 +202,7 @@ def _end_restarts(state, time_s):
                 return True
             worker.is_up = 1
             set_pools(state)
+            _route_limbo_anew(state)
     return False
 
 

@@ -56,7 +56,7 @@ from planner.simulator.counting import (
 )
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
-from planner.simulator.flips import flip_if_due
+from planner.simulator.flips import end_restart, flip_if_due
 from planner.simulator.joint_steps import start_ranks
 from planner.simulator.layout import (
     BACK,
@@ -86,6 +86,7 @@ from planner.simulator.layout import (
     READING,
     READY,
     RELEASED,
+    REPURPOSE_S,
     RESTING,
     SLOW,
     UNKNOWN,
@@ -165,27 +166,47 @@ def start_steps(state, l, time_s):
 @where_rare(lambda state, pool, r: False)
 def _may_return(state, pool, r):
     """Whether a worker that is not up now could hold request r once it is up. `pool` is FRONT or BACK; only
-    workers whose role is of that pool count.
+    workers whose role is of that pool count, and none that drains to change its role.
     """
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        if worker.is_up != 1 and (worker.role == DECODE) == (pool == BACK) and fits_worker(state, w, need):
+        leaves = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < np.inf
+        is_of_pool = (worker.role == DECODE) == (pool == BACK)
+        if worker.is_up != 1 and not leaves and is_of_pool and fits_worker(state, w, need):
             return True
     return False
 
 
 @where_rare(lambda state, time_s, cause: None)
 def send_held(state, time_s, cause):
-    """Send the requests that the router holds back, in order, until there is no worker for the next one."""
+    """Send the requests that the router holds back, in order, until there is no worker for the next one.
+
+    One that no worker holds that is up, since that went down meanwhile, keeps no others waiting.
+    """
     while state.counters[HELD] != NONE:
         r = state.counters[HELD]
         w = route_by_prefix(state, r, time_s)
-        if w == NONE:
+        if w == NONE and holds_back(state, FRONT, r):
             return
         state.counters[HELD] = remove_root(state.requests, r)
+        _send_or_park(state, r, w, time_s, cause)
+
+
+@kernel_jit
+def _send_or_park(state, r, w, time_s, cause):
+    """Send request r to worker w. With NONE it waits in limbo, or is rejected if no worker may return that
+    could hold it.
+    """
+    if w != NONE:
         _send_to_worker(state, r, w, time_s, cause)
+    elif _may_return(state, FRONT, r):
+        state.counters[LIMBO] = insert_in_heap(
+            state.requests, state.counters[LIMBO], r, state.requests[r].arrival_s
+        )
+    else:
+        reject_request(state, r)
 
 
 @kernel_jit
@@ -353,14 +374,10 @@ def route_arrival(state, r, time_s, cause):
     w, request = NONE, state.requests[r]
     if state.counters[HELD] == NONE:
         w = route_by_prefix(state, r, time_s)
-    if w != NONE:
-        _send_to_worker(state, r, w, time_s, cause)
-    elif holds_back(state, FRONT, r):
+    if w == NONE and holds_back(state, FRONT, r):
         state.counters[HELD] = insert_in_heap(state.requests, state.counters[HELD], r, request.arrival_s)
-    elif _may_return(state, FRONT, r):
-        state.counters[LIMBO] = insert_in_heap(state.requests, state.counters[LIMBO], r, request.arrival_s)
     else:
-        reject_request(state, r)
+        _send_or_park(state, r, w, time_s, cause)
 
 
 @kernel_jit
@@ -657,7 +674,7 @@ def _empty_worker(state, w, time_s):
     worker = state.workers[w]
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
-    worker.waiting, worker.used_blocks, worker.running = 0, 0, 0
+    worker.waiting, worker.used_blocks, worker.running, worker.read_s = 0, 0, 0, 0.0
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     worker.stage_free_s[:] = 0.0
     assign_none(state, w)
@@ -800,6 +817,7 @@ def simulate_events(fields, closed_loop, stop_early):
             return  # Nothing will ever happen again: every worker is down.
         elif starts:
             start_steps(state, entity, time_s)
+            end_restart(state, entity, time_s)
         elif entity == link:
             end_hand_off(state, end_transfer(state, time_s), time_s)
         elif entity > link:
@@ -814,6 +832,7 @@ def simulate_events(fields, closed_loop, stop_early):
             none_arrives = none_arrives or state.requests[entered].arrival_s + front_end_s > time_s
             if none_arrives and is_alone(state, time_s):
                 start_steps(state, entity, time_s)
+                end_restart(state, entity, time_s)
             else:
                 set_time(state, entity, time_s)
         if state.counters[LOST] != NONE:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.layout import GAMMA, HEARTBEAT_S, NEXT_BEAT_S, ONE, ZERO
+from planner.simulator.layout import GAMMA, HEARTBEAT_S, HEAVY_TOKENS, NEXT_BEAT_S, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 
 
@@ -72,12 +72,14 @@ def _new_prediction(state, r, generated):
 
 @kernel_jit
 def renew_prediction(state, w, r, generated):
-    """Give request r on worker w, which is longer than predicted, a new prediction; add to the worker's
-    errors.
+    """Give request r on worker w, which is longer than predicted, a new prediction, by which w counts it from
+    now on; add to the worker's errors.
     """
     worker, request = state.workers[w], state.requests[r]
     later = _new_prediction(state, r, generated)
     worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
+    heavy_tokens = state.policy[HEAVY_TOKENS]
+    worker.heavy += np.int64(later > heavy_tokens) - np.int64(request.predicted_tokens > heavy_tokens)
     worker.error_tokens += later
     worker.error_sequences += 1.0
     request.predicted_tokens = later

@@ -60,6 +60,20 @@ def test_what_waits_at_the_router_outlives_the_workers() -> None:
     assert found.ttft_s == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
 
 
+def test_who_waits_for_a_worker_that_is_down_keeps_no_others_waiting() -> None:
+    """The first two fill the large worker, so the third, which fits there alone, waits at the router, and the
+    fourth behind it. At 0.05 s the large worker goes down until 1 s: then the small one gets the fourth.
+    """
+    fleet = two("deferred")
+    large = fleet.pools[0]
+    small = replace(large, name="s", count=1, type=replace(large.type, kv_tokens=160))
+    events = (Disturbance(0.05, "down", 0), Disturbance(1.0, "up", 0))
+    fleet = replace(fleet, pools=(replace(large, count=1), small), disturbances=events)
+    found = simulate(fleet, at_once(500, 150, 500, 100))
+    assert found.prefill_worker.tolist() == [0, 1, 0, 1]
+    assert found.ttft_s[3] < 0.5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("shape", ["mixed", "pairs", "pairs that end together"])
 def test_a_live_fleet_holds_back_and_sends_as_the_simulator(shape: str) -> None:

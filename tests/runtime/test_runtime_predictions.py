@@ -286,6 +286,24 @@ def test_prompts_wait_for_decodes_that_have_nothing_to_spare() -> None:
     assert sent(1000, 1.1) == 0
 
 
+def test_an_output_that_becomes_long_counts_as_long() -> None:
+    """Outputs of 10 and 300 tokens have ended, so 155 are predicted: fewer than 200, a light request. After
+    160 tokens it is 300, a heavy one; when it leaves, the worker has neither.
+    """
+    kind = worker_type(kv_tokens=160_000)
+    policies = Policies(routing="heavy-light", heavy_tokens=200, prediction_buckets=1)
+    live = LiveFleet(Fleet(LLM, (Pool("w", "mixed", kind, 1),), policies), history=([1, 1], [10, 300]))
+    live.note_up(0)
+    seat = live.take_seat(50, LIMIT, 0.0)
+    live.send_to_worker(seat, 0.0)
+    live.note_computed(seat, 0.1)
+    heavy = [int(live.state.workers["heavy"][0])]
+    live.note_output(seat, 160, 0.2)
+    heavy.append(int(live.state.workers["heavy"][0]))
+    live.note_left(seat, 0.3, 170)
+    assert [*heavy, int(live.state.workers["heavy"][0])] == [0, 1, 0]
+
+
 def test_outputs_are_learnt_from_those_that_ended() -> None:
     """Nothing has ended: a prediction is the limit. After outputs of 10 and 30 it is 20, but never more than
     the limit; of many only the latest count."""

@@ -163,6 +163,17 @@ def test_what_is_longer_than_a_limit_runs_alone_and_what_fits_nowhere_is_rejecte
     assert simulation.ttft_s[[0, 2]] == pytest.approx([1, 2])
 
 
+def test_a_prompt_that_is_rejected_makes_room_for_the_next() -> None:
+    """Two ranks prefill. A fills their memory, and no decode worker has room for it; B waits until then."""
+    coefficients = Coefficients((1, 0, 0), 0, (1, 0, 0), (1, 0, 0), 95, 0, 0)
+    fleet = fleet_of(Placement(1, 2, 1, 1, 100, 100), coefficients, kv_tokens=32)
+    decode = replace(fleet.pools[1], type=replace(fleet.pools[1].type, kv_tokens=16))
+    fleet = replace(fleet, pools=(fleet.pools[0], decode))
+    simulation = simulate(fleet, trace_of([(0, 20, 4), (0, 8, 2)]))
+    assert simulation.status.tolist() == [1, 0]
+    assert simulation.ttft_s[1] == pytest.approx(2)
+
+
 # --- what must hold for any
 
 

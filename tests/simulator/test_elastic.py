@@ -23,7 +23,7 @@ from simulations import (
 
 from planner.domain import Limit
 from planner.errors import InputError
-from planner.fleet import Disturbance, Fleet, Network, Policies, Role
+from planner.fleet import Disturbance, Fleet, Network, PinnedPrefix, Policies, Role
 from planner.simulator.elastic import (
     LIMBO_PATIENCE_S,
     ElasticFleet,
@@ -383,6 +383,51 @@ def test_fleets_side_by_side_share_a_stock() -> None:
         simulate_together(parts, {"paper": 2})
 
 
+def test_a_worker_that_becomes_ready_later_does_not_hide_an_earlier_pause() -> None:
+    """Three GPUs. At 5 the first fleet gives up a worker, busy until 7.5 s, and requests one of another
+    kind, ready at 8; its next decision is at 10. The second fleet asks at 6 for the GPU that is given up, and
+    has it once it is free.
+    """
+    other = make_pool(make_latency(), count=0, name="o")
+    other = replace(other, type=replace(other.type, gpu=replace(other.type.gpu, name="other")))
+    fleet = replace(one(2), pools=(*one(2).pools, other))
+    long, short = make_trace([0.0, 0.5, 30.0], [1, 1, 1], [20, 7, 1]), make_trace([0.0, 30.0], [1, 1], [1, 1])
+    pools = [ElasticPool(1.0, most=2), ElasticPool(3.0)]
+    parts = [
+        ElasticFleet(fleet, long, pools, Script(5.0, [[2, 0], [1, 1]])),
+        ElasticFleet(one(1), short, pools[:1], Script(2.0, [[1], [1], [1], [2]])),
+    ]
+    first, second = simulate_together(parts, {"paper": 3})
+    assert [s.gone_s for s in first.spans if s.given_up_s == 5.0] == [7.5]
+    assert 7.5 <= second.spans[1].requested_s <= 9.5
+
+
+def test_who_has_waited_longest_gets_the_gpus_first() -> None:
+    """Three GPUs. The second fleet wants another from 2 s on, the first from 3 s on; the third gives its own
+    back at 5, when it idles.
+    """
+    trace, pools = make_trace([0.0, 30.0], [1, 1], [1, 1]), [ElasticPool(1.0, most=2)]
+    scripts = (Script(3.0, [[1], [2]]), Script(2.0, [[1], [2]]), Script(5.0, [[1], [0]]))
+    runs = simulate_together([ElasticFleet(one(1), trace, pools, each) for each in scripts], {"paper": 3})
+    assert [len(run.spans) for run in runs] == [1, 2, 1]
+    assert runs[1].spans[1].requested_s == 5.0
+
+
+def test_a_worker_that_still_drains_at_the_end_was_given_up_before() -> None:
+    """The run ends early, when the second request cannot keep its limit, while worker 1 drains from 2 on."""
+    trace = make_trace([0.0, 0.0, 0.0], [1, 1, 1], [20, 20, 20])
+    run = simulate_elastic(
+        one(2, seats=1),
+        trace,
+        [ElasticPool(1.0, most=2)],
+        Script(2.0, [[2], [1]]),
+        limits=[Limit("ttft", 1.0, 5.0)],
+        stop_early=True,
+    )
+    assert [span.given_up_s for span in run.spans] == [run.end_s, 2.0]
+    assert run.end_s > 2.0
+
+
 def test_a_fleet_without_requests_left_gives_gpus_back_when_they_are_free() -> None:
     """Three GPUs. The first fleet gives one of two up at 5, which is busy until 7 s, when the last of all its
     requests ends: the second fleet had it from 5 s on. It gives the other up at 20 only if it goes on.
@@ -492,6 +537,7 @@ def test_p_and_d_scale_apart() -> None:
         ({"policies": Policies(batching="distserve")}, "choose vllm-v1"),
         ({"disturbances": (Disturbance(1.0, "down"),)}, "no fixed numbers"),
         ({"policies": Policies(pools="flip")}, "must be 'static'"),
+        ({"pinned": (PinnedPrefix((1,), 16, (0,)),)}, "pinned: .* empty caches"),
     ],
 )
 def test_what_is_refused(change: dict[str, object], match: str) -> None:

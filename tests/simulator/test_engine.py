@@ -87,6 +87,13 @@ def test_a_worker_that_goes_down_loses_the_prompts_its_api_server_has() -> None:
     assert simulate(fleet, make_trace([0], [4], [1])).ttft_s.tolist() == [5.0]
 
 
+def test_an_api_server_that_starts_anew_has_nothing_to_read() -> None:
+    """It reads 40 tokens until 10 s, but is down from 1 to 2 s: 4 tokens at 3 s are read at 4, done at 5."""
+    fleet = with_engine(mixed(STEP), replace(SYNC, prompt_token_s=0.25))
+    fleet = replace(fleet, disturbances=(Disturbance(1.0, "down", 0), Disturbance(2.0, "up", 0)))
+    assert simulate(fleet, make_trace([0, 3], [40, 4], [1, 1])).ttft_s.tolist() == [21.0, 2.0]
+
+
 @pytest.mark.parametrize("engine", [SYNC, ASYNC])
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_that_are_read_first_are_served_as_if_they_came_when_read(engine: Engine, seed: int) -> None:

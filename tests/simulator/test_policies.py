@@ -657,6 +657,25 @@ def test_all_workers_down_then_up() -> None:
     assert never.status.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("restart_s", [0.0, 5.0])
+def test_who_waits_for_a_worker_gets_one_that_changes_its_role(restart_s: float) -> None:
+    """The only prefill worker dies at 10. At 20 no decode worker has been idle for a minute, at 100 worker 1
+    has: it prefills both prompts then, or after its restart, which no other event follows.
+    """
+    fleet = split(1, 2, pools="flip", flip_restart_s=restart_s)
+    fleet = replace(fleet, disturbances=(down(10.0, 0),))
+    result = simulate(fleet, make_trace([20.0, 100.0], [8, 8], [1, 1]))
+    assert times(result) == [(81.0 + restart_s,) * 2, (1.0 + restart_s,) * 2]
+
+
+def test_who_waits_gets_a_worker_that_is_spared() -> None:
+    """The same where a worker is spared once its pool has been short for a second; at 30 s it changes."""
+    fleet = split(1, 2, pools="repurpose", repurpose_after_s=1.0)
+    fleet = replace(fleet, disturbances=(down(10.0, 0),))
+    result = simulate(fleet, make_trace([20.0, 22.0, 30.0], [8, 8, 8], [1, 1, 1]))
+    assert not result.status.any()
+
+
 def test_a_prefill_worker_dies_while_kv_waits_there() -> None:
     """2 blocks on the decode worker, held by A (17 in, 9 out) until 9. B (17 in, 3 out) was prefilled on
     worker 0 in [1, 2] and waits there. At 5.5 that dies: worker 1 recomputes 18 tokens in [5.5, 6.5], which
