@@ -89,11 +89,16 @@ def section(form: Mapping[str, Any]) -> Document:
     return settings
 
 
-def document(question: Mapping[str, Any], form: Mapping[str, Any]) -> Document:
-    """A whole slo.yaml: a question with the rate and the section `day` of the inputs."""
+def document(question: Mapping[str, Any], form: Mapping[str, Any], *, is_described: bool = False) -> Document:
+    """A whole slo.yaml: a question with the rate and the section `day` of the inputs. Traffic that
+    `is_described` keeps its own rate, or rates, where the input is empty.
+    """
     whole = {key: value for key, value in question.items() if key != "day"}
-    traffic = {key: value for key, value in (whole.get("traffic") or {}).items() if key != "rate"}
-    traffic |= {"rate": form["rate"]} if form["rate"] is not None else {}
+    traffic = dict(whole.get("traffic") or {})
+    if form["rate"] is not None:
+        traffic["rate"] = form["rate"]
+    elif not is_described:
+        traffic.pop("rate", None)
     return whole | ({"traffic": traffic} if traffic else {}) | {"day": section(form)}
 
 

@@ -126,6 +126,13 @@ def signed_percent(frac: float | None) -> str:
     return show_percent(frac, "+.1f") if abs(frac) >= SHOWN_AS_0_FRAC else "0.0 %"
 
 
+def relative_change(before: float, after: float) -> str:
+    """A change as `signed_percent` shows it; of nothing, as the price of owned GPUs, there is no share."""
+    if before == 0:
+        return signed_percent(None if after else 0.0)
+    return signed_percent(after / before - 1)
+
+
 def draw_error(problem: Exception | str) -> None:
     """Draw an error in the words of the command."""
     st.error(escape_markdown(problem if isinstance(problem, str) else error_line(problem)))

@@ -46,6 +46,7 @@ SEED_HELP = "Draws what is random: shifted copies of a trace, spread stamps, sam
 # Arguments of st.number_input: EMPTY for an input that may stay empty, SHARE for a percentage. A limit or a
 # rate of 0 makes no sense, so the least value is a small one.
 LEAST_VALUE = 0.001
+LEAST_RPS = 1e-9  # Streamlit empties an input whose value is below the least, and slo.yaml takes any rate.
 EMPTY: dict[str, Any] = {"min_value": LEAST_VALUE, "value": None, "format": "%g"}
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
 # Names of the inputs of described traffic, beside its rate.
@@ -138,7 +139,7 @@ def traffic_inputs(session: BrowserSession, place: str = "ask") -> Form:
         return (
             chosen
             | hidden_values
-            | {"rate": rate_input(place, is_described=True)}
+            | {"rate": rate_input(place, if_empty="")}
             | description_inputs(session, place)
         )
     if source == question.UPLOAD:
@@ -295,16 +296,18 @@ def part_inputs(place: str = "ask") -> Form:
     }
 
 
-def rate_input(place: str = "ask", *, is_described: bool = False) -> float | None:
-    """The input for the rate; None if it is empty, which asks for the trace's own rate or the highest one."""
+def rate_input(place: str = "ask", if_empty: str = "as in the trace") -> float | None:
+    """The input for the rate; None if it is empty, which asks for the trace's own rate or the highest one.
+    The label says what it means (`if_empty`); an input that may not be empty has none.
+    """
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
-        "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
+        f"Rate [requests/s]; empty: {if_empty}" if if_empty else "Rate [requests/s]",
         step=1.0,
         key=f"{place}_rate",
         disabled=is_for_throughput,
         help="The trace is rescaled to this rate. Where the most traffic is looked for, it is the answer.",
-        **EMPTY,
+        **(EMPTY | {"min_value": LEAST_RPS}),
     )
     return rate_rps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.domain import ROUNDING
@@ -95,9 +95,17 @@ def usual_peaks(market: Document) -> dict[str, float]:
     for row in capacity:
         gpus.update(gpus_of(row))
     stock = {gpu: offer["stock"] for gpu, offer in market["gpus"].items() if "stock" in offer}
-    workers = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
+    # A worker that is half written may have 0 GPUs.
+    carried = [int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock and count]
+    workers = max(min([BUSY_WORKERS, *carried]), 1)
     # Rounded down as `shape_hours` rounds: 3 workers at 19.9998 requests/s do not carry 60.00.
-    return {llm: math.floor(100 * max(workers, 1) * rate + ROUNDING) / 100 for llm, rate in rates.items()}
+    return {llm: _shown_rate(workers * rate, math.floor) for llm, rate in rates.items()}
+
+
+def _shown_rate(rate_rps: float, to_whole: Callable[[float], float]) -> float:
+    """A rate to two decimals, one below 1 to nine, made whole there by `to_whole`."""
+    factor = 100 if rate_rps >= 1 else 10**9
+    return to_whole(factor * rate_rps + ROUNDING) / factor
 
 
 def shape_hours(
@@ -114,7 +122,9 @@ def shape_hours(
         else:
             factor = 1.0 if hour_of_day < DAY_ENDS_H else (1 + night_frac) / 2
         factor *= weekend_frac if day % WEEK_DAYS >= WEEKEND_FROM_DAY else 1.0
-        rows.append({"window": hour} | {llm: round(peak * factor, 2) for llm, peak in peaks_rps.items()})
+        rows.append(
+            {"window": hour} | {llm: _shown_rate(peak * factor, round) for llm, peak in peaks_rps.items()}
+        )
     return rows
 
 

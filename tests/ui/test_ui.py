@@ -890,6 +890,42 @@ def test_the_demand_of_an_example_is_within_what_the_stock_carries() -> None:
     assert market.example_demand(document)[12] == {"window": 12, "llm": 12.6}
 
 
+def test_owned_gpus_at_no_price_have_a_change() -> None:
+    """0 USD/h before: the page What if ended in an exception."""
+    assert [draw.relative_change(0.0, after) for after in (0.0, 2.0)] == ["0.0 %", "-"]
+    assert draw.relative_change(4.0, 5.0).replace("\u00a0", " ") == "+25.0 %"
+
+
+def test_the_busiest_hour_of_a_slow_worker_is_more_than_nothing() -> None:
+    """Three workers at 0.003 requests/s; a worker without GPUs, half written, is of any number."""
+    worker = {"llm": "llm", "gpu": "h100-80g", "gpus": 0, "rate": "0.003 req/s"}
+    document = {"gpus": {"h100-80g": {"stock": 32}}, "capacity": [worker]}
+    assert market.usual_peaks(document) == {"llm": 0.009}
+    rows = market.example_demand(document)
+    assert (rows[0], rows[12]) == ({"window": 0, "llm": 0.0027}, {"window": 12, "llm": 0.009})
+
+
+@pytest.mark.long
+def test_a_schedule_takes_all_that_its_command_takes() -> None:
+    """Shares in percent, frequencies as whole numbers, an SLO that no input shows, and a slow worker."""
+    text = """
+gpus:
+  h100-80g: {on_demand: 7 usd/h, spot: 2 usd/h, interruptions: 5 %, stock: 64}
+  a100-80g: {on_demand: 2 usd/h, spot: 1 usd/h, interruptions: 1}
+capacity:
+  - {llm: chat, worker: h100 tp4, gpu: h100-80g, gpus: 4, rate: 0.003 req/s}
+  - {llm: code, worker: a100 tp2, gpu: a100-80g, gpus: 2, rate: 1.5 req/s}
+spot: 25 %
+slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}
+"""
+    at = opened("schedule", "a9" * 16)
+    typed(at, "schedule.yaml").set_value(text)
+    at.button(key="apply_schedule").click().run()
+    assert not at.exception and not at.error, shown(at.error)
+    again = yaml.safe_load(typed(at, "schedule.yaml").value)
+    assert parse_market(again) == parse_market(yaml.safe_load(text))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_a_schedule_from_the_plan_costs_no_more_than_a_fleet_for_the_peak() -> None:
@@ -1125,6 +1161,40 @@ def test_the_command_shown_gives_the_same_day(
 
     again.multiselect(key="day_controllers").set_value(["hpa"]).run()
     assert "This answer is of other inputs" in text_of(again) and not again.exception
+
+
+DESCRIBED_DAY = """
+llm: meta-llama/Llama-3.1-8B
+traffic: {rate: 0.0005, input: 1500, output: 300, duration: 30 h}
+slo: {ttft: {p90: 2 s}}
+fleet: {gpus: {a100-80g: 32}}
+"""
+
+
+@pytest.mark.long
+def test_a_day_of_described_traffic_has_no_trace_and_keeps_its_rate() -> None:
+    at = opened("day", "dd" * 16)
+    assert any(box.key == "day_trace" for box in at.selectbox)
+    at.radio(key="day_source").set_value("a slo.yaml").run()
+    at.file_uploader(key="day_upload_slo").upload("slo.yaml", DESCRIBED_DAY.encode()).run()
+    assert not at.exception and not at.error, shown(at.error)
+    assert not any(box.key == "day_trace" for box in at.selectbox)
+    assert yaml.safe_load(typed(at, "slo.yaml").value)["traffic"]["rate"] == 0.0005
+    at.number_input(key="day_rate").set_value(0.0002).run()
+    assert yaml.safe_load(typed(at, "slo.yaml").value)["traffic"]["rate"] == 0.0002
+
+
+@pytest.mark.long
+def test_a_rate_of_few_requests_a_day_is_no_empty_input() -> None:
+    """One in half an hour became empty, and the trace's own rate was planned for: it is refused now, as the
+    sample lasts nine minutes.
+    """
+    at = opened(owner="ab" * 16)
+    text = typed(at, "slo.yaml")
+    text.set_value(re.sub("rate: [0-9.]+", "rate: 0.0005", text.value))
+    at.button(key="apply_yaml").click().run()
+    assert at.number_input(key="ask_rate").value == 0.0005
+    assert shown(at.error)[0].startswith("rate: 0.0005 requests/s over the 545.5 s")
 
 
 @pytest.mark.long

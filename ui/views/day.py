@@ -100,12 +100,16 @@ def _draw_inputs(session: BrowserSession, form: Form) -> Form:
             key=f"{PLACE}_stands",
             help="Else the cheapest fleet that keeps the SLO all day, planned on paper.",
         )
-    above = st.container()
-    with st.popover("Another trace"):  # Run before `trace_input`, which chooses a new upload.
-        inputs.upload_trace(session, PLACE)
-    with above:
-        chosen["trace"] = inputs.trace_input(session, PLACE)
-    chosen["rate"] = inputs.rate_input(PLACE)
+    is_described = _is_described(session, form)
+    if is_described:
+        st.caption("The question describes the traffic, so there is no trace to choose.")
+    else:
+        above = st.container()
+        with st.popover("Another trace"):  # Run before `trace_input`, which chooses a new upload.
+            inputs.upload_trace(session, PLACE)
+        with above:
+            chosen["trace"] = inputs.trace_input(session, PLACE)
+    chosen["rate"] = inputs.rate_input(PLACE, "as described" if is_described else "as in the trace")
     st.header("Who decides")
     chosen["controllers"] = st.multiselect(
         "Controllers",
@@ -131,6 +135,13 @@ def _draw_inputs(session: BrowserSession, form: Form) -> Form:
         session.store.keep_page_document(session.id, PAGE, chosen)
         st.session_state.day = chosen
     return chosen
+
+
+def _is_described(session: BrowserSession, form: Form) -> bool:
+    """Whether the question describes its traffic, and has no trace."""
+    if form["source"] != FILE:
+        return bool(_plan_form(session, form["source"])["source"] == question.DESCRIBED)
+    return form["own"] is not None and parse_task(form["own"], session.catalog).described is not None
 
 
 def _slo_file_input(session: BrowserSession, form: Form) -> None:
@@ -284,12 +295,13 @@ def _search_inputs() -> Form:
 
 def _document(session: BrowserSession, form: Form) -> Document:
     """The slo.yaml of the inputs. Raises InputError without a slo.yaml where it should be uploaded."""
+    is_described = _is_described(session, form)
     if form["source"] != FILE:
-        inputs_document = _plan_form(session, form["source"]) | {"rate": form["rate"]}
-        return days.document(question.document(inputs_document, session.catalog), form)
+        asked = question.document(_plan_form(session, form["source"]), session.catalog)
+        return days.document(asked, form, is_described=is_described)
     if form["own"] is None:
         raise InputError("slo.yaml: none yet; upload one, or paste it as text and apply")
-    return days.document(form["own"], form)
+    return days.document(form["own"], form, is_described=is_described)
 
 
 def _redraw_with(form: Form) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import streamlit as st
 
 from planner.documents import planned_market
-from planner.documents.markets import parse_market
+from planner.documents.markets import LEAST_RATE_RPS, MOST_INTERRUPTIONS_PER_H, parse_market
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_yaml, to_yaml
+from planner.files.document_values import read_share
 from planner.units import parse_quantity
 from ui import draw, market, question
 from ui.session import BrowserSession, follow_job, open_session
@@ -120,7 +121,7 @@ def _market_inputs(base: Document) -> Document:
         "Of an LLM's rate at most on spot [%]",
         0.0,
         100.0,
-        100.0 * base.get("spot", 0.0),
+        round(100 * read_share(base.get("spot", 0.0), "spot"), 12),
         step=5.0,
         format="%g",
         key=f"spot_{key}",
@@ -141,7 +142,8 @@ def _market_inputs(base: Document) -> Document:
         form["spot"] = round(spot_percent / 100, 12)  # Without the rounding error of the division.
     bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
     bounds |= {"cost": f"{most_usd:.12g} usd/h"} if most_usd else {}
-    return form | ({"limits": bounds} if bounds else {})
+    form |= {"limits": bounds} if bounds else {}
+    return form | ({"slo": base["slo"]} if base.get("slo") else {})  # For the files; no input shows it.
 
 
 def _offer_inputs(name: str, row: Document, key: str) -> Document:
@@ -161,10 +163,13 @@ def _offer_inputs(name: str, row: Document, key: str) -> Document:
                 key=f"offer_{price}_{name}_{key}",
             )
             offer[price] = None if value is None else f"{value:.12g} usd/h"
+        most_per_h, per_h = MOST_INTERRUPTIONS_PER_H, row.get("interruptions")
         offer["interruptions"] = fields[-2].number_input(
             market.INTERRUPTIONS,
             min_value=0.0,
-            value=row.get("interruptions"),
+            value=None
+            if per_h is None
+            else read_share(per_h, "interruptions", most=most_per_h, bare=most_per_h),
             placeholder="none",
             format="%g",
             key=f"offer_interruptions_{name}_{key}",
@@ -266,7 +271,7 @@ def _demand_shape_inputs(form: Document, llms: Sequence[str]) -> None:
         usual = market.usual_peaks(form)
         peaks = {
             llm: st.number_input(
-                f"{llm}, busiest hours [requests/s]", 0.001, value=usual.get(llm, 1.0), format="%g"
+                f"{llm}, busiest hours [requests/s]", LEAST_RATE_RPS, value=usual.get(llm, 1.0), format="%g"
             )
             for llm in llms
         }

@@ -123,7 +123,7 @@ def _traffic_inputs(session: BrowserSession, form: Form, place: str) -> Form:
     """The inputs for an LLM's trace; for its description where slo.yaml has one in place of a trace."""
     if form["source"] == question.DESCRIBED:
         st.caption("Described traffic, as in slo.yaml below.")
-        rate_rps = inputs.rate_input(place, is_described=True)
+        rate_rps = inputs.rate_input(place, if_empty="")
         with st.expander("More on the traffic"):
             return inputs.description_inputs(session, place) | {"rate": rate_rps}
     above = st.container()

@@ -249,7 +249,7 @@ def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
         ("requests/s", "rate_rps", "{:,.4g}"),
     ):
         before, after = old[figure], new[figure]
-        change = draw.signed_percent(after / before - 1)
+        change = draw.relative_change(before, after)
         rows.append((name, shown_as.format(before), shown_as.format(after), change))
     fleets = draw.fleet_text(old), draw.fleet_text(new)
     rows.append(("fleet", *fleets, "the same" if fleets[0] == fleets[1] else "another"))
