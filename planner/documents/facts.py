@@ -472,6 +472,7 @@ Granted = Literal[
     "one-budget-per-role",
     "board-power",
     "first-use-of-blocks",
+    "own-blocks-alone",
     "cold-caches",
     "pins-placed-quickly",
     "no-shared-workers",

@@ -126,6 +126,12 @@ class PolicyChoices:
         """The routings that are searched, the usual one first."""
         return self.axes["routing"]
 
+    @property
+    def may_pin(self) -> bool:
+        """Whether a routing that pins prefixes is searched or raced."""
+        raced = [change.value for change in self.raced_changes if change.axis == "routing"]
+        return any(ROUTING[name].pins for name in (*self.routings, *raced))
+
     def combinations(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
         """Every combination of the searched values that goes together.
 

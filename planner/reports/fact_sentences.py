@@ -75,6 +75,10 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
         "the bound counts each block of a prompt once, at its first use in the trace, because no cache "
         "spares that; of memory it counts the blocks that belong to one request alone"
     ),
+    "own-blocks-alone": (
+        "prefixes may be pinned before the first request, so the bound counts only the blocks of a prompt "
+        "that belong to one request alone, as work and as memory"
+    ),
     "cold-caches": (
         "caches are cold at the start of the trace; with caches monotonicity is likely and not certain, "
         "since more workers may hit less: the lists `neighbours` and `binding` of the certificate say what "

@@ -4,7 +4,7 @@ Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1)
 Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;
               both are 0 for a request that no worker can hold, which is turned away
        a_i    arrival of request i
-       d_v    how many of the requests that arrive in v may be prefilled late (allowed_above)
+       d_v    how many of the requests that arrive in v may be prefilled late (required_work.LatePrefills)
        s      seconds after its arrival by which a prefill must be done (Deadlines.prefill_s)
        b      USD/h of all pools at their smallest allowed sizes,  b' of the cheapest worker that prefills
        g      start-up of the worker that prefills and starts quickest [s]
@@ -42,7 +42,7 @@ import numpy.typing as npt
 from planner.domain import ROUNDING, Slo, allowed_above
 from planner.solvers.demand import work_prices
 from planner.solvers.master import Option
-from planner.solvers.required_work import find_deadlines
+from planner.solvers.required_work import LatePrefills, find_deadlines
 from planner.traffic.trace import Trace, window_numbers
 from planner.traffic.workload import TraceLengths, distinct_lengths, pair_numbers
 from planner.units import HOUR_S
@@ -91,7 +91,11 @@ def least_paid(
     `edges_s` are the edges of the SLO's windows, or of one window that is all measured time. With prefix
     caches (`is_cached`) all but one token of any prompt may be cached, so each prompt is priced as one token.
     """
-    arrival_s, deadlines = trace.arrival_s, find_deadlines(slo, trace)
+    arrival_s, deadlines, late_prefills = (
+        trace.arrival_s,
+        find_deadlines(slo, trace),
+        LatePrefills.of(slo, trace),
+    )
     lengths = distinct_lengths(trace)
     pair_of = pair_numbers(lengths, trace)  # (n,) Each request's index into `lengths`.
     # (n,) pi and pi' of each request.
@@ -107,7 +111,7 @@ def least_paid(
     window_of = window_numbers(arrival_s[measured], edges_s)
     for v in range(len(edges_s) - 1):
         in_window = measured[window_of == v]
-        may_be_late = allowed_above(deadlines.prefill_frac, len(in_window))
+        may_be_late = late_prefills.most(in_window)
         of_slo_usd += _without_dearest(prefill_usd[in_window], may_be_late)
         due = in_window[arrival_s[in_window] + deadlines.prefill_s <= edges_s[v + 1]]
         due_usd = _without_dearest(prefill_usd[due], may_be_late)

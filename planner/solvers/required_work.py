@@ -27,12 +27,13 @@ of its whole session. In all other sessions the latest arrival of a request is t
 that each took all the time that the SLO gives.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import STEADY_FRAC, Slo, allowed_above
+from planner.domain import STEADY_FRAC, Limit, Slo, allowed_above
 from planner.slo_metrics import Work
 from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
@@ -177,6 +178,46 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         e2e_s=max(each.e2e_s for each in all_deadlines),
         is_paced=False,  # Classes differ in their pace, so only the last token has a deadline.
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatePrefills:
+    """How many requests may be prefilled late in a window in which the SLO is judged by itself. `of_all_frac`
+    is the share of all requests that must be in time, and each class of `of_classes` (mask (n,), share) has a
+    share of its own.
+    """
+
+    of_all_frac: float
+    of_classes: tuple[tuple[npt.NDArray[np.bool_], float], ...]
+
+    @classmethod
+    def of(cls, slo: Slo, trace: Trace) -> "LatePrefills":
+        """What the SLO allows on this trace, which has no sessions."""
+
+        def prefill_frac(limits: Iterable[Limit], attainment_frac: float | None = None) -> float:
+            without_class = tuple(replace(limit, selector=None) for limit in limits)
+            return _deadlines_of(Slo(without_class, attainment_frac), trace, guess_pace=False).prefill_frac
+
+        of_all = [limit for limit in slo.limits if limit.selector is None]
+        return cls(
+            prefill_frac(of_all, slo.attainment_frac),
+            tuple(
+                (
+                    select_requests(selector, trace),
+                    prefill_frac(limit for limit in slo.limits if limit.selector == selector),
+                )
+                for selector in slo.selectors
+            ),
+        )
+
+    def most(self, requests: npt.NDArray[np.int64]) -> int:
+        """How many of these requests, by their numbers, may be late."""
+
+        def least_in_time(count: int, share: float) -> int:
+            return count - allowed_above(share, count)
+
+        of_classes = sum(least_in_time(int(mask[requests].sum()), share) for mask, share in self.of_classes)
+        return len(requests) - max(least_in_time(len(requests), self.of_all_frac), of_classes)
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:

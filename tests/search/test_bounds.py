@@ -18,19 +18,20 @@ from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import fact_sentences_of
-from planner.search.evidence.certify import certify_plan, plan
+from planner.search.evidence.certify import certify_plan, plan, search_llm
 from planner.search.evidence.findings import few_keep_all_warnings, list_warnings
-from planner.search.mixed.bounds import checked_bound, lower_bound
+from planner.search.mixed.bounds import checked_bound, envelopes, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import SearchInputs, build_problem
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.link import link_too_slow
+from planner.search.problem.options import decode_options, mixed_options, prefill_options, split_of
 from planner.simulator import judge_slo, simulate
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers import demand as solvers_demand
 from planner.solvers.demand import _best_start, demand_bound
-from planner.solvers.master import Option, attention_s, recompute_break_even_tokens
+from planner.solvers.master import Option, attention_s, least_seconds, recompute_break_even_tokens
 from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser_lengths, distinct_lengths
@@ -131,6 +132,59 @@ def test_a_cached_prompt_takes_the_front_end_its_time() -> None:
         slo, [replace(worker, engine=engine) for worker in types], judged_requests
     )
     assert 0.3 < floor_s < 0.4
+
+
+@pytest.mark.parametrize(
+    ("llm", "fleet"),
+    [
+        (LLM, {"gpus": ["h100-80g"], "max_num_seqs": [8, 256]}),
+        ("deepseek-v3", {"gpus": ["h200-141g"], "dp": [16]}),
+    ],
+)
+def test_an_envelope_is_as_good_as_every_option(llm: str, fleet: dict[str, object]) -> None:
+    """Graphs of 8 seats end at 16 tokens, those of 256 at 512; and prefill workers of 16 ranks run another
+    all-to-all than decode workers. With the step times of the first option alone the least work of a decode
+    worker came out 1.1 to 2.2 times as long, and bounds with it.
+    """
+    task = parse_task(
+        {"safety": "none", "llm": llm, "slo": {"ttft": {"p90": "9 s"}}, "fleet": fleet}, CATALOG
+    )
+    trace = make_trace(np.arange(50.0), [2000] * 50, [100] * 50)
+    types = build_problem(task, trace, CATALOG).types
+    for of_role in (mixed_options, prefill_options, decode_options):
+        options = of_role(types, "cost")
+        bests = envelopes(options)
+        for option in options:
+            least_s = min(
+                float(least_seconds(best, 2000.0, 100.0))
+                for best in bests
+                if split_of(best.type) == split_of(option.type)
+            )
+            assert least_s <= float(least_seconds(option, 2000.0, 100.0)) * (1 + 1e-12)
+
+
+def test_a_mix_of_pairs_and_mixed_workers_is_not_called_simulated_where_it_is_not() -> None:
+    """A link too slow for all requests leaves pairs out, and llm-d takes one kind of workers: what was left
+    of the mixes was simulated, and "every cheaper one" was said. Level 0 may still walk both kinds.
+    """
+    trace = make_trace(np.arange(0.0, 60.0, 0.1), [1500] * 600, [50] * 600)
+    stock = {"h100-80g": 2, "l40s-48g": 2}
+    fleet = {"gpus": stock, "sold_as": dict.fromkeys(stock, "gpu"), "max_num_batched_tokens": 2048}
+    slow = {"network": {"bandwidth": "10 MB/s"}}
+    found = []
+    for more, deploy in (({}, None), (slow, None), ({}, {"target": "llm-d"})):
+        document = {
+            "safety": "none",
+            "llm": "llama-3.1-8b",
+            "slo": {"ttft": {"p90": "1 s"}},
+            "fleet": fleet | more,
+        }
+        task = parse_task(document | ({"deploy": deploy} if deploy else {}), CATALOG)
+        ((_, search),) = search_llm(SearchInputs(task, trace, CATALOG))
+        level0 = search.level0
+        assert level0.search.is_exact
+        found.append((search.is_every_mix_simulated, len(level0.options), len(level0.with_role("decode"))))
+    assert found == [(True, 24, 8), (False, 8, 0), (False, 8, 8)]
 
 
 def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:

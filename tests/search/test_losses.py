@@ -87,6 +87,17 @@ def test_two_spare_workers_or_nodes_may_be_of_two_pools() -> None:
     assert ((first, 20 - per_node[0]), (second, 20 - per_node[1])) in on_nodes._losses(many)
 
 
+def test_two_nodes_may_take_two_workers_that_span_nodes() -> None:
+    """Each worker of 16 GPUs is on two nodes of 8. Losing one node of each of two workers stops both, and a
+    plan with `spare: 2 nodes` survived the loss of one.
+    """
+    oracle, (option, *_) = an_oracle(spare_nodes=2)
+    wide = replace(option, type=replace(option.type, tp=8, pp=2))
+    assert wide.type.gpus == 2 * int(wide.type.gpu.gpus_per_node)
+    assert oracle._losses(((wide, 5),)) == [((wide, 3),)]
+    assert oracle.workers_left(wide, 5) == 3
+
+
 @pytest.mark.parametrize("terms", [Spot(1.0, 0.05), Spot(1.0, 2.0, 900.0), Spot(1.0, 30.0, 60.0)])
 def test_spot_workers_that_may_be_down_are_a_quantile_of_the_binomial(terms: Spot) -> None:
     """Against scipy's quantile; down for restart / (mean time up + restart) of the time."""

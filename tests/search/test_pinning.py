@@ -15,16 +15,21 @@ from planner.api.results import PlanResult
 from planner.documents.catalog import read_catalog
 from planner.documents.facts import PinsPlaced
 from planner.documents.slo import parse_slo
+from planner.documents.task import parse_task
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import fact_sentence
+from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_counts import SAME_PRICE
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.prefixes.pinning import Pinning
+from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import mixed_options
+from planner.search.problem.plan_problem import with_policies
 from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
-from planner.solvers.master import Option
+from planner.solvers.master import Option, busy_workers
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -77,6 +82,53 @@ def test_forty_large_prefixes_take_four_workers_pinned_and_five_with_lru(
         assert not oracle(trace, routing).holds(((option, 4),)) and oracle(trace, routing).holds(
             ((option, 5),)
         )
+
+
+def test_pinned_prefixes_are_no_work_even_at_their_first_use() -> None:
+    """220 prompts in four seconds, each over one of 22 prefixes of 14,336 tokens, which one H100 pins.
+    Computed once each they keep 1.14 workers busy, so one worker was never simulated and two were "exactly
+    the best".
+    """
+    requests, prefixes, blocks = 220, 22, 28
+    ids = blocks * (np.arange(requests) % prefixes)[:, None] + np.arange(blocks)
+    ids = np.column_stack((ids, prefixes * blocks + np.arange(requests)))
+    trace = Trace(
+        "pinned",
+        np.linspace(0.0, 4.0, requests),
+        np.full(requests, (blocks + 1) * BLOCK),
+        np.full(requests, 2),
+        prefix_offsets=(blocks + 1) * np.arange(requests + 1),
+        prefix_ids=ids.ravel(),
+        prefix_block_tokens=BLOCK,
+    )
+    document = {
+        "llm": LLM.name,
+        "slo": {"ttft": {"p99": "2 s"}},
+        "fleet": {
+            "gpus": ["h100-80g"],
+            "sold_as": {"h100-80g": "gpu"},
+            "max_num_batched_tokens": 8192,
+            "host_overhead": "0 ms",
+        },
+        "policies": {"prefix_cache": True, "routing": ["pinned-prefix"]},
+        "safety": "none",
+    }
+    task = parse_task(document, CATALOG)
+    problem = build_problem(task, trace, CATALOG)
+    policies = next(each for each in task.policy_choices() if each.routing == "pinned-prefix")
+    pinned = with_policies(problem, policies)
+    assert problem.hits is not None
+    option = mixed_options(pinned.types, "cost")[0]
+    assert pinned.oracle.holds(((option, 1),))
+    busy = [
+        busy_workers(option, lengths, pinned.slo_work) for lengths in (problem.hits.lengths(), pinned.lengths)
+    ]
+    assert busy[1] < 0.6 and busy[0] > 1.1
+    bound = lower_bound(problem)
+    assert bound is not None and bound <= option.objective
+    # Without pins the first use of each prefix counts again.
+    unpinned = with_policies(pinned, replace(policies, routing="prefix-affinity"))
+    assert busy_workers(option, unpinned.lengths, pinned.slo_work) == busy[0]
 
 
 def test_planned_hits_are_the_simulated_ones(trace: Trace, worker: WorkerType) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulations import make_latency, make_pool, make_trace
 
-from planner.domain import Limit, Slo
+from planner.domain import Limit, Selector, Slo
 from planner.fleet import Role
 from planner.solvers.master import Option
 from planner.solvers.paid_work import LeastWorkers, least_paid
@@ -39,6 +39,18 @@ def test_the_slo_alone_obliges_its_percentile() -> None:
     found = least_paid([option()], steady(outputs=11), slo, EDGES_S)
     assert found.of_slo_usd == pytest.approx(10.0)
     assert (found.in_stretch_usd <= 5.0 + 1e-9).all()
+
+
+def test_each_window_has_the_late_requests_of_its_own_classes() -> None:
+    """All prompts of 100 tokens, all in the first window, are in time, and half of those of 101, all in the
+    second. The share of both together, three quarters, was held against each window: 7.575 USD in the second.
+    """
+    short, long = Selector("short", most_tokens=100), Selector("long", least_tokens=101)
+    slo = Slo((Limit("ttft", 1.0, 1.0, short), Limit("ttft", 0.5, 1.0, long)), every_s=100.0)
+    trace = make_trace(np.arange(200.0), np.repeat([100, 101], 100), np.ones(200, int))
+    found = least_paid([option()], trace, slo, EDGES_S)
+    assert found.in_stretch_usd == pytest.approx([10.0, 5.05])
+    assert found.of_slo_usd == pytest.approx(15.05)
 
 
 def test_what_is_due_later_is_not_of_a_window() -> None:

@@ -148,7 +148,11 @@ def _first_token(problem: Problem) -> Assumption:
 
 def _cache_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
     """The assumptions about prefix caches. The search may have used caches even if the plan does not."""
-    facts: list[Assuming] = [] if problem.hits is None else [Assumption("first-use-of-blocks")]
+    facts: list[Assuming] = []
+    if problem.hits is not None:
+        facts.append(
+            Assumption("own-blocks-alone" if problem.task.policies.may_pin else "first-use-of-blocks")
+        )
     if fleet.policies.prefix_cache:
         facts.append(Assumption("cold-caches"))
     if fleet.pinned:

@@ -57,7 +57,7 @@ class Level0:
     `options` are those from which the search for fleets of several types may choose, and `bounded` has the
     bounds of every option by its name. `mixed` is the best fleet of one mixed pool and its value in the
     objective; `one_gpu` the best fleet on one GPU type, which may be a mixed pool too, and its value. Such a
-    fleet is None if none was found.
+    fleet is None if none was found. `has_pairs`: pairs of a prefill and a decode pool were not left out.
     """
 
     search: Search
@@ -65,10 +65,22 @@ class Level0:
     bounded: dict[str, Bounded]
     mixed: tuple[Counts | None, float]
     one_gpu: tuple[Counts | None, float]
+    has_pairs: bool
 
     def with_role(self, role: Role) -> list[Bounded]:
-        """The options of a role with their bounds."""
-        return [self.bounded[option.name] for option in self.options if option.role == role]
+        """The options of a role with their bounds, for all fleets of level 0: also for kinds of fleets that
+        `options` leaves out because another kind was best here.
+        """
+        if role != "mixed" and not self.has_pairs:
+            return []
+        return [item for item in self.bounded.values() if item.option.role == role]
+
+    @property
+    def may_mix_all(self) -> bool:
+        """Whether the search for fleets of several types may choose from all options. Where the link is too
+        slow for pairs alone, or a target takes one kind of fleets, it does not simulate every mix.
+        """
+        return len(self.options) == len(self.bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +190,7 @@ def search_level0(
         options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
     if problem.task.deploy in ONE_POOL and search.best is not None:
         options = (search.best[0][0],)
-    return Level0(search, options, space.bounded, best_mixed, best_one_gpu)
+    return Level0(search, options, space.bounded, best_mixed, best_one_gpu, has_pairs=bool(pairs))
 
 
 def runs_pairs(task: PlanQuestion) -> bool:

@@ -58,7 +58,9 @@ def _load(problem: Problem) -> TrafficLoad:
     """
     network = problem.task.network
     return TrafficLoad(
-        workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),
+        workload=problem.hits.classes(may_pin=problem.task.policies.may_pin)
+        if problem.hits
+        else to_classes(problem.trace),
         slo_work=problem.slo_work,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         # With a topology each node has a link of its own (fleet.Network): no link that all share is a limit.
@@ -106,8 +108,8 @@ def _all_envelopes(problem: Problem) -> list[Option]:
 
 
 def envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role and split of the LLM over GPUs (its envelope), which is at least as good as every
-    real option of that role and split. So a bound computed with envelopes holds for all engine settings.
+    """One option per role, split of the LLM over GPUs and step times (its envelope), which is at least as
+    good as every real option with these. So a bound computed with envelopes holds for all engine settings.
 
     An envelope has the best value of each setting, though no engine has all of them at once:
 
@@ -117,11 +119,14 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
         drafted tokens  the most, as a bound takes all of them to be accepted
         KV tokens       the most, which the smallest token budget leaves
 
-    Options alike in role and split have the same GPU, power cap and price (`split_of`).
+    Options alike in role and split have the same GPU, power cap and price (`split_of`), but not always the
+    same step times: seats and drafts decide up to which size steps are captured in CUDA graphs, and budgets
+    which all-to-all runs between nodes.
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:
-        groups.setdefault((option.role, split_of(option.type)), []).append(option)
+        key = option.role, split_of(option.type), option.type.latency
+        groups.setdefault(key, []).append(option)
     best_options = []
     for alike in groups.values():
         types = [option.type for option in alike]

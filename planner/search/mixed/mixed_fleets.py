@@ -233,8 +233,8 @@ def _shares_by_work(
 
 
 def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
-    """Simulate every cheaper fleet of any mix, if they are few enough. Returns the best fleet, and whether
-    all cheaper ones were simulated.
+    """Simulate every cheaper fleet of any mix of `level0.options`, if they are few enough. Returns the best
+    fleet, and whether all cheaper ones of all options were simulated.
     """
     oracle = problem.oracle
     most_effort = WALK_EFFORT if best is None else MIX_EFFORT  # More if no fleet is known: any is an answer.
@@ -249,8 +249,8 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
         if problem.out_of_time() or effort_spent() - before > most_effort:
             return best, False
         if oracle.holds(counts):
-            return counts, True
-    return best, True
+            return counts, level0.may_mix_all
+    return best, level0.may_mix_all
 
 
 def _exchange_workers(

@@ -707,15 +707,16 @@ def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
 def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ...]]:
     """The largest sets of workers of each pool that fit on this many nodes of this GPU."""
     is_of_base = [option.type.gpu.base == base for option, _ in counts]
-    lost_gpus = nodes * max(
+    node_gpus = max(
         int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
     )
-    # A worker that spans several nodes is lost if one of them is, so it counts as one that fits.
+    lost_gpus = nodes * node_gpus
+    # A worker that spans several nodes is lost if one of them is, so it counts as one that fills a node.
+    gpus = [min(option.type.gpus, node_gpus) for option, _ in counts]
     ranges = [
-        range(min(count, max(lost_gpus // option.type.gpus, 1)) + 1 if of_base else 1)
-        for (option, count), of_base in zip(counts, is_of_base, strict=True)
+        range(min(count, lost_gpus // each) + 1 if of_base else 1)
+        for (_, count), each, of_base in zip(counts, gpus, is_of_base, strict=True)
     ]
-    gpus = [min(option.type.gpus, lost_gpus) for option, _ in counts]
     losses = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus]
     return [lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)]
 

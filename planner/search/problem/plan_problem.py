@@ -193,16 +193,16 @@ def with_effort_limit(problem: Problem, more_requests: float) -> Problem:
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:
     """The same question under other policies."""
-    lengths = problem.lengths
-    if policies.prefix_cache and not problem.oracle.policies.prefix_cache:
+    lengths, pins = problem.lengths, ROUTING[policies.routing].pins
+    if policies.prefix_cache:
         # build_problem.py computes hits whenever a policy with caches is offered.
         assert problem.hits is not None
-        lengths = problem.hits.lengths()
-    elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
+        lengths = problem.hits.lengths(may_pin=pins)
+    elif problem.oracle.policies.prefix_cache:
         lengths = distinct_lengths(problem.trace)
     of_pairs = problem.task.policies_of_pairs(policies)  # None if pairs have the policies of mixed workers.
     pinning = None
-    if ROUTING[policies.routing].pins:
+    if pins:
         pinning = problem.oracle.pinning or Pinning(problem.trace)
     left_out = tuple(item for item in problem.left_out if not isinstance(item.because, facts.RanksNotRouted))
     if not routes_to_ranks(policies, "mixed") and any(worker.dp > 1 for worker in problem.types):

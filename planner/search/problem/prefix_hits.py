@@ -5,7 +5,8 @@ With every routing and order a worker computes each distinct block of its reques
 counts as work only for the first request of the whole trace that has it. So `PrefixHits.lengths` and
 `classes` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
 Memory is bounded in another way: a block in use takes room once, however many requests share it, so such a
-bound may count only blocks that no other request has.
+bound may count only blocks that no other request has. Pinned prefixes are cached before the first request, so
+where prefixes may be pinned only such blocks count as work, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class PrefixHits:
     tokens: Int32Array
     distance: Int32Array
     shared_tokens: IntArray
-    _known: dict[float, TraceLengths] = field(default_factory=dict, init=False)  # By size of the cache.
+    # By size of the cache, and whether prefixes may be pinned.
+    _known: dict[tuple[float, bool], TraceLengths] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(cls, trace: Trace) -> PrefixHits:
@@ -51,27 +53,31 @@ class PrefixHits:
         hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
         return hits.astype(np.int64)
 
-    def lengths(self, cache_tokens: float = math.inf) -> TraceLengths:
+    def lengths(self, cache_tokens: float = math.inf, *, may_pin: bool = False) -> TraceLengths:
         """The distinct lengths of the trace with their cached tokens. The cache's size is rounded to a power
-        of two, so that only few sizes are computed.
+        of two, so that only few sizes are computed. With `may_pin` all shared tokens are cached.
         """
         if not math.isinf(cache_tokens):
             cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
-        if cache_tokens not in self._known:
+        key = cache_tokens, may_pin
+        if key not in self._known:
             trace = self.trace
             columns = (
                 trace.input_tokens,
                 trace.output_tokens,
-                self.cached_tokens(cache_tokens),
+                self.shared_tokens if may_pin else self.cached_tokens(cache_tokens),
                 self.shared_tokens,
             )
             rows, requests = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
             inputs, outputs, cached, shared = rows.T.astype(float)
-            self._known[cache_tokens] = TraceLengths(
+            self._known[key] = TraceLengths(
                 inputs, outputs, requests.astype(np.int64), cached, shared, is_cached=True
             )
-        return self._known[cache_tokens]
+        return self._known[key]
 
-    def classes(self) -> Workload:
-        """Classes of requests with similar lengths and similar hits in an infinite cache."""
-        return to_classes(self.trace, cached_tokens=self.cached_tokens(), shared_tokens=self.shared_tokens)
+    def classes(self, *, may_pin: bool = False) -> Workload:
+        """Classes of requests with similar lengths and similar hits in an infinite cache, in which with
+        `may_pin` all shared tokens are from the start.
+        """
+        cached_tokens = self.shared_tokens if may_pin else self.cached_tokens()
+        return to_classes(self.trace, cached_tokens=cached_tokens, shared_tokens=self.shared_tokens)
