@@ -198,6 +198,11 @@ def show_amount(value: float, unit: str) -> str:
     return f"{value:,.0f}" if abs(value) >= 999_999.5 else f"{value:,.6g}"  # `g` writes 1e+06 from there on.
 
 
+def show_w(watts: float) -> str:
+    """A power for people: 12,345 -> "12.3 kW", 31 -> "31 W"."""
+    return f"{watts:,.0f} W" if watts < 999.5 else f"{watts / 1e3:,.1f} kW"
+
+
 def in_unit(value: float, unit: str) -> str:
     """The value of an objective with its unit: "1,234.50 USD/h", "16 GPUs", "1 GPU"."""
     is_one_gpu = unit == "GPUs" and value == 1

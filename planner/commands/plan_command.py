@@ -24,7 +24,7 @@ from planner.commands.first_screen import print_first_screen, print_next, print_
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table, slo_rows
 from planner.errors import InputError, OutOfTimeError, PlannerError
 from planner.search.problem.stages import Stage
-from planner.units import count_text, in_unit, show_percent
+from planner.units import count_text, in_unit, show_digits, show_percent
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
@@ -391,8 +391,8 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     node_count = 0 if plan.placement is None else len(plan.placement.nodes)
     nodes = f"; {count_text(node_count, 'node')}" if node_count else ""
     print_lines(
-        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, {plan.usd_per_million_output_tokens:.3g} "
-        f"USD per million of output{nodes}"
+        f"{show_digits(plan.usd_per_million_tokens, 3)} USD per million tokens, "
+        f"{show_digits(plan.usd_per_million_output_tokens, 3)} USD per million of output{nodes}"
     )
     for repeats in certificate.repeats:
         if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.

@@ -167,7 +167,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
             f"{count_text(document['gpus'], 'GPU')}, {show_digits(document['gpu_rate_rps'], 3)} per GPU; "
             f"kept with each of {count_text(document['seeds'], 'seed')}",
             "fails at": f"{show_digits(result.fails_rps, 4)} requests/s",
-            "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",
+            "cost": f"{show_digits(document['usd_per_1000_requests'], 3)} USD per 1000 requests",
         },
         "",
     )

@@ -249,7 +249,7 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in document["workers"]),
         "USD/h": f"{document['cost_usd_per_h']:.2f}",
         **_answer_figures(document["answers"]),
-        "USD per million tokens": f"{document['usd_per_million_tokens']:.3g}",
+        "USD per million tokens": show_digits(document["usd_per_million_tokens"], 3),
         "kW": f"{document['power_w'] / 1e3:.1f}",
         "GPUs": str(document["gpus"]),
         "requests/s": show_digits(document["rate_rps"], 4),

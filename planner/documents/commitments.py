@@ -29,7 +29,7 @@ def parse_commitments(
     """
     prices = fleet.subsection("prices")
     prices_in_slo = {name: (value, where) for name, value, where in values_by_gpu(prices, catalog)}
-    provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
+    provider = fleet.subsection("price_of").plain_text("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:
         # A GPU with a power cap that slo.yaml does not price is paid as the same GPU without the cap.

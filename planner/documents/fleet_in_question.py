@@ -5,12 +5,14 @@ Keys that fleet.yaml lacks are taken from slo.yaml: `prices`, `sold_as` and `ele
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
-from planner.documents.gpu_payment import paid_document
+from planner.documents.gpu_payment import paid_document, uncapped_name
 from planner.documents.task import PlanQuestion
+from planner.errors import CatalogError
 from planner.fleet import Policies
 
 Document = Mapping[str, Any]
@@ -29,14 +31,29 @@ def complete_fleet(
         # `engine` and `host_overhead` both give the host's time, so a fleet with one of them gets neither.
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
     open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
-    return {**fleet, **open_keys, **{key: _joined(paid.get(key), fleet.get(key)) for key in PAID_KEYS}}
+    return {
+        **fleet,
+        **open_keys,
+        **{key: _joined(paid.get(key, {}), fleet.get(key), catalog) for key in PAID_KEYS},
+    }
 
 
-def _joined(of_question: object, own: object) -> object:
-    """Values by GPU: the fleet's own, and the question's for other GPUs. A non-mapping is refused later."""
+def _joined(of_question: Document, own: object, catalog: Catalog) -> object:
+    """Values by GPU: the fleet's own, and the question's for other GPUs. A GPU that the fleet names has the
+    fleet's value under every power cap. A non-mapping and unknown names are refused later.
+    """
     if own is not None and not isinstance(own, Mapping):
         return own
-    return {**(of_question if isinstance(of_question, Mapping) else {}), **(own or {})}
+    own_names = set()
+    for name in own or {}:
+        with suppress(CatalogError):
+            own_names.add(catalog.gpu(str(name)).name)
+    others = {
+        name: value
+        for name, value in of_question.items()
+        if not {name, uncapped_name(catalog.gpu(name))} & own_names
+    }
+    return {**others, **(own or {})}
 
 
 def _batches_as_engine(fleet: Document) -> bool:

@@ -8,7 +8,8 @@
     fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu},                        # slo.yaml
             electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}
 
-Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing.
+Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing. A capped GPU is paid
+as the same GPU without the cap, unless it is named itself.
 
 Owned GPUs cost nothing but electricity; more GPUs are rented at their price, as far as the stock goes. The
 stock of `fleet: gpus` counts owned and rented GPUs. Without `gpus` any number may be rented beside the owned
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from planner.documents.catalog import SOLD_AS, Catalog
-from planner.domain import Gpu
+from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.errors import InputError
 from planner.files.document_values import Section, check_one_of, check_whole_number, errors_as, refused_value
 from planner.units import show_exactly
@@ -47,13 +48,28 @@ class Paid:
     energy_usd_per_kwh: Mapping[str, float]
 
     def paid_gpu(self, gpu: Gpu) -> Gpu:
-        """The GPU with these values in place of the catalog's."""
+        """The GPU with these values in place of the catalog's. A capped GPU is paid as the same GPU without
+        the cap, and one on spot as one on demand, unless it is named itself.
+        """
+        of_market = (gpu.name, uncapped_name(gpu))
+        of_row = (*of_market, row_of(gpu.name), gpu.base)
+        price_names = of_market if market_of(gpu.name) == OWNED else of_row  # What is owned has no price.
         return replace(
             gpu,
-            price_usd_per_h=self.prices_usd_per_h.get(gpu.name, gpu.price_usd_per_h),
-            is_sold_whole=self.sold_whole.get(gpu.name, gpu.is_sold_whole),
-            energy_usd_per_kwh=self.energy_usd_per_kwh.get(gpu.name, gpu.energy_usd_per_kwh),
+            price_usd_per_h=_first_of(self.prices_usd_per_h, price_names, gpu.price_usd_per_h),
+            is_sold_whole=_first_of(self.sold_whole, of_row, gpu.is_sold_whole),
+            energy_usd_per_kwh=_first_of(self.energy_usd_per_kwh, of_market, gpu.energy_usd_per_kwh),
         )
+
+
+def uncapped_name(gpu: Gpu) -> str:
+    """The name of the same GPU without a power cap: "h100-80g@owned" of "h100-80g@350W@owned"."""
+    return gpu.base + market_of(gpu.name)
+
+
+def _first_of(values: Mapping[str, Value], names: Iterable[str], default: Value) -> Value:
+    """The value of the first of these names that has one."""
+    return next((values[name] for name in names if name in values), default)
 
 
 def parse_paid(file: Section, catalog: Catalog) -> Paid:
@@ -69,8 +85,12 @@ def parse_paid(file: Section, catalog: Catalog) -> Paid:
 def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
     """The keys that `parse_paid` reads; electricity only if it is paid beside the price."""
     gpus = tuple(gpus)
+    # Where a GPU pays, one that differs by its cap alone says what it pays too, as it would be read as equal.
+    paying = {uncapped_name(gpu) for gpu in gpus if gpu.energy_usd_per_kwh}
     electricity = {
-        gpu.name: show_exactly(gpu.energy_usd_per_kwh, "usd/kWh") for gpu in gpus if gpu.energy_usd_per_kwh
+        gpu.name: show_exactly(gpu.energy_usd_per_kwh, "usd/kWh")
+        for gpu in gpus
+        if uncapped_name(gpu) in paying
     }
     return {
         "prices": {gpu.name: show_exactly(gpu.price_usd_per_h, "usd/h") for gpu in gpus},
@@ -80,11 +100,16 @@ def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
 
 
 def _read_by_gpu(section: Section, catalog: Catalog, read: Callable[[str], Value]) -> dict[str, Value]:
-    """What `read` gives for each key of the section, by the GPU's name in the catalog."""
+    """What `read` gives for each key of the section, by the GPU's name in the catalog. Raises InputError for
+    a GPU that is given twice, by a name and an alias.
+    """
     values: dict[str, Value] = {}
     for written_name in section.values:
         with errors_as(InputError, section.where):
-            values[catalog.gpu(str(written_name)).name] = read(written_name)
+            name = catalog.gpu(str(written_name)).name
+            if name in values:
+                raise InputError(f"{written_name} is {name}, which is given twice; keep one")
+            values[name] = read(written_name)
     return values
 
 

@@ -80,7 +80,7 @@ USUAL_CV = 1.0
 USUAL_TASKS = 3.0
 WEEK_H = 168  # Hours.
 DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is described and then brought to others.
-# Values above the next seven are most likely typing errors: no trace has such values.
+# Values above the next eight are most likely typing errors: no trace has such values.
 MOST_INTERVALS = 100_000  # Intervals of a curve of rates; ten weeks have about this many minutes.
 MOST_COUNT = 100_000  # Clients, prefixes or tenants.
 MOST_CV = 100.0  # The coefficient of variation of gaps.
@@ -88,6 +88,7 @@ MOST_SKEW = 10.0  # The exponent of clients: the k-th sends k^-skew of the reque
 MOST_DRIFT = 5.0  # In standard deviations.
 MOST_SPREAD_FRAC = 0.99  # The share of the variance of lengths that is between clients.
 MOST_GROWTH_FRAC = 10.0  # The growth in a month: 10.0 is eleven times the rate.
+MOST_GROWTH_MONTHS = 120
 # The keys of one tenant, if tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
@@ -347,7 +348,10 @@ def _parse_growth(traffic: Section) -> float:
     section = traffic.subsection("growth", ("per_month", "months"))
     where = section.path_of("per_month")
     per_month_frac = read_share(section.get_required("per_month"), where, most=MOST_GROWTH_FRAC)
-    return float((1 + per_month_frac) ** section.number("months", least=0.0))
+    months = section.number("months", least=0.0)
+    if months > MOST_GROWTH_MONTHS:
+        raise refused_value(section.path_of("months"), f"expected at most {MOST_GROWTH_MONTHS}", months)
+    return float((1 + per_month_frac) ** months)
 
 
 def _duration_s(

@@ -259,7 +259,13 @@ def relative_cost_text(cost: float, value: float) -> str:
         return "not found"
     if value <= 0:  # The whole plan runs on GPUs that are owned.
         return "the same" if cost <= 0 else "costs more"
-    return "the same" if abs(cost / value - 1) < SAME_FRAC else f"{100 * (cost / value - 1):+.1f} %"
+    more_frac = cost / value - 1
+    if abs(more_frac) < SAME_FRAC:
+        return "the same"
+    percent = f"{100 * more_frac:+.1f}"
+    if percent.strip("+-0."):
+        return f"{percent} %"
+    return f"{'more' if more_frac > 0 else 'less'} by under 0.1 %"
 
 
 # -- what a simulation says --------------------------------------------------------------------------------
@@ -653,8 +659,8 @@ def _(fact: facts.ProductionShared) -> str:
 def _(fact: facts.MoreSaves) -> str:
     limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
     more = (
-        f"{fact.enough - fact.amount:.6g}{unit} more {_resource_name(limit)} "
-        f"({fact.enough:.6g} instead of {fact.amount:.6g})"
+        f"{show_amount(fact.enough - fact.amount, '')}{unit} more {_resource_name(limit)} "
+        f"({show_amount(fact.enough, '')} instead of {show_amount(fact.amount, '')})"
     )
     less = "less saves nothing" if fact.is_least else "less was not tried in time"
     return (

@@ -48,6 +48,7 @@ from planner.units import (
     show_digits,
     show_percent,
     show_s,
+    show_w,
 )
 
 SHOWN_AS_0_FRAC = 5e-4  # A smaller difference would be shown as 0.0 %.
@@ -209,7 +210,10 @@ def _margin_text(value_s: float, limit_s: float) -> str:
     below_frac = 1 - value_s / limit_s
     if not np.isfinite(below_frac):
         return "–"
-    return f"{100 * abs(below_frac):.0f}\u00a0% {'below' if below_frac >= 0 else 'over'}"
+    percent = f"{100 * abs(below_frac):.0f}"
+    # A line that is missed by little, or just kept, is not at its limit.
+    share = "less than 1" if percent == "0" and below_frac else percent
+    return f"{share}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
 
 def _share_text(line: LineVerdict | WindowResult) -> str:
@@ -272,11 +276,11 @@ def cost_rows(plan: Plan) -> Rows:
         *_electricity_rows(paid),
         (f"Price per month of {HOURS_PER_MONTH}\u00a0h", f"{price * HOURS_PER_MONTH:,.0f} USD", "likewise"),
         (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
-        ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
-        ("Price per million output tokens", f"{output_tokens:.3g} USD", f"{over}, answers alone"),
+        ("Price per million tokens", f"{show_digits(tokens, 3)} USD", f"{over}, prompts and answers"),
+        ("Price per million output tokens", f"{show_digits(output_tokens, 3)} USD", f"{over}, answers alone"),
         (
             "Power, provisioned",
-            _kw_text(plan.fleet.power_w),
+            show_w(plan.fleet.power_w),
             "the GPUs' limits; hosts, network, cooling on top",
         ),
     ]
@@ -284,7 +288,7 @@ def cost_rows(plan: Plan) -> Rows:
         at_rest = f"{percent_text(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
         values += [
-            ("Power, expected", _kw_text(power.mean_w), at_rest),
+            ("Power, expected", show_w(power.mean_w), at_rest),
             (f"Energy per month of {HOURS_PER_MONTH}\u00a0h", month, "expected power all the time"),
         ]
     if power is not None and power.requests:
@@ -304,11 +308,6 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
     if (expected := paid.expected_electricity_usd_per_h) is not None:
         how += f", {usd_text(expected)} at the power that is expected"
     return [("Electricity per hour", usd_text(paid.electricity_usd_per_h), how)]
-
-
-def _kw_text(watts: float) -> str:
-    """A power in kW: "12.3 kW"."""
-    return f"{watts / 1e3:,.1f} kW"
 
 
 def usage_rows(plan: Plan) -> Rows:

@@ -59,7 +59,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
-from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name
+from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name, show_digits, show_w
 
 # The words for each `robustness_facts.Strain`, which is what may grow until the SLO is missed: as a noun in
 # sentences, and as a change in the chart of what breaks first.
@@ -425,7 +425,10 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     more = usd_per_h - planned_usd_per_h
     if abs(more) < SAME_USD:
         return SAME_COST
-    share = f" ({100 * more / planned_usd_per_h:+.0f} %)" if planned_usd_per_h else ""
+    percent = f"{100 * more / planned_usd_per_h:+.0f}" if planned_usd_per_h else ""
+    share = (
+        f" ({percent} %)" if percent.strip("+-0") else ""
+    )  # Of less than half a percent the amount says it.
     return f"{usd_text(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
@@ -474,16 +477,16 @@ def _lost_worker_text(lost: Lost) -> str:
 def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFigure]:
     """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
-    per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
+    per_million = f"{show_digits(tokens, 3)} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
         of_fleet = "" if agents.agents is None else f"{count_text(agents.agents, 'agent')} on the fleet, "
-        per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
+        per_million += f"; {of_fleet}{show_digits(agents.usd_per_task, 3)} USD per task"
     if idle := idle_gpus_text(plan.bill):
         per_million += f"; {idle}"
-    per_million += f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned"
+    per_million += f"; {show_w(plan.fleet.power_w)} provisioned"
     if plan.power is not None and plan.power.requests:
         joules = f"{plan.power.thousand_tokens_j:,.0f} J per 1,000 output tokens"
-        per_million += f", {plan.power.mean_w / 1e3:,.1f} kW expected: {joules}"
+        per_million += f", {show_w(plan.power.mean_w)} expected: {joules}"
     return [
         *_gpu_count_figures(plan),
         KeyFigure("Cost per month", month_text(paid), per_million),

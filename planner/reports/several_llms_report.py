@@ -280,7 +280,10 @@ def limit_rows(plan: SharedPlan) -> Rows:
     their unit.
     """
     return ("Limit", "Used", "Of"), [
-        (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
+        (
+            each.limit.name,
+            *(f"{show_amount(value, '')} {each.limit.unit}" for value in (each.used, each.amount)),
+        )
         for each in plan.limits
     ]
 

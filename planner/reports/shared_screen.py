@@ -16,7 +16,7 @@ from planner.reports.screen_page import cards_html, key_figures_html, verdict_he
 from planner.reports.words import describe_fleet, idle_gpus_text, list_text, usd_text
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
-from planner.units import count_text, in_unit
+from planner.units import count_text, in_unit, show_w
 
 
 def verdict_text(plan: SharedPlan) -> str:
@@ -79,9 +79,7 @@ def _basis_text(plan: SharedPlan) -> str:
 def key_figures(plan: SharedPlan) -> list[KeyFigure]:
     """The figures that a buyer asks for first, over all LLMs."""
     bill_usd_per_h = plan.bill.usd_per_h
-    gpus = (
-        f"{count_text(plan.as_one_fleet.gpus, 'GPU')}, {plan.as_one_fleet.power_w / 1e3:,.1f} kW provisioned"
-    )
+    gpus = f"{count_text(plan.as_one_fleet.gpus, 'GPU')}, {show_w(plan.as_one_fleet.power_w)} provisioned"
     if idle := idle_gpus_text(plan.bill):
         gpus += f"; {idle}"
     return [
@@ -97,7 +95,9 @@ def _breaks_first(plan: SharedPlan) -> KeyFigure:
     """What breaks first, for the LLM that breaks with the smallest increase."""
     name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_breaking_share(item[1]))
     first = screen.breaks_first(llm_plan)
-    return KeyFigure(first.name, f"of {name}: {first.value}", first.note)
+    unknown = [llm for llm, each in plan.plans.items() if llm != name and not screen.holds_of(each)]
+    others = f"; of {list_text(unknown)} not simulated" if unknown else ""
+    return KeyFigure(first.name, f"of {name}: {first.value}", f"{first.note}{others}")
 
 
 def _smallest_breaking_share(plan: Plan) -> float:

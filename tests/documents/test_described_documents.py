@@ -228,6 +228,7 @@ def test_a_question_takes_it_in_place_of_a_rate() -> None:
         ({"duration": "1 s", "rate": 2}, "expected 20 to"),
         ({"scale": "thin"}, "scale: is for a trace"),
         ({"growth": {"per_month": "5 %"}}, "months is missing"),
+        ({"growth": {"per_month": "5 %", "months": 1e6}}, "months: expected at most 120"),
     ],
 )
 def test_what_cannot_be_is_one_line(changes: dict[str, Any], said: str) -> None:

@@ -86,3 +86,26 @@ def test_host_overhead_of_the_question_reaches_every_step() -> None:
     assert read_fleet({**FLEET, "engine": "none"}, slo=question).pools == bare.pools
     with pytest.raises(InputError, match="host_overhead: engine says what the host takes"):
         read_fleet({**FLEET, "engine": {"name": "vllm"}, "host_overhead": "2 ms"})
+
+
+def test_a_capped_gpu_is_paid_as_without_its_cap() -> None:
+    """A node of 8 capped H100 cost the catalog's 8 x 2.99 USD/h beside `prices: {h100-80g: 2 usd/h}`; on the
+    spot market too, where no price of it is written.
+    """
+    for gpu in ("h100-80g@550W", "h100-80g@spot"):
+        capped = {**FLEET, "workers": [{"gpu": gpu, "count": 3}]}
+        own = {"prices": {"h100": "2 usd/h"}, "sold_as": {"h100": "gpu"}}
+        assert bill_fleet(read_fleet(capped | own)).usd_per_h == pytest.approx(6)
+        assert bill_fleet(read_fleet(capped, slo=QUESTION)).usd_per_h == pytest.approx(6)
+    stocked = QUESTION["fleet"] | {"gpus": {"h100-80g": 8, "h100-80g@350W": 8, "a100-80g": 8}}
+    fleet = FLEET | {"workers": [{"gpu": "h100-80g@350W"}], "prices": {"h100": "3 usd/h"}}
+    read = read_fleet(fleet, slo=QUESTION | {"fleet": stocked})
+    assert bill_fleet(read).usd_per_h == pytest.approx(3)
+    owned = FLEET | {"workers": [{"gpu": "h100-80g@350W@owned"}], "prices": {"h100": "3 usd/h"}}
+    assert bill_fleet(read_fleet(owned)).usd_per_h == 0
+
+
+def test_a_price_by_a_name_and_by_an_alias_is_refused() -> None:
+    """The last one counted."""
+    with pytest.raises(InputError, match="prices: h100 is h100-80g, which is given twice"):
+        read_fleet({**FLEET, "prices": {"h100-80g": "2 usd/h", "h100": "3 usd/h"}})

@@ -122,3 +122,20 @@ def test_googles_commitments_are_used_when_google_is_asked_for() -> None:
     assert found == pytest.approx({"on-demand": 88.49, "reserved-1y": 61.3837, "reserved-3y": 38.8644}, 1e-4)
     bound = task(gpus={"h100": 64}, price_of={"provider": "gcp", "term": "reserved-3y"})
     assert [gpu.price_usd_per_h for gpu in bound.priced_gpus(CATALOG)] == [4.858]
+
+
+def test_electricity_of_capped_gpus_is_read_back(tmp_path: Path) -> None:
+    """Of GPUs that differ by their cap alone one pays electricity and the other none."""
+    electricity = {"h100-80g": "0.1 usd/kWh", "h100-80g@350W": "0 usd/kWh"}
+    workers = [{"gpu": "h100-80g", "name": "full"}, {"gpu": "h100-80g@350W", "name": "capped"}]
+    document = {"llm": "llama-3.1-8b", "workers": workers, "electricity": electricity}
+    fleet = parse_fleet(document, tmp_path / "fleet.yaml", CATALOG)
+    assert parse_fleet(fleet_document(fleet), tmp_path / "plan.yaml", CATALOG) == fleet
+    both = parse_fleet(document | {"electricity": {"h100": "0.1 usd/kWh"}}, tmp_path / "fleet.yaml", CATALOG)
+    assert [pool.type.gpu.energy_usd_per_kwh for pool in both.pools] == [0.1, 0.1]
+
+
+def test_a_provider_that_is_no_text_is_refused() -> None:
+    """`provider: yes` ended in an AttributeError."""
+    with pytest.raises(InputError, match="price_of: provider: expected text, found True"):
+        task(gpus={"h100": 8}, price_of={"provider": True})

@@ -29,6 +29,7 @@ from planner.reports import charts, curves, drawing, figures, output, report, ro
 from planner.reports.page import inline_html
 from planner.reports.page import page_html as make_page
 from planner.reports.words import alternative_notes, excluded_text, proof_lines
+from planner.simulator.layout import FINISHED
 from planner.solvers.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
@@ -476,13 +477,13 @@ def test_what_costs_and_draws_less_has_a_name() -> None:
 
 
 def test_what_a_plan_costs_is_arithmetic() -> None:
-    """2 workers of 4 GPUs. A month has 730 hours, a year 8760."""
+    """2 workers of 4 GPUs. A month has 730 hours, a year 8760; tokens are those of finished requests."""
     plan = a_plan(mixed())
     told = {name: value for name, value, _ in rows.cost_rows(plan)[1]}
     price = plan.fleet.price_usd_per_h
     assert told["Price per month of 730\u00a0h"] == f"{730 * price:,.0f} USD"
     assert told["Price per year of 8,760\u00a0h"] == f"{8760 * price:,.0f} USD"
-    tokens = plan.trace.output_tokens.sum()
+    tokens = plan.trace.output_tokens[plan.simulation.status == FINISHED].sum()
     assert told["Price per million output tokens"] == (
         f"{price / 3600 * plan.trace.duration_s / tokens * 1e6:.3g} USD"
     )

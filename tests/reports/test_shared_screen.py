@@ -9,12 +9,12 @@ from plans import a_plan, a_robustness, a_simulation, a_trace, mixed
 
 from planner.documents.facts import Answered, Finding, Headroom, KeptIn, NoneTogether, Outcome, UnderRouter
 from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
-from planner.domain import Limit
+from planner.domain import POWER, Limit
 from planner.errors import MostKept
 from planner.reports import several_llms_report, shared_screen
 from planner.reports.page import page_html
 from planner.search.evidence.plan import Plan
-from planner.search.several.shared_plan import AnswerTotal, SharedPlan
+from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 
 TTFT = Limit("ttft", 0.9, 2.0)
 KEPT = KeptIn(27, 30, 0.85, 0.95, "holds")
@@ -201,3 +201,23 @@ def test_names_of_llms_are_text_wherever_they_come_from() -> None:
     assert "<b>" not in page_html("", shared_screen.screen_parts_html(evil), "")
     assert shared_screen.first_screen_html(plan).count("<figure") == 2
     assert "class=verdict" in several_llms_report.render_report(plan)
+
+
+def test_breaks_first_names_llms_of_which_nothing_was_simulated() -> None:
+    """Where time ran out for one LLM, the other's headroom was shown as if it were all."""
+    plan = shared()
+    chat = plan.plans["chat"]
+    unknown = replace(chat, certificate=replace(chat.certificate, answers=(), robustness=None))
+    figure = next(
+        each
+        for each in shared_screen.key_figures(replace(plan, plans={**plan.plans, "chat": unknown}))
+        if each.name == "Breaks first"
+    )
+    assert figure.value.startswith("of code")
+    assert figure.note.endswith("; of chat not simulated")
+
+
+def test_shared_limits_of_megawatts_are_written_out() -> None:
+    """2,345,678.9 W read "2.34568e+06 W"."""
+    plan = replace(shared(), limits=(LimitUse(POWER, amount=3e6, used=2345678.9),))
+    assert several_llms_report.limit_rows(plan)[1] == [("power", "2,345,679 W", "3,000,000 W")]
