@@ -18,8 +18,9 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: s
   or    L sum_k a_k G_k M_k                                                                 (all day)
   s.t.  paid_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
         stock_qk    sum_c g_c y_qc <= S_k
-        node_qk     G_k m_qk >= sum_c g_c y_qc
-        day_qk      G_k M_k >= sum_c g_c y_qc      (all day alone: it takes the place of node_qk)
+        node_qk     G_k m_qk >= sum_c g_c y_qc, and (G_k // g) m_qk >= sum of y_qc over the c with g_c >= g
+                    for each size g of workers that leaves GPUs of a node unused (`fewest_nodes`)
+        day_qk      the same rows of M_k           (all day alone: they take the place of node_qk)
         lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
         cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
 
@@ -35,7 +36,9 @@ HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP
 end. The one assumption is that more workers never hurt, so that a cut also rules out all smaller sizes.
 """
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,7 +48,7 @@ import numpy.typing as npt
 from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import ProgramBuilder, minimise_program
-from planner.solvers.whole_nodes import PricedNode
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, uneven_sizes
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -186,11 +189,16 @@ class DayTerms:
             for (_, node_gpus), pools in pools_by_kind.items()
         ]
 
-    def all_day_usd(self, most_gpus: Sequence[int]) -> float:
-        """What the GPUs cost all day. `most_gpus` are the most in use at once, for each of `gpu_kinds`."""
+    def nodes_for(self, node_gpus: int, pools: Sequence[int], workers: Ints) -> Ints:
+        """How many nodes of `node_gpus` GPUs hold the workers (..., C) of these pools."""
+        by_size = [(self.pools[c].gpus, workers[..., c].astype(float)) for c in pools]
+        return np.asarray(fewest_nodes(node_gpus, by_size)).astype(np.int64)
+
+    def all_day_usd(self, most_nodes: Sequence[int]) -> float:
+        """What the GPUs cost all day. `most_nodes` are the most in use at once, for each of `gpu_kinds`."""
         usd_per_h = sum(
-            gpu_usd_per_h * node_gpus * math.ceil(most / node_gpus)
-            for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_gpus, strict=True)
+            gpu_usd_per_h * node_gpus * most
+            for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_nodes, strict=True)
         )
         return float(usd_per_h * self.edges_s[-1] / HOUR_S)
 
@@ -245,18 +253,18 @@ def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
 def cost_usd(day: DayTerms, workers: Ints) -> float:
     """The model's cost of these sizes (T, C), billed by the second or all day: a lower bound of the bill."""
     paid_workers = count_paid_workers(day, workers)
-    gpus = paid_workers * np.array([pool.gpus for pool in day.pools])
     if day.is_paid_all_day:
-        return day.all_day_usd([int(gpus[:, pools].sum(axis=1).max()) for _, _, pools in day.gpu_kinds()])
-    return float(day.cells_h() @ paid_workers @ day.prices()) + _idle_usd(day, gpus)
+        nodes = [day.nodes_for(node_gpus, pools, paid_workers) for _, node_gpus, pools in day.gpu_kinds()]
+        return day.all_day_usd([int(each.max()) for each in nodes])
+    return float(day.cells_h() @ paid_workers @ day.prices()) + _idle_usd(day, paid_workers)
 
 
-def _idle_usd(day: DayTerms, gpus: Ints) -> float:
-    """What idle GPUs of whole nodes cost by the second, where `gpus` (Q, C) are in use in each cell."""
-    hours, total = day.cells_h(), 0.0
+def _idle_usd(day: DayTerms, paid_workers: Ints) -> float:
+    """What idle GPUs of whole nodes cost by the second, with these workers (Q, C) in each cell."""
+    hours, gpus, total = day.cells_h(), np.array([pool.gpus for pool in day.pools]), 0.0
     for node, pools in day.pools_by_node_kind().values():
-        gpus_in_use = gpus[:, pools].sum(axis=1)
-        idle_gpus = -gpus_in_use % node.gpus  # What fills the last node up.
+        gpus_in_use = paid_workers[:, pools] @ gpus[pools]
+        idle_gpus = node.gpus * day.nodes_for(node.gpus, pools, paid_workers) - gpus_in_use
         total += float(hours @ idle_gpus) * node.idle_usd_per_h
     return total
 
@@ -284,7 +292,7 @@ def units_usd(day: DayTerms, workers: Ints) -> float:
     prices, is_on_node = day.prices(), [pool.node is not None for pool in day.pools]
     paid_on_nodes = np.where(is_on_node, count_paid_workers(day, workers), 0)
     total = float(day.cells_h() @ paid_on_nodes @ prices)
-    total += _idle_usd(day, paid_on_nodes * np.array([pool.gpus for pool in day.pools]))
+    total += _idle_usd(day, paid_on_nodes)
     for c in np.flatnonzero(np.logical_not(is_on_node)).tolist():
         for n in range(1, int(workers[:, c].max()) + 1):
             units = sum(units for _, units in _lives_of(day, c, workers[:, c] >= n, 0.0))
@@ -375,7 +383,12 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     if day.is_paid_all_day:
-        return day.all_day_usd([most_gpus_in_use(day, lives, pools) for _, _, pools in day.gpu_kinds()])
+        return day.all_day_usd(
+            [
+                _most_at_once(_node_lives(day, node_gpus, [life for life in lives if life[0] in pools]))
+                for _, node_gpus, pools in day.gpu_kinds()
+            ]
+        )
     for c, since_s, until_s in lives:
         if day.pools[c].node is None:
             total += prices[c] * _paid_s(day, until_s - since_s) / HOUR_S
@@ -394,20 +407,27 @@ def _paid_s(day: DayTerms, life_s: float) -> float:
     return life_s if day.unit_s == 0 else day.count_units(life_s) * day.unit_s
 
 
+def _most_at_once(lives: Iterable[tuple[float, float]]) -> int:
+    """The most of these (from, to) [s] at one moment; one that ends as another begins is gone by then."""
+    changes = sorted(change for since_s, until_s in lives for change in ((since_s, 1), (until_s, -1)))
+    return max(itertools.accumulate((change for _, change in changes), initial=0))
+
+
 def _node_lives(
     day: DayTerms, node_gpus: int, lives: Sequence[tuple[int, float, float]]
 ) -> Iterator[tuple[float, float]]:
     """(from, to) [s] of each node that is rented to hold these workers, given as (pool, from, to)."""
-    changes: dict[float, int] = {}
+    changes = Counter[tuple[float, int]]()  # More workers, by time and GPUs of a worker.
     for c, since_s, until_s in lives:
-        changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
-        changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
-    gpus = 0
+        changes[since_s, day.pools[c].gpus] += 1
+        changes[until_s, day.pools[c].gpus] -= 1
+    workers = Counter[int]()  # By GPUs of a worker.
     # The time since which each node is rented, for the nodes that are rented now; the latest is at the end.
     rented_since_s: list[float] = []
-    for time_s in sorted(changes):
-        gpus += changes[time_s]
-        nodes = -(-gpus // node_gpus)  # Rounded up.
+    for time_s, at_once in itertools.groupby(sorted(changes.items()), key=lambda change: change[0][0]):
+        for (_, gpus), more in at_once:
+            workers[gpus] += more
+        nodes = int(fewest_nodes(node_gpus, list(workers.items())))
         rented_since_s += [time_s] * (nodes - len(rented_since_s))
         while len(rented_since_s) > nodes:
             yield rented_since_s.pop(), time_s
@@ -533,28 +553,38 @@ def _add_node_rows(program: _DayProgram, paid_columns: Ints) -> None:
     hours = program.day.cells_h()
     for node, pools in program.day.pools_by_node_kind().values():
         gpus = {c: float(program.day.pools[c].gpus) for c in pools}
-        most_nodes = math.ceil(
-            sum(count * program.day.pools[c].most for c, count in gpus.items()) / node.gpus
-        )
+        most_nodes = int(program.day.nodes_for(node.gpus, pools, program.day.most[0]))
         for q, in_cell in enumerate(paid_columns):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
             terms = {int(in_cell[c]): -count for c, count in gpus.items()}
             for column, weight in terms.items():
                 program.cost[column] += weight * idle_usd
             nodes = program.add_variable(most_nodes, cost=node.gpus * idle_usd)
-            program.add_row(terms | {nodes: float(node.gpus)}, 0.0)
+            _add_room_rows(program, nodes, node.gpus, in_cell, pools)
 
 
 def _add_day_rows(program: _DayProgram, paid_columns: Ints) -> None:
     """Add day_qk, and to the objective what is paid all day. `paid_columns` (Q, C) are those of y."""
     day, hours = program.day, float(program.day.edges_s[-1]) / HOUR_S
     for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
-        gpus = {c: float(day.pools[c].gpus) for c in pools}
-        most_nodes = math.ceil(sum(count * day.pools[c].most for c, count in gpus.items()) / node_gpus)
+        most_nodes = int(day.nodes_for(node_gpus, pools, day.most[0]))
         nodes = program.add_variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
         for in_cell in paid_columns:
-            terms = {int(in_cell[c]): -count for c, count in gpus.items()}
-            program.add_row(terms | {nodes: float(node_gpus)}, 0.0)
+            _add_room_rows(program, nodes, node_gpus, in_cell, pools)
+
+
+def _add_room_rows(
+    program: _DayProgram, nodes: int, node_gpus: int, in_cell: Ints, pools: Sequence[int]
+) -> None:
+    """Add the rows by which the column `nodes` holds the workers of these pools, as `fewest_nodes` counts.
+    `in_cell` (C,) are the columns of y in a cell.
+    """
+    gpus = {int(in_cell[c]): program.day.pools[c].gpus for c in pools}
+    row = {column: -float(count) for column, count in gpus.items()}
+    program.add_row(row | {nodes: float(node_gpus)}, 0.0)
+    for size in uneven_sizes(node_gpus, gpus.values()):
+        row = {column: -1.0 for column, count in gpus.items() if size <= count <= node_gpus}
+        program.add_row(row | {nodes: float(node_gpus // size)}, 0.0)
 
 
 def _add_life_rows(program: _DayProgram) -> None:

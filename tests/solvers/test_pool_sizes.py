@@ -118,17 +118,30 @@ def test_idle_gpus_of_whole_nodes_are_paid() -> None:
 def test_of_whole_nodes_the_hours_of_a_node_are_paid() -> None:
     """Nodes of three GPUs, 3 USD/h. Two workers of one GPU, one for the first half hour and one for the
     second, are one node for an hour; one worker for half an hour too. Beside each other for 90 minutes three
-    workers of two GPUs are two nodes, two hours each.
+    workers of two GPUs are three nodes, two hours each.
     """
     pools = (PoolTerms(0.0, 0, 3, 1.0, 1, "card", NODE), PoolTerms(0.0, 0, 3, 2.0, 2, "card", NODE))
     day = DayTerms(np.arange(0, 9000, 1800.0), pools, unit_s=3600.0)
     assert billed_usd(day, [(0, 0.0, 1800.0), (0, 1800.0, 3600.0)]) == pytest.approx(3.0)
     assert billed_usd(day, [(0, 0.0, 1800.0)]) == pytest.approx(3.0)
-    assert billed_usd(day, [(1, 0.0, 5400.0)] * 3) == pytest.approx(12.0)
+    assert billed_usd(day, [(1, 0.0, 5400.0)] * 3) == pytest.approx(18.0)
     halves = np.array([[1, 0], [1, 0], [0, 0], [0, 0]])
     assert (
         units_usd(day, halves) == pytest.approx(3.0) == cheapest_sizes(day, [((0, 0, 0),), ((1, 0, 0),)]).usd
     )
+
+
+@pytest.mark.parametrize("is_paid_all_day", [False, True])
+def test_a_worker_is_never_cut_over_two_nodes(is_paid_all_day: bool) -> None:
+    """Three workers of five GPUs take three nodes of eight, as in a plan. Two were billed, less than the
+    bound by the pool's least workers.
+    """
+    pool = PoolTerms(0.0, 0, 4, 5.0, 5, "card", PricedNode("card", 8, 1.0, 0.0))
+    day = DayTerms(np.array([0.0, 3600.0]), (pool,), is_paid_all_day=is_paid_all_day)
+    lives = [(0, 0.0, 3600.0)] * 3
+    assert billed_usd(day, lives) == pytest.approx(24.0) == cost_usd(day, np.array([[3]]))
+    assert cheapest_sizes(day, [((0, 0, 2),)]).usd == pytest.approx(24.0)
+    assert most_paid_gpus(day, lives, [0]) == 24
 
 
 def test_nodes_of_two_markets_are_filled_each_by_itself() -> None:
