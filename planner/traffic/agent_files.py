@@ -124,7 +124,10 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
         row = _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
-        sizes.add(_read_number(row, "block_size", where, usual=WEKA_BLOCK))
+        size = _read_number(row, "block_size", where, usual=WEKA_BLOCK)
+        if size < 1 or size % 1:
+            raise TraceError(f"{where}: block_size: expected a whole number >= 1, found {show_value(size)}")
+        sizes.add(size)
         if len(sizes) > 1:
             raise TraceError(
                 f"{where}: block_size differs from conversation to conversation: {sorted(sizes)}"
@@ -153,7 +156,11 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         start_s = _read_number(row, "t", entry, usual=0.0)
         if isinstance(row.get("requests"), list):
             sub_requests = row["requests"]
-            times_s = [request.get("t", 0.0) for request in sub_requests if isinstance(request, dict)]
+            times_s = [
+                _read_number(request, "t", entry, usual=0.0)
+                for request in sub_requests
+                if isinstance(request, dict)
+            ]
             # Raw captures count the times of a sub-agent from its own entry on, other files from the start of
             # the conversation. Only in raw captures may a time be smaller than that of the entry.
             is_relative = bool(times_s) and min(times_s) < start_s
@@ -164,9 +171,7 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         if input_tokens < 1 or output_tokens < 1:
             continue  # Requests that failed have no tokens.
         start_s += since_s
-        ids = row.get("hash_ids") or []
-        if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-            raise TraceError(f"{entry}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
+        ids = _read_ids(row, entry)
         kinds = row.get("input_types")
         yield _Call(
             thread=thread,
@@ -208,7 +213,7 @@ def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call],
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
-        ids += [id_of.setdefault(hash_id, len(id_of)) for hash_id in row.get("hash_ids") or []]
+        ids += [id_of.setdefault(hash_id, len(id_of)) for hash_id in _read_ids(row, where)]
         delay_s = _read_number(row, "delay", where, usual=0.0) / 1000
         # The file does not say how long answers took. So a request counts as ending when it starts, and a
         # turn starts a delay after the one before.
@@ -319,6 +324,14 @@ def _read_number(row: Mapping[str, Any], key: str, where: str, *, usual: float |
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST_NUMBER:
         raise TraceError(f"{where}: {key}: expected a number >= 0, found {show_value(value)}")
     return float(value)
+
+
+def _read_ids(row: Mapping[str, Any], where: str) -> list[int]:
+    """The whole numbers at `hash_ids`; none where the key is missing or null."""
+    ids = row.get("hash_ids") or []
+    if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
+        raise TraceError(f"{where}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
+    return ids
 
 
 def _link(calls: list[_Call], *, first: int, tasks: int) -> int:

@@ -144,6 +144,7 @@ class _Agent:
         shares = np.arange(1.0, agents.repositories + 1) ** -agents.skew
         self.share_ends = np.cumsum(shares / shares.sum())
         self.shared_tokens = agents.system_tokens + agents.repository_tokens
+        self.session = -1  # The number of the agent's present session; its sub-agents have others.
         self.context_tokens = 0  # Tokens of prompts and answers in the session so far.
 
     def draw_tasks(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
@@ -157,13 +158,13 @@ class _Agent:
         time_s, tasks_left, repository = 0.0, 0, 0
         while time_s < duration_s:
             if tasks_left == 0:  # A new session begins.
-                sessions += 1
+                self.session, sessions = sessions, sessions + 1
                 tasks_left = int(rng.geometric(1 / agents.tasks))
                 self.context_tokens = self._first_context() + self._past_tokens(past_tasks)
                 past_tasks = 0
                 repository = int(np.searchsorted(self.share_ends, rng.uniform()))
             pause_s = float(agents.idle.draw(rng, 1)[0])
-            owner = (sessions - 1, repository, tasks)
+            owner = (self.session, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
             time_s = time_s + pause_s + task_s  # With `+=` the sum would be rounded in another order.
             tasks_left -= 1
@@ -210,8 +211,9 @@ class _Agent:
         for turn in range(turns):
             # A context that has no room is compacted: the agent goes on in a new session.
             if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
-                self.context_tokens, sessions = self._first_context(), sessions + 1
-                owner = (sessions - 1, *owner[1:])
+                self.context_tokens = self._first_context()
+                self.session, sessions = sessions, sessions + 1
+                owner = (self.session, *owner[1:])
             last = self._add_turn(inputs[turn], outputs[turn], owner, think_s, parents)
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)

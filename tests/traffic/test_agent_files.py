@@ -153,6 +153,15 @@ def test_turns_that_cannot_be_read(tmp_path: Path, bad: dict[str, Any], message:
         (CONVERSATION | {"requests": [call(-1.0, 64, [1])]}, "t: expected a number >= 0"),
         (CONVERSATION | {"requests": [call(0.0, 64, ["x"])]}, "hash_ids: expected a list of whole numbers"),  # type: ignore[list-item]
         (CONVERSATION | {"requests": [call(0.0, 0, [])]}, "holds no request with tokens"),
+        (CONVERSATION | {"block_size": 0}, "block_size: expected a whole number >= 1"),
+        (
+            CONVERSATION | {"requests": [call(0.0, 64, [1]), {"t": 3.0, "requests": [{"t": "soon"}]}]},
+            "t: expected a number >= 0, found 'soon'",
+        ),
+        (
+            {"session_id": "a", "input_length": 9, "output_length": 9, "delay": 0, "hash_ids": [[1]]},
+            "hash_ids: expected a list of whole numbers",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_line(

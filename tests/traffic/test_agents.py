@@ -91,6 +91,30 @@ def test_prompts_begin_with_what_was_said_before() -> None:
     assert same > 0.8 * len(trace.after)
 
 
+def test_a_session_goes_on_after_a_task_with_sub_agents() -> None:
+    """The next task counted to the last sub-agent's session, and found none of its own context cached."""
+    sub_agents = SubAgents(per_task=2.0)
+    agents = Agents(count=4, turns=4.0, tasks=6.0, sub_agents=sub_agents, most_tokens=10**7)
+    trace = drawn(agents)
+    prompts = np.split(trace.prefix_ids, trace.prefix_offsets[1:-1])
+    parents: dict[int, list[int]] = {}
+    for child, parent in trace.after.tolist():
+        parents.setdefault(child, []).append(parent)
+    tasks = tasks_of(trace)
+    assert tasks is not None
+    after_tasks = [
+        (child, waited[0])
+        for child, waited in parents.items()
+        if len(waited) == 1 and tasks.number[child] != tasks.number[waited[0]]
+    ]
+    goes_on = [
+        len(prompts[child]) > len(prompts[parent])
+        and (prompts[child][: len(prompts[parent])] == prompts[parent]).all()
+        for child, parent in after_tasks
+    ]
+    assert np.mean(goes_on) == pytest.approx(1 - 1 / agents.tasks, abs=0.1)
+
+
 def test_more_agents_are_the_same_and_others() -> None:
     few, many = drawn(replace(AGENTS, count=3)), drawn(replace(AGENTS, count=5))
     few_requests = {tuple(row) for row in np.stack([few.input_tokens, few.output_tokens], axis=1).tolist()}
