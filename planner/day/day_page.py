@@ -162,7 +162,10 @@ def timetable_lines(answer: DayAnswer) -> list[str]:
             workers = ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
             changes.append(f"{format_clock((clock_s + at_s) % DAY_S)} {workers}")
     more = [f"and {len(changes) - MOST_LISTED} more changes"] if len(changes) > MOST_LISTED else []
-    return [f"Timetable of cron, workers requested from: {'; '.join(changes[:MOST_LISTED] + more)}."]
+    return [
+        f"Timetable of cron (0:00 is the beginning of the traffic), workers requested from: "
+        f"{'; '.join(changes[:MOST_LISTED] + more)}."
+    ]
 
 
 def standing_usd_per_h(answer: DayAnswer) -> float:

@@ -517,8 +517,7 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
     """Split the trace into the training part (None without one) and the judged part, which starts at 0 s."""
     if not train_frac:
         return None, trace
-    start_s = float(trace.arrival_s[0])
-    cut_s = start_s + train_frac * trace.duration_s
+    cut_s = _training_end_s(trace, train_frac)
     first = int(np.searchsorted(trace.arrival_s, cut_s))
     if not 0 < first < len(trace):
         raise InputError(
@@ -527,6 +526,11 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
         )
     later = trace.select(np.arange(first, len(trace)))
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
+
+
+def _training_end_s(trace: Trace, train_frac: float) -> float:
+    """When the training part ends, and the judged part begins, on the clock of the whole trace."""
+    return float(trace.arrival_s[0]) + train_frac * trace.duration_s
 
 
 def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
@@ -706,10 +710,9 @@ def _highest_rps(trace: Trace, window_s: float) -> float:
     return float(counts.max() / min(window_s, max(trace.duration_s, 1.0)))
 
 
-def _rate_history(trace: Trace) -> History:
-    """The arrival rates of the training part, in whole buckets that end with its last request."""
-    buckets = max(int(trace.duration_s // BUCKET_S), 1)
-    end_s = float(trace.arrival_s[-1])
+def _rate_history(trace: Trace, end_s: float) -> History:
+    """The arrival rates of the training part, in whole buckets the last of which ends at `end_s`."""
+    buckets = max(int((end_s - float(trace.arrival_s[0])) // BUCKET_S), 1)
     edges_s = end_s - BUCKET_S * np.arange(buckets, -1, -1)
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
@@ -717,13 +720,15 @@ def _rate_history(trace: Trace) -> History:
 def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -> Knowledge:
     """What a controller may know: pools, limits, and the traffic before the judged part, if any (`train`).
 
-    Its table of capacity and its rules are made of the traffic `known`.
+    Its table of capacity and its rules are made of the traffic `known`. The question has the whole traffic.
     """
 
     def tightest_s(*metrics: str) -> float | None:
         limits_s = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
         return min(limits_s, default=None)
 
+    # The end of the training part, not its last request: hours without traffic may lie between them.
+    train_end_s = 0.0 if train is None else _training_end_s(question.trace, question.train_frac)
     longest_tokens = int((known.input_tokens + known.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
     return Knowledge(
@@ -731,7 +736,7 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
         roles=tuple(pool.role for pool in question.fleet.pools),
         prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
         # The day begins where the training part ends; without one at midnight.
-        clock_s=0.0 if train is None else float(train.arrival_s[-1]),
+        clock_s=train_end_s,
         ttft_s=tightest_s("ttft", "e2e"),  # A first token that comes after the limit on E2E is too late.
         tpot_s=tightest_s("tpot", "tbt"),
         capacity=capacity_table(
@@ -750,7 +755,7 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
         rules=fit_load_rules(
             question.fleet, known, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
-        history=None if train is None else _rate_history(train),
+        history=None if train is None else _rate_history(train, train_end_s),
     )
 
 

@@ -37,7 +37,7 @@ from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.several_llms_runs import JointRuns, joint_terms
 from planner.domain import row_of
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InputError, PlannerError
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, simulate_together
 from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, most_paid_gpus
@@ -172,7 +172,7 @@ def study_day_together(
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
         try:
             best_day = _find_optimum(judged, rows, terms, deadline, progress)
-        except (InputError, InfeasibleError) as error:
+        except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
             no_optimum = str(error)
     on_least_gpus = tuple[JointDay, ...]()
     if best_day is not None and terms.is_paid_all_day:

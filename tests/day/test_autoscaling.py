@@ -328,6 +328,7 @@ def test_a_timetable_is_the_same_at_every_minute(seed: int) -> None:
     files = autoscaling.render(MIXED, 5000, "kubernetes", Autoscaler("cron", {}, (pool,)))
     (scaled,) = of(files, keda_object.FILE)
     jobs = [d for d in of(files, "cron-jobs.yaml") if d["kind"] == "CronJob"]
+    assert "its 0:00 is the beginning of the plan's traffic" in files["README.md"]
     at = sorted(((minute_of(d["spec"]["schedule"]), d) for d in jobs), key=lambda each: each[0])
     for minute in range(1440):
         wanted = next((s for start, s in reversed(timetable) if start <= 60 * minute), timetable[-1][1])

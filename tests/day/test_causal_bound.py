@@ -110,6 +110,25 @@ def test_a_rule_that_sees_a_window_whole_needs_less(seed: int) -> None:
     assert less.usd(0.0, 3600.0) <= plain.usd(0.0, 3600.0) + 1e-9
 
 
+def test_a_rule_may_start_workers_warm() -> None:
+    """The bound took cold starts for every worker, and a rule with one warm node could cost less."""
+    day = random_day(0, disaggregated=False, windows=3, most=3)
+
+    def bound(start_s: float, warm: int = 0, warm_start_s: float = 0.0) -> CausalBound:
+        pools = [
+            replace(pool, least=1, start_s=start_s, warm=warm, warm_start_s=warm_start_s)
+            for pool in day.pools
+        ]
+        found = reacting_bound(DayRuns(day.fleet, day.trace, day.slo, pools))
+        assert found is not None
+        return found
+
+    window_s = float(day.slo.every_s or 0.0)
+    warm = bound(window_s, warm=1, warm_start_s=window_s / 8)
+    assert (warm.needs == bound(window_s / 8).needs).all()
+    assert warm.usd(0.0, 3600.0) < bound(window_s).usd(0.0, 3600.0)
+
+
 def test_no_rule_on_days_of_two_kinds_of_windows_costs_less() -> None:
     """All rules that look at the window before, over all 4^3 days of 3 windows out of 4, with two pools."""
     needs = np.array([[1, 1], [2, 1], [1, 2], [1, 1]])

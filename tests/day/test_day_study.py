@@ -22,6 +22,7 @@ from planner.day.day_study import (
     DayQuestion,
     MissTerms,
     effects_of_changes,
+    gather_knowledge,
     score_day,
     split_training,
     study_day,
@@ -214,6 +215,21 @@ def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     row = found.rows[-1]
     assert row.settings_count > 1 and len(row.run.simulation.status) == len(judged)
     assert found.optimum is None and day_page.proof_lines(found) == ["No optimum: it was not requested."]
+
+
+def test_the_clock_runs_on_through_hours_without_traffic() -> None:
+    """Two working days, of which the first trains. The clock stood at its last request, 7 h too early, so
+    cron had its sizes at the wrong hours.
+    """
+    hours = np.concatenate([np.linspace(8, 18, 40), np.linspace(32, 42, 40)])
+    trace = make_trace(3600 * (hours - 8), [50] * 80, [2] * 80)  # From 0 s on, to 34 h; cut at 17 h.
+    train, judged = split_training(trace, 0.5)
+    assert train is not None and judged.arrival_s[0] == pytest.approx(7 * 3600)
+    knowledge = gather_knowledge(question(trace, train_frac=0.5), train, train)
+    assert knowledge.clock_s == 17 * 3600
+    assert knowledge.history is not None
+    rates_rps = knowledge.history.rates_rps
+    assert len(rates_rps) == 17 * 12 and not rates_rps[10 * 12 + 1 :].any() and rates_rps[: 10 * 12].any()
 
 
 def test_nothing_to_judge_by_is_refused() -> None:

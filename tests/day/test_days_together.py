@@ -17,7 +17,7 @@ from planner.day.day_api import JointDayResult
 from planner.day.day_study import DayAnswer, terms_of
 from planner.day.search.several_llms_runs import joint_terms
 from planner.documents.several_llms_question import SeveralLlmsQuestion
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.simulator.elastic import ElasticRun
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -141,6 +141,18 @@ def test_llms_that_share_a_node_pay_it_once_in_the_bound_too(billing: str) -> No
     assert answer.optimum.proved_usd <= answer.optimum.day.usd <= answer.static.usd
     # One node throughout; the end of so short a day leaves 2 %.
     assert answer.optimum.proved_usd == pytest.approx(answer.optimum.day.usd, rel=0.03)
+
+
+def test_the_days_of_controllers_stay_where_the_optimum_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were lost with an error that asked for more time."""
+
+    def out_of_time(*_: Any, **__: Any) -> None:
+        raise PlannerError("no sequence was found in 1 s")
+
+    monkeypatch.setattr(several_llms_day, "cheapest_day", out_of_time)
+    answer = asked().answer
+    assert answer.optimum is None and answer.no_optimum == "no sequence was found in 1 s"
+    assert [row.name for row in answer.rows] == ["static", "hpa"]
 
 
 def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:

@@ -92,8 +92,9 @@ def apply_step() -> str:
 def timetable_limits() -> tuple[str, ...]:
     """What a user must know of a timetable: its time zone, when its workers are ready, and EXACT_LIMIT."""
     return (
-        f"The timetable is of every day, in the time zone {TIME_ZONE}: change the time zone where the plan's "
-        "day was another. Workers are requested at the times as written; each is ready its start-up later.",
+        f"The timetable is of every day, in the time zone {TIME_ZONE}, and its 0:00 is the beginning of the "
+        "plan's traffic: shift the times where that began at another hour, and change the time zone where "
+        "its day was another. Workers are requested at the times as written; each is ready its start-up later.",
         EXACT_LIMIT,
     )
 

@@ -197,7 +197,9 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for rules that see a window whole when it begins; None where there are too many sizes."""
     # The shortest start-up and the longest window give the lowest of all bounds, so it holds for every pool.
-    start_s = min(pool.start_s for pool in runs.terms.pools)
+    # Where some workers start warm, which is faster, the bound lets all workers do so.
+    starts_s = [pool.start_s for pool in runs.terms.pools]
+    start_s = min(starts_s + [pool.warm_start_s for pool in runs.given_pools if pool.warm])
     bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
     if bound is None:
         return None
