@@ -94,7 +94,8 @@ def timetable_limits() -> tuple[str, ...]:
     return (
         f"The timetable is of every day, in the time zone {TIME_ZONE}, and its 0:00 is the beginning of the "
         "plan's traffic: shift the times where that began at another hour, and change the time zone where "
-        "its day was another. Workers are requested at the times as written; each is ready its start-up later.",
+        "its day was another. Workers are requested at the times as written; each is ready its start-up "
+        "later.",
         EXACT_LIMIT,
     )
 
