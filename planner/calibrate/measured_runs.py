@@ -141,14 +141,21 @@ def calibrate_host(
     """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them.
 
     The latencies of runs include the engine's host time. So the known part of it (models/engine.py) is added
-    to the latency first, and h is what is left to correct.
+    to the latency first, and h is what is left to correct. Beside whole steps or runs, tables of kernel times
+    are compared without any of it.
 
     Raises InputError without measurements, without the engine of runs, and for runs that cannot be simulated.
     """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
+    kernels = latency  # Of steps as the fit has them, before the engine's host time is added.
     if runs:
         latency = add_host_time(latency, engine)
+    # Beside whole steps or runs, tables of kernel times have no part in the host time.
+    is_whole = bool(runs) or not all(table.is_kernel_time for table in steps)
+    is_of_kernels = np.repeat(
+        [table.is_kernel_time and is_whole for table in steps], [len(table.y) for table in steps]
+    ).astype(bool)
     X = np.vstack([np.empty((0, 5)), *(table.X for table in steps)])
     y = np.concatenate([np.empty(0), *(table.y for table in steps)])
     targets = [target for run in runs for target in _targets(run)]
@@ -159,7 +166,10 @@ def calibrate_host(
         `_fit_factors`.
         """
         trial = correct_latency(latency, z[0], z[1], _host_of(z))
-        logs = [np.log(trial.steps_s(X) / y)]
+        steps_s = np.where(
+            is_of_kernels, correct_latency(kernels, z[0], z[1], 0.0).steps_s(X), trial.steps_s(X)
+        )
+        logs = [np.log(steps_s / y)]
         predictions = executors.run_items(_predict_run, runs, shared=(engine, trial))
         for run, predicted in zip(runs, predictions, strict=True):
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
@@ -174,7 +184,7 @@ def calibrate_host(
     corrected = correct_latency(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
     # Step times of engines and latencies of runs include host time, so the result is of whole steps.
-    kind = latency.kind if all(table.is_kernel_time for table in steps) and not runs else "steps"
+    kind = "steps" if is_whole else latency.kind
     z_errors = np.sqrt(np.diag(covariance))
     return Calibrated(
         latency=replace(

@@ -171,6 +171,16 @@ def test_standard_errors_cover_the_truth(seed: int, base: StepLatency) -> None:
     assert 0.5 * SIGMA < found.uncertainty_frac < 2 * SIGMA
 
 
+def test_kernel_times_beside_those_of_engines_have_no_host_time(base: StepLatency) -> None:
+    """The same steps as kernels and in an engine, whose host takes 3 ms: only h differs."""
+    kernels = steps_of(base, USUAL_STEPS)
+    kernels = replace(kernels, about={"host_overhead": "not included"})
+    whole = steps_of(replace(base, h_s=base.h_s + 3e-3), USUAL_STEPS)
+    found = calibrate_host(base, steps=[kernels, whole])
+    assert (found.compute, found.bandwidth) == pytest.approx((1, 1), abs=0.01)
+    assert found.host_s == pytest.approx(3e-3, rel=0.05) and found.after_frac < 0.01
+
+
 def test_more_measurements_make_it_surer(base: StepLatency) -> None:
     truth = correct_latency(base, 1.2, 1.1, 0.002)
     rng = np.random.default_rng(0)
