@@ -18,7 +18,7 @@ from planner.domain import COST, ROUNDING
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import TIE_BREAK_FRAC, drafter_with_cache, objective_of
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
-from planner.solvers.whole_nodes import PricedNode, node_of, uneven_sizes
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, node_of
 
 # The first four numbers bound time and memory, and are set by hand.
 MOST_CANDIDATES = 4_000  # At most this many fleets are listed.
@@ -284,11 +284,7 @@ class _Nodes:
         kinds = [*dict.fromkeys(node.kind for node in sold_nodes)]
         self.kind = np.array([*(kinds.index(node.kind) for node in sold_nodes), -1], dtype=np.int64)
         self.size = np.array([*(float(node.gpus) for node in sold_nodes), 1.0])
-        # By kind, in whose nodes there are equally many GPUs: the sizes of workers that do not fill them.
-        self.uneven = [
-            uneven_sizes(node.gpus, (int(size) for size in gpus if size))
-            for node in {node.kind: node for node in sold_nodes}.values()
-        ]
+        self.worker_sizes = sorted({int(size) for size in gpus if size})
         self.gpu_usd_per_h = np.array([*(node.gpu_usd_per_h for node in sold_nodes), 0.0])
         self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in sold_nodes), 0.0])
 
@@ -303,12 +299,10 @@ class _Nodes:
             dearest = np.take_along_axis(node, dearest_row, axis=1)[:, 0]
             price = self.gpu_usd_per_h[dearest]
             used_gpus = np.where(is_alike, counts * gpus_of_worker, 0.0)
-            size, used = self.size[dearest], used_gpus.sum(axis=1)
-            nodes = np.ceil(used / size)
-            for uneven in self.uneven[kind]:  # As in `whole_nodes.fewest_nodes`.
-                is_large = is_alike & (gpus_of_worker >= uneven) & (gpus_of_worker <= size[:, None])
-                large = np.where(is_large, counts, 0.0).sum(axis=1)
-                nodes = np.maximum(nodes, np.ceil(large / np.maximum(size // uneven, 1.0)))
+            used = used_gpus.sum(axis=1)
+            size = int(self.size[node[is_alike]].max())  # Nodes of one kind have equally many GPUs.
+            workers = list(zip(gpus_of_worker.T, np.where(is_alike, counts, 0.0).T, strict=True))
+            nodes = np.asarray(fewest_nodes(size, workers, self.worker_sizes))
             idle = (nodes * size - used) * self.gpu_idle_usd_per_h[dearest]
             # GPUs on nodes of one kind all cost as much as the dearest of them.
             surcharge = (used_gpus * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
