@@ -763,6 +763,16 @@ class LateRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesBeyondStock:
+    """The GPUs are within the stock, but workers leave gaps in nodes, so that these take more than it has."""
+
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    stock_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class FewKeepAll:
     """Every limit holds, yet few requests keep all of them; `late` has the limits that the others exceed."""
 
@@ -1513,6 +1523,7 @@ Warned = (
     | NotDeployable
     | ServicesApart
     | OfTraffic
+    | NodesBeyondStock
     | FewKeepAll
     | WorstHour
     | OverTheWhole

@@ -907,6 +907,15 @@ def _(fact: facts.OfTraffic) -> str:
 
 
 @fact_sentence.register
+def _(fact: facts.NodesBeyondStock) -> str:
+    return (
+        f"these workers leave gaps in nodes and take {fact.nodes} nodes of {fact.gpus_per_node} × "
+        f"{fact.gpu}, more than the stock of {fact.stock_gpus} GPUs has; take workers whose GPUs divide a "
+        f"node (tp × pp × dp of 1, 2, 4 or 8), or a stock of {fact.nodes * fact.gpus_per_node}"
+    )
+
+
+@fact_sentence.register
 def _(fact: facts.FewKeepAll) -> str:
     return (
         f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "

@@ -13,8 +13,11 @@ from instances import fleets_of_level0, instance
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.facts import NodesBeyondStock
+from planner.documents.task import parse_task
 from planner.domain import GPUS, FleetLimit
 from planner.errors import InfeasibleError
+from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_best_fleet
@@ -25,6 +28,7 @@ from planner.search.problem.options import decode_options, mixed_options, prefil
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.whole_nodes import enough_for
+from planner.traffic.trace import Trace
 
 A100, H100 = (CATALOG.gpu(name).price_usd_per_h for name in ("a100-80g", "h100-80g"))
 
@@ -204,3 +208,22 @@ def test_a_limit_is_raised_as_its_gpus_are_sold(
     assert enough_for(FleetLimit("stock", gpu.name), amount, used, [gpu]) == enough
     assert enough_for(FleetLimit("stock", "a100-80g"), amount, used, [gpu]) == used
     assert enough_for(GPUS, amount, used, [gpu]) == used
+
+
+@pytest.mark.long
+def test_workers_that_leave_gaps_in_nodes_beyond_the_stock_are_warned_of() -> None:
+    """One worker of 3 and four of 6 GPUs are 27 of 32 GPUs in stock, and take five nodes of 8."""
+    n = 1500
+    trace = Trace(
+        "drawn", np.sort(np.random.default_rng(0).uniform(0, 60, n)), np.full(n, 1500), np.full(n, 150)
+    )
+    slow = {"network": {"bandwidth": "1 MB/s"}}
+    fleet = {"gpus": {"h100-80g": 32}, "pp": [3], "max_num_batched_tokens": 2048}
+    asked = {"safety": "none", "llm": "llama-3.1-70b", "fleet": fleet | slow}
+    task = parse_task(asked | {"slo": {"ttft": {"p90": "3 s"}, "tpot": {"p90": "150 ms"}}}, CATALOG)
+    found = plan(task, trace, CATALOG)
+    (node,) = found.bill.nodes
+    assert found.certificate.value == pytest.approx(found.bill.usd_per_h)
+    beyond = NodesBeyondStock("h100-80g", node.count, 8, 32)
+    assert (beyond in found.warnings) == (node.count > 4)
+    assert node.count == 5 and "or a stock of 40" in fact_sentence(beyond)

@@ -34,7 +34,7 @@ from planner.search.oracle.work_clock import USUAL_LIMIT_S, now_s, time_limit, w
 from planner.search.prefixes.keep_alive import with_keep_alive
 from planner.search.prefixes.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.problem import draws
-from planner.search.problem.bill import commitments
+from planner.search.problem.bill import bill_fleet, commitments
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
@@ -313,6 +313,7 @@ def certify_plan(
         prices=findings.list_prices(problem.task, inputs.catalog, problem.gpus),
         warnings=(
             *not_certified_warnings(problem, production),
+            *findings.nodes_beyond_stock_warnings(problem, bill_fleet(fleet, placement)),
             *map(OfTraffic, _doubts(problem, inputs.trace)),
             *one_trace_warnings,
             *simulation_warnings,

@@ -31,7 +31,7 @@ from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_wor
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
 from planner.search.prefixes.prefix_placing import PoolPrefixes
-from planner.search.problem.bill import bill_fleet, bought_pools
+from planner.search.problem.bill import Bill, bill_fleet, bought_pools
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
@@ -757,6 +757,18 @@ def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[facts.W
     ):
         return ()
     return (facts.PrefixesUncounted(alike_frac),)
+
+
+def nodes_beyond_stock_warnings(problem: Problem, bill: Bill) -> tuple[facts.Warned, ...]:
+    """A warning for each kind of node of which the fleet takes more than the stock has. The search counts
+    stock in GPUs, which is the same unless workers do not fill their nodes.
+    """
+    stock = problem.limits.stock
+    return tuple(
+        facts.NodesBeyondStock(node.gpu, node.count, node.gpus_per_node, amount)
+        for node in bill.nodes
+        if (amount := stock.get(node.gpu)) is not None and node.count * node.gpus_per_node > amount
+    )
 
 
 def tenant_queue_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
