@@ -693,8 +693,9 @@ def current_trace(plan: PlanExpectations, watched: WatchedPlan) -> Trace:
 def replan_now(study: Study, task: PlanQuestion, plan: PlanExpectations, horizon_h: float) -> Replan:
     """Replan the running fleet (studies/replanning.py) on `current_trace`, which must be the study's trace.
 
-    `task` is the question of the plan's slo.yaml. Its rate and window are dropped, as the plan's trace is
-    already scaled and cut by them. Raises what `replanning.replan` raises.
+    `task` is the question of the plan's slo.yaml. Its rate, window and description are dropped, as the plan's
+    trace is already scaled, cut or drawn by them; and so are further draws, as this trace is replayed as it
+    is. Raises what `replanning.replan` raises.
     """
-    current_task = replace(task, rate_rps=None, window="whole")
+    current_task = replace(task, rate_rps=None, window="whole", described=None, draws=1)
     return replan(study, current_task, plan.written.fleet, ReplanTerms(horizon_h))

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.commands.replan_command import answer_rows, slo_text
-from planner.documents.facts import KeptIn
+from planner.documents.facts import Answered, KeptIn
 from planner.documents.safety import Safety
 from planner.documents.task import PlanQuestion
 from planner.errors import InputError
@@ -29,6 +29,7 @@ from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
+from planner.studies import replanning
 from planner.studies.replanning import (
     Replan,
     ReplanTerms,
@@ -153,6 +154,26 @@ def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
         test = SimpleNamespace(decide=lambda _, kept_in=kept_in: kept_in, safety=Safety())
         change = SimpleNamespace(oracle=oracle, test=test, fleet_counts=lambda n: n)
         assert _ReplanModel.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
+
+
+def test_a_plan_that_failed_its_test_replaces_nothing_that_passes(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`replan` changed to a cheaper plan from scratch that had failed its test, and said that it is kept."""
+    failed, passed = KeptIn(40, 49, 0.85, 0.95, "fails"), KeptIn(47, 49, 0.85, 0.95, "holds")
+    scratch = study.answer(at(8.0))
+    scratch = replace(scratch, answers=(Answered("production", (), 1.0, 1.0, failed),))
+    test = SimpleNamespace(decide=lambda counts: passed, safety=Safety())
+    monkeypatch.setattr(replanning, "untimed_test", lambda problem: test)
+    monkeypatch.setattr(replanning, "_plan_from_scratch", lambda *_: scratch)
+    monkeypatch.setattr(replanning, "_find_cheaper", lambda study, model, scratch, best: (best, 0, True))
+    larger = scratch.fleet.with_counts([pool.count + 1 for pool in scratch.fleet.pools])
+    found = replan(study, at(8.0), larger, ReplanTerms(24.0, 0.0, 0.0))
+    assert found.keeps_running and found.best.holds
+    assert [(way.label, way.holds) for way in found.ways] == [
+        ("keep what runs", True),
+        ("plan from scratch", False),
+    ]
 
 
 def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from live_metrics import EPOCH_S, exported
-from questions import DOCUMENT
+from questions import DOCUMENT, question
 from typer.testing import CliRunner
 
 import fleetplan
@@ -24,6 +24,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.facts import SpotSpare
 from planner.documents.fleet_file import read_fleet
 from planner.documents.plan_folder import read_written
+from planner.documents.task import PlanQuestion
 from planner.documents.traffic_description import parse_description
 from planner.domain import Limit, Selector
 from planner.errors import InputError
@@ -31,7 +32,7 @@ from planner.files.document_values import Section
 from planner.importers.prometheus_range import Floats, SampledHistogram
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo
-from planner.studies import watch_words
+from planner.studies import plan_watch, watch_words
 from planner.studies.plan_watch import (
     LatencyLine,
     LiveDrift,
@@ -48,8 +49,9 @@ from planner.studies.plan_watch import (
     read_expectations,
     stretch_lengths,
 )
+from planner.studies.what_if import Study
 from planner.traffic.described import draw_requests
-from planner.traffic.scaling import rescale_trace
+from planner.traffic.scaling import rescale_trace, same_requests
 from planner.traffic.trace import Trace
 
 RATE_RPS = 6.0
@@ -291,6 +293,21 @@ def test_spot_workers_that_may_be_down_are_not_counted_in_how_far_a_plan_holds(
     assert found.watched.headroom.until_rps == pytest.approx(factor * busiest_rps(rate))
     assert "without the spot workers that may be down at once" in found.sentences()[-1]
     assert f"{pool.name}: 1 of 3" in found.sentences()[-1]
+
+
+def test_described_traffic_is_replanned_as_it_is_now(
+    known: PlanExpectations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests were drawn from the description again, at its rate: a replan knew nothing of the drift. Draws
+    of a question were refused, as the live traffic is replayed as it is.
+    """
+    described = {"rate": 6.0, "input": 800, "output": 60, "duration": "2 min", "draws": 2}
+    live, asked = traffic(1, seconds=60.0, rate_rps=12.0), list[PlanQuestion]()
+    monkeypatch.setattr(plan_watch, "replan", lambda study, task, fleet, terms: asked.append(task))
+    study = Study(live, read_catalog())
+    plan_watch.replan_now(study, question(traffic=described), known, horizon_h=24.0)
+    request = study.traffic_request(asked[0])
+    assert same_requests(request.requests, live) and not request.further
 
 
 def test_longer_prompts_keep_their_shared_part() -> None:
