@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,12 @@ from planner.search.evidence.certify import plan
 from planner.search.mixed import mixed_fleets
 from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem
-from planner.search.production import production_fleet
+from planner.search.production import production_fleet, three_answers
+from planner.search.production.scenario_test import FleetTrial
 from planner.search.several import several_llms, shared_production
+from planner.search.several.joint_limits import fit_together
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import FleetLimits, Option
@@ -301,3 +305,98 @@ def test_a_fleet_that_narrowly_fails_its_last_test_grows_where_the_stock_has_roo
     first = found.plans["llm-0"]
     assert sum(pool.count for pool in first.fleet.pools) > chosen[-1]
     assert first.status == "certified"
+
+
+TWO_NODES = FleetLimits({"a100-80g": 8, "h100-80g": 8}, by_gpu=True)
+
+
+def on_each_gpu(safety: tuple[Any, Any]) -> tuple[SeveralLlmsQuestion, Problem, Option, Option]:
+    """The question of two LLMs, the problem of one, and a worker of half a node on A100 and on H100."""
+    asked = question({"a100-80g": 8, "h100-80g": 8}, safety=safety)
+    problem = SearchInputs(asked.parts[0].task, asked.parts[0].trace, CATALOG, 0).problem()
+    of_4 = {
+        option.type.gpu.name: option
+        for option in problem.options()
+        if option.role == "mixed" and option.type.gpus == 4
+    }
+    return asked, problem, of_4["a100-80g"], of_4["h100-80g"]
+
+
+@pytest.mark.parametrize("is_each", [False, True])
+def test_llms_without_safety_do_not_take_the_same_gpus_twice(
+    monkeypatch: pytest.MonkeyPatch, is_each: bool
+) -> None:
+    """Both were searched again within what the fleets of before left: each could take the same A100. Where
+    each has the fleet it would have alone, that of paper was certified, which may not fit beside the others.
+    """
+    asked, problem, on_a100, on_h100 = on_each_gpu(("none", "none"))
+
+    def search(problem: Problem, remaining: FleetLimits, start: Any) -> Any:
+        workers = (remaining.stock["a100-80g"] or 0) // 4
+        best = ((on_a100, workers),) if workers else start
+        return [(problem, SimpleNamespace(best=best, value=1.0))]
+
+    monkeypatch.setattr(several_llms.shared_paper, "search_within", search)
+    alone: Any = [(problem, SimpleNamespace(best=((on_a100, 2),), value=1.0))]
+    paper: Any = SimpleNamespace(searched=[alone, alone], within=(None, None))
+    fleets = (((on_h100, 1),), ((on_h100, 1),))
+    shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=is_each), fleets=fleets)
+    searched, left = several_llms._searches_for_certificates(paper, shared, asked.parts, TWO_NODES, LONG_S)
+    found = [each[0][1].best for each in searched]
+    assert found == [((on_a100, 2),), ((on_h100, 1),)] and fit_together(TWO_NODES, found)
+    assert None not in left
+
+
+def test_the_fleet_of_paper_that_each_would_have_alone_is_not_searched_again() -> None:
+    asked, problem, on_a100, on_h100 = on_each_gpu(("none", "none"))
+    searches: Any = [
+        [(problem, SimpleNamespace(best=((option, 1),), value=1.0))] for option in (on_a100, on_h100)
+    ]
+    paper: Any = SimpleNamespace(searched=searches, within=(None, None))
+    fleets = (((on_a100, 1),), ((on_h100, 1),))
+    shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=True), fleets=fleets)
+    found = several_llms._searches_for_certificates(paper, shared, asked.parts, TWO_NODES, LONG_S)
+    assert found == (searches, [None, None])
+
+
+def test_a_fleet_with_a_loss_that_becomes_production_fits_beside_production(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first LLM's fleet with a loss is on other GPUs than its production. The second's became production
+    where it fitted beside the former alone.
+    """
+    _, problem, on_a100, on_h100 = on_each_gpu(({"kept_in": 0.9}, {"kept_in": 0.9}))
+    limits: list[tuple[FleetLimits, FleetLimits]] = []
+
+    def answers(problem: Problem, paper: Any, trial: FleetTrial) -> Any:
+        limits.append((problem.limits, trial.problem.limits))
+        return SimpleNamespace(best=((on_h100, 2),), with_loss=((on_a100, 2),))
+
+    monkeypatch.setattr(shared_production.three_answers, "with_answers", answers)
+    on_paper = SimpleNamespace(problem=problem, paper=None)
+    llm: Any = SimpleNamespace(test=object(), kept_in=object(), problem=problem, on_paper=on_paper)
+    fleets = [((on_h100, 1),), ((on_a100, 1),)]
+    shared_production._answer_each([llm, llm], fleets, TWO_NODES, LONG_S)
+    left = [tuple(dict(each.stock) for each in pair) for pair in limits]
+    assert left == [
+        ({"a100-80g": 4, "h100-80g": 8},) * 2,
+        ({"a100-80g": 8, "h100-80g": 0}, {"a100-80g": 0, "h100-80g": 8}),
+    ]
+    trial: Any = SimpleNamespace(problem=problem, best=((on_h100, 2),))
+    beside_production = replace(problem, limits=limits[1][0])
+    assert three_answers._prefer_fleet_with_loss(beside_production, trial, ((on_h100, 1),)) is trial
+
+
+def test_losses_have_the_time_that_is_left_where_all_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an LLM survives was looked for in the time of its own search, which was over where the others'
+    searches took long: "with a loss" was kept in 0 of 0 scenarios.
+    """
+    _, problem, on_a100, _ = on_each_gpu(({"kept_in": 0.9}, {"kept_in": 0.9}))
+    late = replace(problem, deadline=0.0, oracle=replace(problem.oracle, until=0.0))
+    test: Any = SimpleNamespace(out_of_time=lambda: True)
+    on_paper: Any = SimpleNamespace(name="llm-0")
+    llm = shared_production._LlmProduction(on_paper, late, ((on_a100, 1),), test, kept_in=None)
+    monkeypatch.setattr(shared_production, "_plan_alone", lambda *_: llm)
+    monkeypatch.setattr(shared_production, "_answer_each", lambda *_: (None,))
+    shared_production.share_production([on_paper], TWO_NODES, math.inf, lambda _: None)
+    assert not test.out_of_time() and llm.problem.deadline == llm.problem.oracle.until == math.inf

@@ -65,7 +65,8 @@ def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
 
 def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
     """The production fleet of the trial, with the answers on paper and with a loss. The fleet with a loss is
-    searched within the limits of the trial's problem, which may be narrower than those of `problem`.
+    searched within the limits of the trial's problem. Those of `problem`, which may differ where other LLMs
+    share them, are kept by a fleet with a loss that becomes the production fleet.
     """
     # If the question itself has losses, production survives them already, and no third fleet is searched.
     searches_with_loss = not problem.oracle.has_losses and not problem.out_of_time()
@@ -74,7 +75,7 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
         survivor, first_found = find_fleet_with_a_loss(trial, paper)
         # `first_found` has workers to spare. Even if it fails the test with losses, it may pass production's
         # test, which is without losses, at no higher cost.
-        preferred = _prefer_fleet_with_loss(trial, first_found)
+        preferred = _prefer_fleet_with_loss(problem, trial, first_found)
         if preferred is not trial:
             # `survivor` was searched around the production fleet that `preferred` now replaces.
             survivor = cheaper_with_one_more(preferred, survivor)
@@ -176,9 +177,9 @@ def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTr
     )
 
 
-def _prefer_fleet_with_loss(trial: FleetTrial, with_loss: Counts | None) -> FleetTrial:
-    """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
-    the test; else the given trial.
+def _prefer_fleet_with_loss(problem: Problem, trial: FleetTrial, with_loss: Counts | None) -> FleetTrial:
+    """The trial of the fleet with a loss, where that fleet is within the limits of `problem`, costs no more
+    than the production fleet and passes the test; else the given trial.
 
     If it costs less, it is reduced to the workers that it needs for the test. If it costs the same, it keeps
     all workers, since the nodes on which they run are paid for anyway. `retest` and `with_fewest_workers`
@@ -187,6 +188,8 @@ def _prefer_fleet_with_loss(trial: FleetTrial, with_loss: Counts | None) -> Flee
     # If the higher of two costs is at most this factor times the lower, they are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor
     if with_loss is None or objective_of(with_loss) > objective_of(trial.best) * same_value_factor:
+        return trial
+    if not problem.allows(with_loss):
         return trial
     if names_of(with_loss) == names_of(trial.best):
         return trial

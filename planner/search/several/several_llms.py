@@ -25,7 +25,7 @@ from planner.search.evidence.certify import add_robustness, certify_plan
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
-from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_counts import Counts, names_of
 from planner.search.oracle.work_clock import USUAL_LIMIT_S, is_over, time_limit
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import SearchInputs
@@ -192,13 +192,17 @@ def _searches_for_certificates(
     searched again if the other LLMs use other fleets in production, within what those leave.
     """
     searched, left_to_each = list(paper.searched), list(paper.within)
-    if shared is None or shared.how_chosen is None or shared.how_chosen.is_each:
+    if shared is None or shared.how_chosen is None:
         return searched, left_to_each
+    fleets = list(shared.fleets)
     for k, part in enumerate(parts):
-        if part.task.safety is None:
-            remaining = limits_beside(limits, shared.fleets, k)
+        # Where each LLM has the fleet that it would have alone, that may be the one on paper already.
+        is_on_paper = names_of(best_of(searched[k])[1].best) == names_of(fleets[k])
+        if part.task.safety is None and not (shared.how_chosen.is_each and is_on_paper):
+            remaining = limits_beside(limits, fleets, k)
             problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
-            searched[k] = shared_paper.search_within(problem, remaining, shared.fleets[k])
+            searched[k] = shared_paper.search_within(problem, remaining, fleets[k])
+            fleets[k] = best_of(searched[k])[1].best
             left_to_each[k] = shared_paper.others_leave_fact(remaining)
     return searched, left_to_each
 

@@ -103,6 +103,15 @@ class _LlmProduction:
             self.kept_in is not None and is_test_passed(self.kept_in, self.test.safety)
         )
 
+    def extend_time(self, deadline: float) -> None:
+        """Let searches and tests go on until `deadline`, where they had a part of the time: the search for
+        this LLM by itself.
+        """
+        self.problem = replace(self.problem, deadline=deadline, progress=report_nothing)
+        self.problem.oracle.until = deadline
+        if self.test is not None:
+            self.test.out_of_time = lambda: is_over(deadline)
+
     def add_test_scenarios(self) -> None:
         """Add the scenarios of the failed test to those of the search. The next test begins at the block
         after them, so that no test uses a scenario that the search has seen.
@@ -137,6 +146,8 @@ def share_production(
         if llm is None:
             return None
         llm_productions.append(llm)
+    for llm in llm_productions:
+        llm.extend_time(deadline)
     fleets, shared, tries = [llm.alone for llm in llm_productions], None, 0
     if not joint_limits.fit_together(limits, fleets):
         joint_limits.require_shared_nodes(limits, len(llms))
@@ -145,6 +156,11 @@ def share_production(
             return None
         fleets, shared, tries = chosen
     productions = _answer_each(llm_productions, fleets, limits, deadline)
+    # An answer may have taken its fleet with a loss, which costs no more, as the fleet for production.
+    fleets = [
+        fleet if production is None else production.best
+        for fleet, production in zip(fleets, productions, strict=True)
+    ]
     how_chosen = ProductionShared(
         is_each=shared is None,
         rounds=0 if shared is None else shared.rounds,
@@ -255,12 +271,6 @@ def _plan_within_shared_limits(
     def out_of_time() -> bool:
         return is_over(deadline)
 
-    for llm in llms:
-        llm.problem = replace(llm.problem, deadline=deadline, progress=report_nothing)
-        # So far `until` was the end of the search for this LLM by itself.
-        llm.problem.oracle.until = deadline
-        if llm.test is not None:
-            llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
     shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
     for attempt in range(1, production_fleet.MOST_TESTS + 1):
@@ -466,13 +476,17 @@ def _answer_each(
     A fleet that survives a loss must fit beside the fleets of the other LLMs: beside those that survive a
     loss, where such a fleet was found for an earlier LLM, else beside the production fleet.
     """
-    fleets_to_fit_beside = list(fleets)
+    in_production, fleets_to_fit_beside = list(fleets), list(fleets)
     productions: list[three_answers.Production | None] = []
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
             productions.append(None)
             continue
-        problem = replace(llm.on_paper.problem, deadline=deadline)
+        # The fleet for production, which with_answers may replace, must fit beside those of the others.
+        problem = joint_limits.problem_within(
+            replace(llm.on_paper.problem, deadline=deadline),
+            joint_limits.limits_beside(limits, in_production, k),
+        )
         within_others = joint_limits.problem_within(
             replace(llm.problem, deadline=deadline),
             joint_limits.limits_beside(limits, fleets_to_fit_beside, k),
@@ -480,6 +494,6 @@ def _answer_each(
         trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
         production = three_answers.with_answers(problem, llm.on_paper.paper, trial)
         productions.append(production)
-        if production.with_loss is not None:
-            fleets_to_fit_beside[k] = production.with_loss
+        in_production[k] = production.best
+        fleets_to_fit_beside[k] = production.best if production.with_loss is None else production.with_loss
     return tuple(productions)
