@@ -41,6 +41,8 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
     elif task.described is not None:
         # Scenarios are drawn from the description, which cannot draw the requests of one class alone.
         fact = NotShared("", "of described traffic")
+    elif task.draws > 1:  # The requests of a class are replayed as they are, so they have one draw.
+        fact = NotShared("", "of traffic that is drawn several times")
     else:
         fact = _compare(plan, study, parts)
     certificate = plan.certificate
@@ -83,7 +85,10 @@ def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, Plan
     """Each class that has requests and limits, and the requests of no class as one more: the name, the
     question, and the requests, which are already scaled and cut to the window.
     """
-    selectors = task.slo.selectors
+    selectors, robust = task.slo.selectors, task.robust
+    # The trace has the highest rate of `robust` already; its other rates lie below that.
+    lowest_frac = (1 + robust.traffic_from_frac) / (1 + robust.traffic_frac) - 1
+    robust = replace(robust, traffic_frac=0.0, traffic_from_frac=lowest_frac)
     numbers = class_numbers(selectors, trace)
     for number, selector in ((-1, None), *enumerate(selectors)):  # -1: requests of no class.
         class_requests = np.flatnonzero(numbers == number)
@@ -98,6 +103,7 @@ def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, Plan
             rate_rps=None,
             described=None,
             window=None,
+            robust=robust,
             plans_each_target=False,
         )
         yield (REST if selector is None else selector.name), question, trace.select(class_requests)

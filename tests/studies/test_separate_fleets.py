@@ -21,6 +21,8 @@ from planner.errors import InputError
 from planner.reports.fact_sentences import fact_sentence
 from planner.reports.screen import why_nothing_cheaper
 from planner.search.evidence.plan import Plan
+from planner.search.oracle.traffic_request import TrafficRequest
+from planner.studies import sharing
 from planner.traffic.trace import Trace
 
 CHAT = {"match": {"tenant": "chat"}, "ttft": {"p90": "500 ms"}, "tbt": {"p99": "200 ms"}}
@@ -69,6 +71,26 @@ def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -
     both = planned(trace, {"e2e": {"p99": "60 s"}, "classes": {"chat": CHAT}})
     (fact,) = [each for each in both.certificate.binding if isinstance(each, facts.SharingSaves)]
     assert [each.name for each in fact.alone] == ["other requests", "chat"]
+
+
+def test_more_traffic_is_not_added_twice() -> None:
+    """`robust: {traffic: 25 %}`: the plan's requests have it, and a class alone was planned for 25 % more."""
+    trace = chat_and_code(2.0, 1.0)
+    document = {
+        "llm": "llama-3.1-8b",
+        "slo": {"classes": {"chat": CHAT, "code": CODE}},
+        "fleet": {"gpus": {"l40s-48g": 16}},
+        "robust": {"traffic": "25 %"},
+        "safety": "none",
+    }
+    task = parse_task(document, read_catalog())
+    parts = list(sharing._classes_alone(task, trace))
+    assert [name for name, _, _ in parts] == ["chat", "code"]
+    for _, asked, requests in parts:
+        drawn = TrafficRequest.of(requests, asked, seed=0)
+        assert drawn.requests.rate_rps == requests.rate_rps
+        lowest = drawn.further[-1]
+        assert lowest.rate_rps == pytest.approx(requests.rate_rps / 1.25, rel=0.02)
 
 
 def test_sentences_say_more_or_less() -> None:
