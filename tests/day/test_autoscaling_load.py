@@ -24,6 +24,7 @@ from planner.day.controllers.knowledge import CapacityTable, Knowledge, LoadRule
 from planner.day.controllers.planned import Fleetplan, FleetplanSettings
 from planner.errors import InputError
 from planner.fleet import Role
+from planner.solvers.whole_nodes import fewest_nodes
 
 RULE = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
 ROLES: dict[str, tuple[Role, ...]] = {
@@ -193,6 +194,22 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
             if record == recording_rules.WORKERS:
                 known[record, pool] = value(expression, known, {})
         assert [known[recording_rules.WORKERS, pool] for pool in pools] == own.fill_nodes(sizes)
+
+
+def test_workers_that_leave_gaps_in_nodes_fill_no_node_that_is_not_paid() -> None:
+    """Three workers of 3 GPUs take two nodes of 8. Two more were put on the seven GPUs left, for which a
+    third node is paid.
+    """
+    own = knowledge(gpus=(3,), nodes=(("h100", 8),))
+    assert [own.fill_nodes([count]) for count in range(5)] == [[0], [2], [2], [4], [4]]
+    for gpus in ((3, 2), (5, 1), (6, 3), (4, 2)):
+        two = knowledge(("prefill", "decode"), gpus=gpus, nodes=(("h100", 8),) * 2)
+        for sizes in ([1, 1], [3, 1], [2, 5], [5, 3]):
+            before, after = (
+                fewest_nodes(8, list(zip(gpus, counts, strict=True)))
+                for counts in (sizes, two.fill_nodes(sizes))
+            )
+            assert after == before
 
 
 def test_spans_and_windows_of_the_rules() -> None:

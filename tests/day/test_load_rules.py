@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from planner.day.controllers.knowledge import EngineProfile
+from planner.day.search.capacity import engine_profile
 from planner.day.search.load_rules import _busiest_with_more_traffic, _fit_rule, _window_load
+from planner.documents.catalog import read_catalog
+from planner.fleet import WorkerType
 from planner.traffic.trace import Trace
 
 
@@ -51,3 +54,17 @@ def test_the_busiest_windows_come_with_more_traffic_too() -> None:
     assert max(_window_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
         2 * highest, rel=0.05
     )
+
+
+def test_the_ranks_of_a_worker_are_one_engine() -> None:
+    """The profile was that of one rank: controllers took a worker of four for a quarter of what it is."""
+    catalog = read_catalog()
+    gpu = catalog.gpu("h100-80g")
+    latency = catalog.step_latency(catalog.llm("Qwen/Qwen3-30B-A3B"), gpu, 1, ep=True, dp=4)
+    profile = engine_profile(WorkerType(gpu, 1, latency, 100_000, 2048, 256, ep=True, dp=4), 4096)
+    assert (profile.seats, profile.kv_tokens) == (1024, 400_000)
+    # 64 decodes on each rank, whose experts compute those of all.
+    step_s = float(latency.of_rank.step_s(64, decodes=64, kv_tokens=64_000)) + float(
+        latency.joint_experts_s(256)
+    )
+    assert profile.itl_s(256, 1000) == pytest.approx(step_s, rel=0.1)

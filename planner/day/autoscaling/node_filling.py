@@ -9,6 +9,7 @@ from planner.day.autoscaling.autoscaler import Autoscaler
 from planner.day.autoscaling.prometheus_queries import pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
+from planner.solvers.whole_nodes import uneven_sizes
 
 # Sentences for the README of the manifests: what these expressions do not do.
 LIMITS = (
@@ -93,6 +94,11 @@ def fill_nodes(
             )
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
+            if uneven_sizes(rented.gpus, (node.worker_gpus for _, node in on_same_kind)):
+                # Idle GPUs may lie in several nodes, so only a pool that shares no node is grown.
+                per_node = rented.gpus // rented.worker_gpus
+                is_alone = len(on_same_kind) == 1
+                more_workers = f"{per_node} * ceil({expr} / {per_node}) - {expr}" if is_alone else "0"
             # While the record of another pool is missing, the left side of `or` has no value: the pool then
             # keeps its own size.
             expr = f"clamp_max({expr} + {more_workers}, {target.scaled.most}) or {expr}"

@@ -59,6 +59,8 @@ def windows_from_history(
         sizes = capacity.sizes_for_rate(highest_rps * (1 + settings.headroom_frac))
         begin_s_of_day = (step * settings.step_s - settings.lead_s) % DAY_S
         end_s_of_day = ((step + 1) * settings.step_s) % DAY_S
+        if settings.step_s + settings.lead_s >= DAY_S:  # Such a window would begin before its own end.
+            begin_s_of_day, end_s_of_day = 0.0, DAY_S
         windows.append(Window(begin_s_of_day, end_s_of_day, tuple(int(size) for size in sizes)))
     return tuple(windows)
 

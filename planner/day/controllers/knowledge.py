@@ -14,6 +14,7 @@ from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
+from planner.solvers.whole_nodes import uneven_sizes
 
 RATE_TOLERANCE_FRAC = 1e-12  # A rate that is above one of a table by this share counts as equal.
 
@@ -228,12 +229,19 @@ class Knowledge:
         """The sizes (P,) with more workers on the idle GPUs of nodes that are sold whole, as these are paid
         anyway.
 
-        Front pools come first; an empty pool stays empty.
+        Front pools come first; an empty pool stays empty. Pools that share nodes in which their workers leave
+        gaps (3 or 5 of 8 GPUs) stay as they are, because their idle GPUs may not be in one node.
         """
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, node_of_pool in enumerate(self.nodes) if node_of_pool == node]
             _, node_gpus = node
+            if uneven_sizes(node_gpus, (self.gpus[i] for i in on_node)):
+                if len(on_node) == 1:
+                    (i,) = on_node
+                    more_workers = -filled_sizes[i] % (node_gpus // self.gpus[i])
+                    filled_sizes[i] += min(more_workers, self.pools[i].most - filled_sizes[i])
+                continue
             # What the workers' GPUs lack to the next multiple of `node_gpus`.
             idle_gpus = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
             for i in sorted(on_node, key=lambda i: i not in self.front):

@@ -66,16 +66,18 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     """A worker's step times as straight lines through two points each, with the engine's host time added.
 
     The line of a prompt goes through 1 token and the tokens of a full step, that of a decode step through 1
-    and MANY_SEQUENCES sequences.
+    and MANY_SEQUENCES sequences on each rank. Data-parallel ranks count as one engine with the memory and the
+    sequences of all (`WorkerType.as_one`).
     """
     # `worker.host` has two parts, and each has seconds per step and seconds per sequence of the step.
     host_parts_s = [part.per_step_s(worker.tp) for part in worker.host]
     host_step_s = sum(step_s for step_s, _ in host_parts_s)
-    host_sequence_s = sum(sequence_s for _, sequence_s in host_parts_s)
+    host_sequence_s = sum(sequence_s for _, sequence_s in host_parts_s) / worker.dp
+    many_sequences, worker = worker.dp * MANY_SEQUENCES, worker.as_one
     full_tokens = worker.max_num_batched_tokens
     first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
     token_s = (full_s - first_s) / max(full_tokens - 1, 1)
-    sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
+    sequences = min(many_sequences, worker.max_num_seqs)
     # Decode steps without the time to read KV tokens, which `decode_s_per_token` has.
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)

@@ -67,3 +67,10 @@ def test_an_hour_that_no_day_shows_has_the_sizes_of_the_highest() -> None:
 def test_a_timetable_of_nothing() -> None:
     with pytest.raises(InputError, match="'cron' needs arrivals of earlier days"):
         parse_controller("cron", {})(knowledge())
+
+
+def test_a_timetable_of_whole_days_is_open_all_day() -> None:
+    """The window began 10 minutes before its end, so the pool had its least size for the rest of the day."""
+    own = knowledge(history=History(3600.0, np.full(24, 9.0)), capacity=per_worker(1.0, 2.0))
+    controller = parse_controller("cron", {"step": "24 h"})(own)
+    assert [controller.sizes(reading(3600.0 * hour))[0] for hour in (0, 12, 23.9)] == [5, 5, 5]
