@@ -6,7 +6,7 @@ beside this one: distserve_search.py, vidur_search.py and splitwise_search.py.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -159,11 +159,13 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
         raise InputError(
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
+    priced_gpus = task.priced_gpus(catalog)
+    _refuse_free(priced_gpus, "vidur")
     longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
     space = vidur_search.EngineSettingChoices(budgets=VIDUR_BUDGETS_TOKENS, seats=VIDUR_SEATS)
     fleets = vidur_search.configurations(
         catalog.served_llm(task.llm),
-        task.priced_gpus(catalog),
+        priced_gpus,
         catalog,
         space,
         total_gpus=gpus,
@@ -265,6 +267,8 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
     if task.objective == "throughput":
         return _most_of_designs(question)
+    if task.objective == "cost":
+        _refuse_free(task.priced_gpus(catalog), "splitwise")
     unit = OBJECTIVE_UNITS[task.objective]
     slowdowns = _SlowdownJudge(question)
     designs = sorted(
@@ -334,6 +338,8 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             f"found {names}; name one"
         )
     ((limit_name, budget),) = named
+    if limit_name == "cost":
+        _refuse_free(task.priced_gpus(catalog), "splitwise")
     slowdowns, llm, network = _SlowdownJudge(question), catalog.served_llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, catalog):
@@ -464,6 +470,15 @@ def _refuse_slowdowns(task: PlanQuestion) -> None:
     """Raise InputError if the SLO limits slowdowns, which this paper's search does not cover."""
     if task.slowdowns is not None:
         raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")
+
+
+def _refuse_free(gpus: Iterable[Gpu], paper: Paper) -> None:
+    """Raise InputError for a GPU that costs nothing, where the paper's search divides by what GPUs cost."""
+    if free := [gpu.name for gpu in gpus if not gpu.usd_per_h]:
+        raise InputError(
+            f"fleet: {', '.join(free)}: costs nothing, and {paper} weighs GPUs by their prices; leave out "
+            "owned, or name a price (fleet.prices)"
+        )
 
 
 def _fleet_summary(fleet: Fleet) -> dict[str, Any]:

@@ -103,8 +103,9 @@ def _request_work_s(
     decoded_tokens = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
     decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
-    # The mean number of decodes on a worker, by Little's law; at least 1, as a decode is in its own batch.
-    batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
+    # The mean number of decodes on a rank, by Little's law; at least 1, as a decode is in its own batch.
+    ranks = max(pool.count, 1) * pool.type.dp
+    batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * ranks), 1.0)
     without_kv_s = float(step_s(batch, decodes=batch))
     mean_context = simulation.input_tokens + simulation.output_tokens / 2  # An output grows as it is written.
     kv_read_s = step_s(batch, decodes=batch, kv_tokens=mean_context) - without_kv_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,3 +74,20 @@ def test_work_on_owned_workers_beside_an_idle_pool_is_paid(monkeypatch: pytest.M
     costs = tenant_costs(simulation, fleet)
     assert [cost.share_frac for cost in costs] == pytest.approx([0.5, 0.5])
     assert sum(cost.usd_per_h for cost in costs) == pytest.approx(bill_fleet(fleet).usd_per_h)
+
+
+def test_decodes_of_two_ranks_are_in_a_batch_each() -> None:
+    """A worker of two ranks decodes as two workers of one do: its decodes counted as one batch of all."""
+    fleet = mixed()
+    simulation, (pool,) = simulate(fleet, two_tenants(1)), fleet.pools
+    first = np.zeros(400, np.int64)  # All requests are served by the first worker of the pool.
+    simulation = replace(simulation, prefill_worker=first, decode_worker=first)
+    work_s = []
+    for workers, dp in ((2, 1), (1, 2)):
+        worker = SimpleNamespace(
+            latency=pool.type.latency, max_num_batched_tokens=pool.type.max_num_batched_tokens, dp=dp
+        )
+        alike: Any = SimpleNamespace(type=worker, count=workers)
+        work_s.append(tenants._request_work_s(simulation, alike, 0, np.zeros(workers, np.int64)))
+        assert float(work_s[-1].min()) > 0
+    assert work_s[0] == pytest.approx(work_s[1])
