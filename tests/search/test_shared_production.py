@@ -27,7 +27,7 @@ from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem
 from planner.search.production import production_fleet, three_answers
 from planner.search.production.scenario_test import FleetTrial
-from planner.search.several import several_llms, shared_production
+from planner.search.several import several_llms, shared_paper, shared_production
 from planner.search.several.joint_limits import fit_together
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
@@ -336,7 +336,7 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
         best = ((on_a100, workers),) if workers else start
         return [(problem, SimpleNamespace(best=best, value=1.0))]
 
-    monkeypatch.setattr(several_llms.shared_paper, "search_within", search)
+    monkeypatch.setattr(shared_paper, "search_within", search)
     alone: Any = [(problem, SimpleNamespace(best=((on_a100, 2),), value=1.0))]
     paper: Any = SimpleNamespace(searched=[alone, alone], within=(None, None))
     fleets = (((on_h100, 1),), ((on_h100, 1),))
@@ -372,7 +372,7 @@ def test_a_fleet_with_a_loss_that_becomes_production_fits_beside_production(
         limits.append((problem.limits, trial.problem.limits))
         return SimpleNamespace(best=((on_h100, 2),), with_loss=((on_a100, 2),))
 
-    monkeypatch.setattr(shared_production.three_answers, "with_answers", answers)
+    monkeypatch.setattr(three_answers, "with_answers", answers)
     on_paper = SimpleNamespace(problem=problem, paper=None)
     llm: Any = SimpleNamespace(test=object(), kept_in=object(), problem=problem, on_paper=on_paper)
     fleets = [((on_h100, 1),), ((on_a100, 1),)]
