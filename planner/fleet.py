@@ -81,7 +81,8 @@ class WorkerType:
         """The same worker type with the fields that depend on the LLM: what its windows and states occupy of
         the KV cache, and its layers of latent attention.
         """
-        beside = kv_layout(llm, self.tp).beside
+        drafts = 0 if self.speculation is None else self.speculation.tokens
+        beside = kv_layout(llm, self.tp, drafts=drafts).beside
         return replace(self, kv_beside=beside, latent_layers=llm.latent_layers)
 
     @property

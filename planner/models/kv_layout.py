@@ -8,8 +8,9 @@ the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page
     bytes of a block      = g * the largest page of a layer
 
 A sequence of L tokens takes, per group: ceil(L / block) blocks if the layers attend to all tokens; at most
-the blocks of the window and one more if they have a window; one block if they carry a state. Blocks are made
-longer until a state fits into one, in steps of 16 tokens, or of 128 beside latent attention.
+the blocks of the window and one more if they have a window; one block if they carry a state, and one more for
+each drafted token (`MambaManager`, num_speculative_blocks). Blocks are made longer until a state fits into
+one, in steps of 16 tokens, or of 128 beside latent attention.
 
 Our KV block holds 16 tokens of all layers that attend to all tokens. What other layers keep is counted in
 such blocks:
@@ -68,7 +69,7 @@ class KvBeside:
 
     Compressed attention gives blocks of windows and of waiting tokens back soon. Each computed token takes
     `passing_blocks` of them for a while; `findable_blocks` of these are at the end of a page, where a prefix
-    can be found again.
+    can be found again. A page of the pool has `state_page_blocks`, 0 for an LLM without states.
     """
 
     constant_blocks: int = 0
@@ -76,6 +77,7 @@ class KvBeside:
     window_blocks: int = 0
     passing_blocks: float = 0.0
     findable_blocks: float = 0.0
+    state_page_blocks: float = 0.0
 
     @property
     def is_any(self) -> bool:
@@ -115,8 +117,8 @@ class KvLayout:
     step_blocks_per_token: float = 0.0
 
 
-def kv_layout(llm: Llm, tp: int) -> KvLayout:
-    """The layout of all layers on one GPU of a TP group."""
+def kv_layout(llm: Llm, tp: int, *, drafts: int = 0) -> KvLayout:
+    """The layout of all layers on one GPU of a TP group, if a step drafts so many tokens of a sequence."""
     if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
         return _compressed_layout(llm)
     # The number of layers of each kind. Layers that keep no keys and values of their own are in neither.
@@ -146,7 +148,8 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     largest_token_bytes = max(token_bytes.values())
     page_tokens = KV_BLOCK_TOKENS
     if states:
-        state_bytes = max(kind.state_bytes / tp for kind in states)
+        # A convolution keeps the drafted tokens too.
+        state_bytes = max((kind.state_bytes + 2.0 * kind.conv_width * drafts) / tp for kind in states)
         if any(isinstance(kind, LatentAttention) for kind in caches):
             page_tokens = LATENT_PAGE_TOKENS
         # Pages are made longer until a state fits into one.
@@ -177,9 +180,12 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         window_blocks = math.ceil((window_tokens - 1) / KV_BLOCK_TOKENS) + 1
     beside = KvBeside(
         # A sequence takes whole pages: page_blocks - 1 blocks of the last one may be empty.
-        constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
+        constant_blocks=math.ceil(
+            page_blocks * groups["state"] * (1 + drafts) / groups["full"] + page_blocks - 1
+        ),
         window_ratio=ratio,
         window_blocks=window_blocks,
+        state_page_blocks=page_blocks / groups["full"] if states else 0.0,
     )
     return KvLayout(page_bytes / page_blocks, beside)
 

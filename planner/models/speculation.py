@@ -31,7 +31,7 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.foreign_forms import SPECULATIVE, Compiled
 from planner.models.latency import StepLatency
-from planner.models.llm import Llm
+from planner.models.llm import WEIGHT_BYTES, CompressedAttention, Llm
 from planner.models.memory import Memory, active_weight_bytes
 
 MOST_DRAFTS = 16  # The most drafted tokens per step. Published curves of acceptance end at half as many.
@@ -43,6 +43,7 @@ WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weig
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
 WITH_WEIGHTS = (*OWN_LAYERS, "eagle", "eagle3", "draft_model")
 METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
+QUANTISED_LATER = ("int4", "int4-g32", "nvfp4")  # Formats into which others bring a published LLM.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +193,13 @@ class Drafter:
     draft_frac: float = 0.0
 
     def add_to_memory(self, use: Memory, llm: Llm, tp: int) -> Memory:
-        """The memory `use` of one GPU, with the drafter added, which is split over the GPUs as the LLM is."""
+        """The memory `use` of one GPU, with the drafter added, which is split over the GPUs as the LLM is.
+
+        The drafter keeps the KV of all tokens, also beside layers with windows or states, which do not.
+        """
         if not self.weight_bytes:  # A lookup has no weights and no KV.
             return use
-        kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
+        kv_bytes = use.kv_bytes_per_token + self.kv_bytes_per_token / min(llm.kv_heads, tp)
         weight_bytes = use.weight_bytes + self.weight_bytes / tp
         return replace(use, weight_bytes=weight_bytes, kv_bytes_per_token=kv_bytes)
 
@@ -212,7 +216,7 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
         return Drafter()
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
     llm_bytes = llm.layers_bytes + head_bytes
-    layer_kv = llm.kv_bytes_per_token / llm.layers
+    layer_kv = _layer_kv_bytes(llm)
     if method == "draft_model":
         if model is None:
             raise InputError("method draft_model needs model: the name of the LLM that drafts")
@@ -224,8 +228,24 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
             raise InputError(
                 f"{llm.name} has no layers for method {method}; take eagle3, draft_model or ngram"
             )
-        layers_bytes = llm.draft_parameters * llm.bytes_per_weight(llm.weights)
+        layers_bytes = llm.draft_parameters * _draft_weight_bytes(llm)
         return Drafter(layers_bytes, layer_kv, (layers_bytes + head_bytes) / llm_bytes)
     # EAGLE and EAGLE-3: one layer.
     layer_bytes = llm.layers_bytes / llm.layers
     return Drafter(layer_bytes, layer_kv, (layer_bytes + head_bytes) / llm_bytes)
+
+
+def _layer_kv_bytes(llm: Llm) -> float:
+    """Bytes that a token leaves in the cache of the drafter's layer: the mean of the layers that keep any."""
+    layers = sum(group.count for group in llm.layer_groups if llm.kv_layer_bytes(group.attention))
+    return llm.kv_bytes_per_token / max(layers, 1)
+
+
+def _draft_weight_bytes(llm: Llm) -> float:
+    """Bytes of a weight of the layers that draft. Who quantises an LLM to 4 bits leaves these layers as they
+    were: in 16 bits (vllm-project/vllm#38650, #44087, #49187), those of DeepSeek-V4 in 8 (#53906).
+    """
+    if llm.weights not in QUANTISED_LATER:
+        return llm.bytes_per_weight(llm.weights)
+    has_compressed = any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups)
+    return WEIGHT_BYTES["fp8-block" if has_compressed else "bf16"]

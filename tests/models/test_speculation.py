@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from simulations import LLM
 
+from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.models.latency import StepLatency
-from planner.models.llm import Llm
+from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm, StateAttention
 from planner.models.memory import Memory, active_weight_bytes
 from planner.models.speculation import (
     MOST_DRAFTS,
@@ -145,6 +146,23 @@ def test_layers_of_the_checkpoint_draft_where_there_are_some() -> None:
     assert found.weight_bytes == 300.0 and found.draft_frac == pytest.approx((300 + 80) / (960 + 80))
 
 
+def test_a_drafter_keeps_as_much_as_a_layer_that_keeps_any() -> None:
+    """One of four layers has keys and values, 2 x 2 bytes; a fourth of that was counted."""
+    state = StateAttention(4, 4, conv_width=8, conv_tokens=4, state_values=8, heads=2)
+    attention, block = GroupedAttention(2, 1, 1, 1), FeedForward(8)
+    llm = replace(LLM, groups=(LayerGroup(3, state, block), LayerGroup(1, attention, block)))
+    assert llm.kv_bytes_per_token == drafter_of("eagle3", llm).kv_bytes_per_token == 4.0
+
+
+def test_layers_that_draft_keep_16_bits_where_others_were_quantised_to_4() -> None:
+    """150 weights take 300 bytes as in 16 bits; those of LLMs that are published in 8 bits take 150."""
+    for weights, taken_bytes in (("nvfp4", 300.0), ("int4", 300.0), ("fp8-block", 150.0)):
+        llm = replace(LLM, weights=weights, dtype_bytes=WEIGHT_BYTES[weights], draft_parameters=150.0)
+        assert drafter_of("mtp", llm).weight_bytes == taken_bytes
+    v4 = read_catalog().llm("nvidia/DeepSeek-V4-Pro-NVFP4")
+    assert drafter_of("mtp", v4).weight_bytes == v4.draft_parameters
+
+
 def test_a_small_llm_drafts_by_the_weights_that_are_read() -> None:
     small = Llm("small", 1, 4, 2, 1, 1, ffn=8, vocab=10, context_tokens=64)
     found = drafter_of("draft_model", LLM, small)
@@ -155,10 +173,12 @@ def test_a_small_llm_drafts_by_the_weights_that_are_read() -> None:
 
 
 def test_a_drafter_takes_room_from_the_kv_cache() -> None:
-    """1000 bytes of KV at 10 per token, less 200 / 2 of weights, at 10 x (1 + 4 / 16): 72 tokens."""
+    """1000 bytes of KV at 10 per token; less 200 / 2 of weights, at 10 + 4, as both GPUs have the one KV
+    head: 64 tokens.
+    """
     use = Memory(2000.0, 500.0, 300.0, 200.0, 10.0)
     assert use.kv_tokens == 96
     found = Drafter(200.0, 4.0, 0.1).add_to_memory(use, LLM, tp=2)
-    assert (found.kv_bytes, found.kv_bytes_per_token) == (900.0, 12.5)
+    assert (found.kv_bytes, found.kv_bytes_per_token) == (900.0, 14.0)
     assert found.kv_tokens == 64
     assert Drafter().add_to_memory(use, LLM, tp=2) is use

@@ -11,7 +11,9 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine
-from planner.models.kv_layout import KvBeside
+from planner.models.kv_layout import KvBeside, kv_layout
+from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, StateAttention
+from planner.models.speculation import Speculation
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.findings import list_warnings
 from planner.simulator.replay import simulate
@@ -62,6 +64,25 @@ def test_a_request_that_never_fits_is_turned_away() -> None:
     kind = replace(fleet.pools[0].type, kv_beside=KvBeside(1, 2.0, 4))
     fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
     assert simulate(fleet, trace).status.tolist() == [0, 1]  # 1 + 1 + 2 x 1 and 1 + 5 + 2 x 4 of 10 blocks
+
+
+def test_each_drafted_token_takes_a_state_more() -> None:
+    """Three layers with a state of 1000 x 2 + 3 x 8 x 2 = 2048 bytes, as 16 tokens of the fourth layer have:
+    three blocks of 16. With two drafts the convolutions keep 32 bytes more, so a block has 32 tokens;
+    three states in each of three layers take 9 of them, and half of a block may be empty: 18 + 1.
+    """
+    state = StateAttention(
+        4, 4, conv_width=8, conv_tokens=4, state_values=1000, heads=2, state_value_bytes=2.0
+    )
+    groups = (
+        LayerGroup(3, state, FeedForward(8)),
+        LayerGroup(1, GroupedAttention(2, 1, 32, 32), FeedForward(8)),
+    )
+    llm = replace(LLM, groups=groups)
+    assert [kv_layout(llm, 1, drafts=drafts).beside.constant_blocks for drafts in (0, 2)] == [3, 19]
+    assert kv_layout(llm, 1).block_bytes == kv_layout(llm, 1, drafts=2).block_bytes == 2048
+    kind = replace(mixed(make_latency()).pools[0].type, speculation=Speculation("ngram", (0.5, 0.5)))
+    assert kind.with_llm(llm).kv_beside.constant_blocks == 19
 
 
 def test_batching_that_counts_tokens_alone_refuses() -> None:

@@ -117,7 +117,8 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
                         min f(N) / N for steps that take f(N) s, can only be shorter
         sequences       the most, for the same reason: more numbers of decodes to choose from
         drafted tokens  the most, as a bound takes all of them to be accepted
-        KV tokens       the most, which the smallest token budget leaves
+        KV tokens       the most, which the smallest token budget leaves; and the fewest that a sequence takes
+                        beside its tokens, which the fewest drafts take
 
     Options alike in role and split have the same GPU, power cap and price (`split_of`), but not always the
     same step times: seats and drafts decide up to which size steps are captured in CUDA graphs, and budgets
@@ -135,6 +136,7 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
             max_num_batched_tokens=max(each.max_num_batched_tokens for each in types),
             max_num_seqs=max(each.max_num_seqs for each in types),
             kv_tokens=max(each.kv_tokens for each in types),
+            kv_beside=min((each.kv_beside for each in types), key=lambda beside: beside.constant_blocks),
             speculation=max(
                 (each.speculation for each in types),
                 key=lambda speculation: 0 if speculation is None else speculation.tokens,
