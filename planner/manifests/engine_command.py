@@ -50,6 +50,8 @@ EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
 GPU_MEMORY_UTILIZATION = 0.9  # vLLM's share of the memory, which planner.models.memory assumes too.
+# An engine has at least this share of the pages that are predicted (benchmarks/kv_capacity.py).
+SURE_PAGES_FRAC = 0.9
 # `max-model-len` is rounded up to a multiple of this, so that a slightly longer request still fits.
 LENGTH_STEP = 256
 
@@ -103,7 +105,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         "tensor-parallel-size": worker.tp,
         "pipeline-parallel-size": worker.pp,
         "max-model-len": served_model_len(fleet, max_model_len),
-        "max-num-seqs": worker.max_num_seqs,
+        "max-num-seqs": _most_sequences(worker),
         "max-num-batched-tokens": worker.max_num_batched_tokens,
         "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "block-size": KV_BLOCK_TOKENS,
@@ -151,6 +153,17 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         else:
             flags["kv-transfer-config"] = _two_connectors(handing_over, _offloading(offload_bytes))
     return flags
+
+
+def _most_sequences(worker: WorkerType) -> int:
+    """The sequences of a step. vLLM does not start where an LLM with states has more of them than its pool
+    has pages (vllm-project/vllm#38270). Each takes two pages at least, so fewer than pages cost nothing.
+    """
+    page_blocks = worker.kv_beside.state_page_blocks
+    if not page_blocks:
+        return worker.max_num_seqs
+    pages = worker.kv_tokens / KV_BLOCK_TOKENS / page_blocks
+    return max(min(worker.max_num_seqs, math.floor(SURE_PAGES_FRAC * pages)), 1)
 
 
 def hand_off_gpus(fleet: Fleet) -> dict[str, Gpu]:

@@ -339,6 +339,17 @@ def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
         manifests.render(quantised(0.5), 5000, "vllm")
 
 
+def test_llms_with_states_start_with_fewer_sequences_than_pages() -> None:
+    """160,000 tokens of Qwen3.5-27B are 204 pages of 784: 183 sequences, as vLLM refuses 256 of them."""
+    pool = a_pool("mixed", "mixed", "h100-80g", 1, 1)
+    told = {}
+    for name in ("qwen3.5-27b", "qwen3-32b"):
+        llm = CATALOG.llm(name)
+        fleet = Fleet(llm, (replace(pool, type=pool.type.with_llm(llm)),))
+        told[name] = engine_command.engine_flags(fleet.pools[0], fleet, 5000)["max-num-seqs"]
+    assert told == {"qwen3.5-27b": 183, "qwen3-32b": 256}
+
+
 @pytest.mark.parametrize(("threshold", "told"), [(0, None), (512, 512), (6000, None)])
 def test_a_limit_on_chunks_is_told_where_prompts_can_be_longer(threshold: int, told: int | None) -> None:
     fleet = replace(FLEETS["mixed"], policies=Policies(long_prefill_token_threshold=threshold))
