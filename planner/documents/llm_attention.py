@@ -87,7 +87,7 @@ def block_pattern(shape: Section, layers: int) -> str | None:
     Nemotron-H is such an LLM. None for all others.
     """
     if isinstance(names := shape.get("layers_block_type"), list):
-        if unknown_names := [name for name in names if name not in _BLOCK_NAMES]:
+        if unknown_names := [name for name in names if name not in list(_BLOCK_NAMES)]:
             raise refused_value(
                 shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0]
             )
@@ -122,7 +122,7 @@ def _kinds_by_family(shape: Section, layers: int) -> list[Kind]:
     if pattern := block_pattern(shape, layers):
         return [BLOCKS[letter][0] for letter in pattern]
     if isinstance(types := shape.get("layer_types"), list):
-        if unknown := [kind for kind in types if kind not in _LAYER_TYPES]:
+        if unknown := [kind for kind in types if kind not in list(_LAYER_TYPES)]:
             raise CatalogError(
                 f"{shape.path_of('layer_types')}: {unknown[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"

@@ -27,7 +27,7 @@ from planner.documents.llm_feed_forward import feed_forward_of
 from planner.documents.llm_formats import QUANTISED, Formats, read_config, read_formats
 from planner.documents.llm_row import summarise_groups
 from planner.errors import CatalogError
-from planner.files.document_values import Section, errors_as, refused_value
+from planner.files.document_values import Section, check_rows, errors_as, refused_value
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -269,9 +269,10 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
         width = shape.whole_number("projection_dim")
         return hidden * width + width * width + _patches_per_token(shape) * width * width + width * width
     merged = _patches_per_token(shape) * hidden
+    indices = check_rows(shape.get("deepstack_visual_indexes", []), shape.path_of("deepstack_visual_indexes"))
     # Each deepstack index has a merger of its own.
     merger = merged * merged + merged * first_count(shape, "out_hidden_size", default=text_hidden)
-    return merger * (1 + len(shape.get("deepstack_visual_indexes", [])))
+    return merger * (1 + len(indices))
 
 
 def _patches_per_token(shape: Section) -> int:

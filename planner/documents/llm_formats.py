@@ -86,11 +86,14 @@ class Formats:
 
     def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
         """The format of a module. `aliases` are the names that checkpoints give to it, from "layers." or
-        "lm_head" on; the first one for which there is a rule decides.
+        "lm_head" on; the first one for which there is a rule decides. Patterns of quantised modules count
+        last, as what is not quantised may be among those.
         """
-        for alias in aliases:
-            if format := self._format_by_rule(alias):
-                return format
+        names = list(aliases)
+        for rule in (self._format_by_rule, self._format_by_wide_pattern):
+            for name in names:
+                if format := rule(name):
+                    return format
         return self.experts if is_expert else self.default
 
     def format_if_named(self, module: str) -> str:
@@ -103,16 +106,16 @@ class Formats:
     def _format_by_rule(self, module: str) -> str | None:
         """The format by the rules of the checkpoint; None if no rule applies.
 
-        A rule is a pattern, which must match from the start; or a name, which may be any consecutive parts of
-        the module's (parts are what dots separate): "mlp.experts" holds for "layers.3.mlp.experts.0". A rule
-        for the module itself comes before one for a module around it.
+        A rule is a pattern of modules in 16 bits, which must match from the start; or a name, which may be
+        any consecutive parts of the module's (parts are what dots separate): "mlp.experts" holds for
+        "layers.3.mlp.experts.0". A rule for the module itself comes before one for a module around it.
         """
         if not self.names and not self.patterns:
             return None
         for prefix in _PREFIXES:
             full = prefix + module
             for pattern, format in self.patterns:
-                if pattern.match(full):
+                if format == "bf16" and pattern.match(full):
                     return format
             parts = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
             for end in range(len(parts), 0, -1):
@@ -122,6 +125,18 @@ class Formats:
                     if named_format := self.names.get(".".join(parts[start:end])):
                         return named_format
         return None
+
+    def _format_by_wide_pattern(self, module: str) -> str | None:
+        """The format by the patterns of quantised modules; None if none matches from the start."""
+        full_names = [prefix + module for prefix in _PREFIXES]
+        return next(
+            (
+                format
+                for pattern, format in self.patterns
+                if format != "bf16" and any(map(pattern.match, full_names))
+            ),
+            None,
+        )
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
@@ -310,6 +325,7 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
                     raise CatalogError(f"{place}: targets: {target!r} is in {default} by another group")
                 default = format
             else:
+                _check_pattern(str(target), f"{place}: targets")
                 names.setdefault(str(target), format)
     return _formats_of_rules(default, default, kv_dtype_bytes, names)
 
@@ -383,7 +399,7 @@ def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: 
             patterns.append((re.compile(fnmatch.translate(name)), format))
             patterns.append((re.compile(fnmatch.translate(f"{name}.*")), format))
         else:
-            names[_ONE_EXPERT.sub("*", name)] = format
+            names[_ONE_EXPERT.sub("*", name.rstrip("."))] = format  # AWQ writes "model.layers.0." too.
     return Formats(default, experts, kv_dtype_bytes, names, tuple(patterns))
 
 
@@ -397,15 +413,17 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
             raise CatalogError(f"{where}: {key}: expected a list of names, found {show_value(listed)}")
         for name in listed:
-            if name.startswith("re:"):
-                try:
-                    re.compile(name.removeprefix("re:"))
-                except re.error as error:
-                    raise CatalogError(
-                        f"{where}: {key}: {name!r} is no regular expression: {error}"
-                    ) from None
+            _check_pattern(name, f"{where}: {key}")
         names += listed
     return names
+
+
+def _check_pattern(name: str, where: str) -> None:
+    """Raise CatalogError for a rule after "re:" that is no regular expression."""
+    try:
+        re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+    except re.error as error:
+        raise CatalogError(f"{where}: {name!r} is no regular expression: {error}") from None
 
 
 def _kv_bytes(section: Config, where: str) -> float:

@@ -264,14 +264,17 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
 
 
 def _whole_bytes(llm: Llm) -> float:
-    """Bytes of the weights of all layers that tensor parallelism copies to every GPU."""
-    return sum(
-        group.count
-        * group.attention.whole_parameters(llm.hidden)
-        * llm.bytes_per_weight(group.attention.weights)
-        for group in llm.layer_groups
-        if isinstance(group.attention, LatentAttention | CompressedAttention)
-    )
+    """Bytes of the weights of all layers that tensor parallelism copies to every GPU. Where a layer has some
+    weights in 16 bits, these are among them.
+    """
+    whole_bytes = 0.0
+    for group in llm.layer_groups:
+        if isinstance(attention := group.attention, LatentAttention | CompressedAttention):
+            parameters = attention.whole_parameters(llm.hidden)
+            in_16_bits = min(attention.bf16_parameters, parameters)
+            others_bytes = (parameters - in_16_bits) * llm.bytes_per_weight(attention.weights)
+            whole_bytes += group.count * (2.0 * in_16_bits + others_bytes)
+    return whole_bytes
 
 
 def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, release: tuple[int, ...]) -> float:

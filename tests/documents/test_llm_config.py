@@ -327,6 +327,7 @@ def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
             {"layer_types": ["full_attention", "conv"]},
             r"layer_types: 'conv' is not modelled; expected full_attention",
         ),
+        ({"layer_types": [["conv"]]}, r"layer_types: \['conv'\] is not modelled; expected full_attention"),
         ({"layer_types": ["full_attention", "linear_attention"]}, r"layer_types: 2 entries for 80 layers"),
         (
             {"layer_types": ["full_attention", "sliding_attention"] * 40},
@@ -363,6 +364,21 @@ def test_a_multi_query_config_has_one_kv_head(tmp_path: Path) -> None:
         (
             {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(*"]}},
             r"ignore: 're:\(\*' is no regular expression",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {
+                        "a": {"targets": ["re:(*"], "weights": {"num_bits": 8, "type": "float"}}
+                    },
+                }
+            },
+            r"config_groups: a: targets: 're:\(\*' is no regular expression",
+        ),
+        (
+            {"vision_config": {"depth": 1, "hidden_size": 8, "deepstack_visual_indexes": 3}},
+            r"deepstack_visual_indexes: expected a list, found 3",
         ),
         (
             {"quantization_config": {"quant_method": "fp8", "ignore": "lm_head"}},

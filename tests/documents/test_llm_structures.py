@@ -598,6 +598,23 @@ EXPERTS = 58 * 256 * 3 * 7168 * 2048
             },
             ("fp8", "nvfp4", "bf16", "bf16"),
         ),
+        (  # What is ignored by its name stays in 16 bits within a wider target, as in vLLM.
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "blocks": {
+                        "targets": ["re:.*mlp.*"],
+                        "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+                    }
+                },
+                "ignore": [
+                    f"model.layers.{layer}.mlp.{name}"
+                    for layer in range(3)
+                    for name in ("gate_proj", "up_proj", "down_proj")
+                ],
+            },
+            ("bf16", "nvfp4", "nvfp4", "bf16"),
+        ),
     ],
 )
 def test_formats_go_by_the_names_of_modules(

@@ -173,6 +173,16 @@ def test_quantised_weights_leave_embeddings_and_head_in_16_bits() -> None:
     assert active_weight_bytes(fp8) == fp8.weight_bytes - 2 * 128256 * 4096
 
 
+def test_what_tp_copies_may_be_in_16_bits() -> None:
+    """GLM-5-NVFP4: the matrices to latents and the index of 78 layers stay in 16 bits beside nvfp4. TP 8 has
+    seven copies more of them, at 2 bytes a weight (at 0.5625, 2.5 GB of each GPU were missing).
+    """
+    llm, gpu = read_catalog().llm("nvidia/GLM-5-NVFP4"), read_catalog().gpu("b200-180g")
+    whole = 78 * (6144 * (2048 + 512 + 64) + 32 * 128 * 2048 + 6144 * (128 + 32))
+    one, eight = (worker_memory(llm, gpu, tp).weight_bytes for tp in (1, 8))
+    assert 8 * eight - one == pytest.approx(7 * 2 * whole)
+
+
 def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
     """The same log: unless told otherwise vLLM samples 1024 rows on a card of 70 GiB or more, in 2025 with 32
     bytes for each of their 151936 logits, 18 more than today: 4.6 GiB. Of 71.7 GiB 8.11 were left for KV.
