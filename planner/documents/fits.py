@@ -140,19 +140,21 @@ def _parse_all2all(row: Section) -> All2All:
 
 
 def read_fit(
-    path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1, all2all: All2All = ""
+    path: Path, tp: int, wording: Wording = PLAIN, *, ep: bool = False, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
     is one fit. A row that does not say `tp`, `dp` or `all2all` fits every one. If several rows are left, the
-    one without `ep` is taken.
+    one that says `dp` and has this `ep` is taken.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
     fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
     of_split = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
     matches = [row for row in of_split if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
+    if len(matches) > 1 and dp > 1:
+        matches = [row for row in matches if DP in row]
     if len(matches) > 1:
-        matches = [row for row in matches if not row.flag(EP, False)]
+        matches = [row for row in matches if row.flag(EP, False) == ep]
     if len(matches) != 1:
         tp_text = ", ".join(str(row.get("tp")) for row in fits)
         ranks = f" and dp {dp}" if dp > 1 else ""

@@ -174,7 +174,7 @@ class _Common:
     lora: Lora | None
     network: Network
     engine: Engine | None
-    host_overhead_s: float  # Added to step times that rows leave out.
+    host_overhead_s: float  # Added to step times without the host's.
 
 
 def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
@@ -328,7 +328,11 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
         where = f"{file.path_of('pinned')}[{i}]"
         section = Section.from_document(row, where, PINNED_KEYS, wording=WORDING)
         workers, ids = section.get("workers"), section.get("block_ids")
-        if not isinstance(workers, list) or not workers or any(name not in number_of for name in workers):
+        if (
+            not isinstance(workers, list)
+            or not workers
+            or any(name not in list(number_of) for name in workers)
+        ):
             raise refused_value(
                 section.path_of("workers"),
                 f"expected some of {list_first(list(number_of), MOST_NAMED)}",
@@ -451,6 +455,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
             latency = add_pipeline(correct_for_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
+        if "latency" not in row or not (latency.has_host or form):  # Measured steps have the host's time.
             latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
@@ -609,7 +614,7 @@ def _parse_kv_tokens(
     use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)
     if use.kv_tokens == 0:
-        missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
+        missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token + use.step_bytes - use.kv_bytes
         raise InputError(
             f"{row.where}: {llm.name} does not fit {tp * pp * dp} x {gpu.name}: {missing_bytes / 1e9:.1f} GB "
             f"per GPU are missing (weights {use.weight_bytes / 1e9:.1f} of {use.budget_bytes / 1e9:.1f} GB); "
@@ -640,7 +645,7 @@ def _step_times(
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = common.folder / value
     try:
-        file, fit = fits.read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
+        file, fit = fits.read_fit(path, tp, FIT_WORDING, ep=ep, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
     # A file that leaves out its LLM or its GPU is taken to be a fit of the worker's LLM or GPU.

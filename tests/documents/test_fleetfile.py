@@ -234,6 +234,25 @@ def test_two_pools_of_one_name_are_refused(tmp_path: Path) -> None:
         read(tmp_path, ONE + "  - {name: w, gpu: h100-80g, tp: 8}\n")
 
 
+def test_of_several_fits_that_of_whole_experts_is_taken_for_ep(tmp_path: Path) -> None:
+    """Those of slices were taken whatever `ep` said, and for dp: 2 one without joint_s."""
+    ranks = {**FIT, "a_s": 3e-9, "ep": True, "dp": 2, "joint_s": [0.004, 0.01]}
+    rows = [{"tp": 4, **FIT}, {"tp": 4, **FIT, "a_s": 2e-9, "ep": True}, {"tp": 4, **ranks}]
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({"fits": rows}))
+    text = ONE.replace("meta-llama/Llama-3.1-70B", "qwen3-30b-a3b")
+    for settings, pair_s in (("ep: false", 1e-9), ("ep: true", 2e-9), ("dp: 2", 3e-9)):
+        fleet = read(tmp_path, text.replace("count: 2", f"latency: fit.yaml, {settings}"))
+        assert fleet.pools[0].type.latency.a_s == pair_s
+
+
+def test_host_overhead_is_added_to_step_times_without_the_hosts(tmp_path: Path) -> None:
+    """It was dropped for every worker that names its fit. Those with h_s have the host's time already."""
+    text = "host_overhead: 2 ms\n" + ONE.replace("count: 2", "latency: fit.yaml")
+    for own_s, total_s in ((0, 0.002), (0.001, 0.001)):
+        (tmp_path / "fit.yaml").write_text(yaml.safe_dump({**FIT, "h_s": own_s, "kind": "kernels"}))
+        assert read(tmp_path, text).pools[0].type.latency.h_s == total_s
+
+
 def test_a_fit_of_another_gpu_or_tp_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fit.yaml").write_text(yaml.safe_dump({"gpu": "a100-80g", "tp": 4, **FIT}))
     with pytest.raises(InputError, match="is a fit on a100-80g, this worker has h100-80g"):

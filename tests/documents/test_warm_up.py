@@ -51,6 +51,8 @@ def test_a_fleet_file_keeps_what_is_pinned(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(to_yaml(fleet_document(fleet)))
     assert read_fleet(path, read_catalog()).pinned == fleet.pinned
-    path.write_text(path.read_text().replace(f"{FLEET.pools[0].name}-1", "gone-7"))
-    with pytest.raises(InputError, match="pinned\\[0\\]: workers: expected some of"):
-        read_fleet(path, read_catalog())
+    text = path.read_text()
+    for other in ("gone-7", "{a: 1}"):
+        path.write_text(text.replace(f"{FLEET.pools[0].name}-1", other))
+        with pytest.raises(InputError, match="pinned\\[0\\]: workers: expected some of"):
+            read_fleet(path, read_catalog())
