@@ -2,9 +2,9 @@
 an hour is one run.
 
 Metrics count all engines together and a run is of one engine, so requests are divided by the number of
-engines. Metrics do not list requests, so the lengths of a run's requests are drawn from the histograms: in
-proportion to the buckets' counts and evenly within a bucket, then scaled to the mean that the sums give.
-Prompts and outputs are drawn independently.
+engines in that hour. Metrics do not list requests, so the lengths of a run's requests are drawn from the
+histograms: in proportion to the buckets' counts and evenly within a bucket, then scaled to the mean that the
+sums give. Prompts and outputs are drawn independently.
 """
 
 import re
@@ -82,7 +82,10 @@ def _lacking_text(live: LiveTraffic) -> str:
 def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:
     """The run of the windows `part`; None with too few requests, or without their lengths or latencies."""
     has_counts = np.isfinite(live.finished[part]) & np.isfinite(live.input_tokens[part])
-    requests = float(live.finished[part][has_counts].sum()) / live.instances
+    engines = float(live.engines[part][has_counts].mean()) if has_counts.any() else 0.0
+    if not engines:
+        return None
+    requests = float(live.finished[part][has_counts].sum()) / engines
     latency_s = {}
     for metric, histogram in live.latency.items():
         sum_s, observations = _known_totals(histogram, part)

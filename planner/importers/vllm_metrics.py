@@ -59,7 +59,7 @@ class LiveTraffic:
     of them. `kv_use_frac` is the mean over workers, `running` and `waiting` are requests in all workers, and
     `preempted` counts preemptions. `latency` has the histograms by the keys of LATENCIES, `lengths` has those
     of tokens by "prompt" and "output"; a key without samples is left out. `instances` is the number of
-    engines with samples.
+    engines with samples, `engines` the mean number of those at once in each window.
     """
 
     edges_s: Floats
@@ -77,6 +77,7 @@ class LiveTraffic:
     lengths: Mapping[str, SampledHistogram]
     model: str
     instances: int
+    engines: Floats
 
     @property
     def windows(self) -> int:
@@ -140,7 +141,7 @@ def live_traffic(
         queried_tokens=increase_of(*QUERIES),
         hit_tokens=increase_of(*HITS),
         # `mean_gauge` adds instances up.
-        kv_use_frac=mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
+        kv_use_frac=mean_gauge(kv_use, edges_s) / np.maximum(_engines_at_once(kv_use, edges_s), 1.0),
         running=mean_gauge(level[RUNNING], edges_s),
         waiting=mean_gauge(level[WAITING], edges_s),
         preempted=increase_of(PREEMPTED),
@@ -148,6 +149,7 @@ def live_traffic(
         lengths=_interval_histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
         model=model,
         instances=len({_instance_of(row) for row in finished}),
+        engines=_engines_at_once(finished, edges_s),
     )
 
 
@@ -170,6 +172,23 @@ def _select_model(
 def _instance_of(row: PrometheusSeries) -> tuple[str, ...]:
     """The labels that identify the engine of a series."""
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
+
+
+def _engines_at_once(series: Iterable[PrometheusSeries], edges_s: Floats) -> Floats:
+    """The mean number of engines in each window (N,), each from its first sample to its last: the engine that
+    replaces another has labels of its own.
+    """
+    spans_s: dict[tuple[str, ...], tuple[float, float]] = {}
+    for row in series:
+        t_s = row.t_s[np.isfinite(row.values)]
+        if t_s.size:
+            first_s, last_s = spans_s.get(_instance_of(row), (math.inf, -math.inf))
+            spans_s[_instance_of(row)] = min(first_s, float(t_s[0])), max(last_s, float(t_s[-1]))
+    engines = np.zeros(max(len(edges_s) - 1, 0))
+    for first_s, last_s in spans_s.values():
+        overlap_s = np.minimum(edges_s[1:], last_s) - np.maximum(edges_s[:-1], first_s)
+        engines += np.maximum(overlap_s, 0.0) / np.diff(edges_s)
+    return engines
 
 
 def prefill_series(series: Sequence[PrometheusSeries], edges_s: Floats) -> frozenset[PrometheusSeries]:

@@ -976,6 +976,27 @@ def test_a_range_of_prometheus_becomes_runs_of_one_engine(tmp_path: Path, catalo
         assert np.median(run.input_tokens) == pytest.approx(10.5, abs=1)
 
 
+def test_an_engine_that_replaces_another_is_no_further_one(tmp_path: Path, catalog: Catalog) -> None:
+    """1 request/s on one engine at a time, replaced each hour. All three were counted: 0.33 requests/s."""
+    rows = []
+    for hour in range(3):
+        t = 3600.0 * hour + np.arange(0.0, 3660.0, 60.0)
+        done, labels = t - t[0], {"instance": f"pod-{hour}", "model_name": LLM}
+        for name, values, more in [
+            ("vllm:request_success_total", done, {}),
+            *_buckets("vllm:request_prompt_tokens", done, {"20": 1.0, "+Inf": 1.0}, 10.0),
+            *_buckets("vllm:request_generation_tokens", done, {"5": 1.0, "+Inf": 1.0}, 4.0),
+            *_buckets("vllm:time_to_first_token_seconds", done, {"0.5": 1.0, "+Inf": 1.0}, 0.25),
+        ]:
+            values_s = [[float(s), str(float(v))] for s, v in zip(t, values, strict=True)]
+            rows.append({"metric": {"__name__": name} | labels | more, "values": values_s})
+    path = tmp_path / "range.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
+    found = importers.read("auto", [path], H100, catalog)
+    assert isinstance(found, MeasuredRuns)
+    assert [run.rate_rps for run in found.runs] == pytest.approx([1.0] * 3)
+
+
 def _buckets(
     name: str, done: Any, share: dict[str, float], mean: float
 ) -> list[tuple[str, Any, dict[str, str]]]:
