@@ -257,7 +257,7 @@ class AsyncRanks(Ranks, AsyncReference):
             rank.step_start_s = None
 
 
-class PrefixRanks(SyncRanks, PrefixReference):
+class CachedRanks(Ranks, PrefixReference):
     """... whose ranks have prefix caches of their own."""
 
     def start_step(self, worker: Worker, now: float) -> None:
@@ -272,19 +272,12 @@ class PrefixRanks(SyncRanks, PrefixReference):
         return super().choose(side, request)
 
 
-class AsyncPrefixRanks(AsyncRanks, AsyncPrefixReference):
-    """... of an engine that forms the next step as one begins, whose ranks have prefix caches."""
+class PrefixRanks(CachedRanks, SyncRanks):
+    """... of an engine that schedules a step when it has seen the last one's tokens."""
 
-    def start_step(self, worker: Worker, now: float) -> None:
-        self.now = now
-        super().start_step(worker, now)
 
-    def choose(self, side: str, request: Request) -> Worker | None:
-        if side == "front":
-            self.read_notices()
-        if not self.has_ranks(side):
-            return PrefixReference.choose(self, side, request)
-        return super().choose(side, request)
+class AsyncPrefixRanks(CachedRanks, AsyncRanks, AsyncPrefixReference):
+    """... of an engine that forms the next step as one begins."""
 
     def end_step(self, worker: Worker, now: float) -> None:
         self.now = now
