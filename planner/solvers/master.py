@@ -32,8 +32,7 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         some_worker   sum_j n_j >= 1
         demand        sum_j c_j n_j >= R        (R is a bound that sees bursts, from solvers/demand.py)
         nodes_k       i_k = G_k y_k - sum_{j of k} g_j n_j
-        whole_k       sum_{j of k: s <= g_j <= G_k} n_j <= floor(G_k / s) y_k   (for sizes s = g_j that do
-                                                                          not divide G_k)
+        whole_k       sum_{j of k} w_r(g_j) n_j <= k_r y_k   (for rows r of whole_nodes.packing_rows)
         limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k)
         cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1    (more workers of some option than in fleet q)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
@@ -67,7 +66,7 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
 from planner.solvers.required_work import SloWork
-from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of, uneven_sizes
+from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of, packing_rows
 from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
@@ -712,9 +711,13 @@ def _add_idle_gpus(
         idle = problem.add_variable(f"i_{k}", 0)
         used_gpus = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
         problem += idle == node.gpus * y - used_gpus, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
-        for size in uneven_sizes(node.gpus, (options[j].type.gpus for j in of_kind)):
-            alike = pulp.lpSum(n[j] for j in of_kind if size <= options[j].type.gpus <= node.gpus)
-            problem += alike <= node.gpus // size * y, f"whole_{k}_{size}"
+        sizes = {j: options[j].type.gpus for j in of_kind}
+        # The first row counts GPUs, as nodes_k does.
+        for r, (weights, per_node) in enumerate(
+            packing_rows(node.gpus, tuple(sorted(set(sizes.values()))))[1:]
+        ):
+            packed = pulp.lpSum(int(weights[size]) * n[j] for j, size in sizes.items() if weights[size])
+            problem += packed <= per_node * y, f"whole_{k}_{r}"
         idle_gpus.append((of_kind, idle))
     return idle_gpus
 

@@ -48,7 +48,7 @@ import numpy.typing as npt
 from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import ProgramBuilder, minimise_program
-from planner.solvers.whole_nodes import PricedNode, fewest_nodes, uneven_sizes
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, packing_rows
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -580,11 +580,9 @@ def _add_room_rows(
     `in_cell` (C,) are the columns of y in a cell.
     """
     gpus = {int(in_cell[c]): program.day.pools[c].gpus for c in pools}
-    row = {column: -float(count) for column, count in gpus.items()}
-    program.add_row(row | {nodes: float(node_gpus)}, 0.0)
-    for size in uneven_sizes(node_gpus, gpus.values()):
-        row = {column: -1.0 for column, count in gpus.items() if size <= count <= node_gpus}
-        program.add_row(row | {nodes: float(node_gpus // size)}, 0.0)
+    for weights, per_node in packing_rows(node_gpus, tuple(sorted(set(gpus.values())))):
+        row = {column: -float(weights[size]) for column, size in gpus.items() if weights[size]}
+        program.add_row(row | {nodes: float(per_node)}, 0.0)
 
 
 def _add_life_rows(program: _DayProgram) -> None:

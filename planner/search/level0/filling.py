@@ -301,8 +301,8 @@ class _Nodes:
             used_gpus = np.where(is_alike, counts * gpus_of_worker, 0.0)
             used = used_gpus.sum(axis=1)
             size = int(self.size[node[is_alike]].max())  # Nodes of one kind have equally many GPUs.
-            workers = list(zip(gpus_of_worker.T, np.where(is_alike, counts, 0.0).T, strict=True))
-            nodes = np.asarray(fewest_nodes(size, workers, self.worker_sizes))
+            workers = zip(gpus_of_worker.T.astype(int), np.where(is_alike, counts, 0.0).T, strict=True)
+            nodes = np.asarray(fewest_nodes(size, list(workers), self.worker_sizes))
             idle = (nodes * size - used) * self.gpu_idle_usd_per_h[dearest]
             # GPUs on nodes of one kind all cost as much as the dearest of them.
             surcharge = (used_gpus * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
