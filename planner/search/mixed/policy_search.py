@@ -432,13 +432,13 @@ def _race_one(
     policy_problem = with_policies(problem, policies)
     oracle = policy_problem.oracle
     near = [counts for counts in near if policy_problem.can_route(*dict(counts))]
-    try:
-        for counts in near[:1]:
-            check_policies(oracle.fleet(counts))
-    except InputError:
-        near = []
+    refused = RacedPolicy(change, policies, None, is_simulated=False)
     if not near:
-        return RacedPolicy(change, policies, None, is_simulated=False), 0.0
+        return refused, 0.0
+    try:
+        check_policies(oracle.fleet(near[0]))
+    except InputError:
+        return refused, 0.0
     best: Counts | None = None
     try:
         for counts in near:
