@@ -364,6 +364,8 @@ def test_a_timetable_is_followed_to_the_last_worker_and_at_once() -> None:
     (found,) = of(rendered("cron"), keda_object.FILE)
     for way in found["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"].values():
         assert way["tolerance"] == "0" and way["stabilizationWindowSeconds"] == 0
+        assert way["policies"] == [{"type": "Pods", "value": 9, "periodSeconds": 15}]  # All of its most.
+    assert found["spec"]["cooldownPeriod"] == 0
 
 
 def by_rule(expression: str, rate: float) -> float:
@@ -534,6 +536,8 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("hpa", "kubernetes", {"target": "70 %"}, "target: expected a finite number, found '70 %'"),
     ("keda", "kubernetes", {"threshold": -1.0}, "threshold: -1, must be > 0"),
     ("hpa", "ray-serve", {"metric": "kv"}, "Ray Serve follows requests in flight alone.*found 'kv'"),
+    ("hpa", "ray-serve", {"mixed": {"metric": "queue"}}, "in flight alone.*found 'queue'"),
+    ("keda", "ray-serve", {}, "keda: cron: Ray Serve has no timetable"),
     ("knative", "kserve", {"panic_threshold_frac": 1.0}, "100 %, and Knative takes 110 to 1000 %"),
     ("dynamo-sla", "dynamo", {"ttft_s": 0}, "ttft_s: expected the SLO's target in seconds"),
     ("dynamo", "dynamo", {"kv_up_frac": 1.2}, "kv_up and kv_down: Dynamo takes"),
@@ -752,6 +756,16 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
             "desiredReplicas": str(least + 1),
         }
         assert scaled["spec"]["minReplicaCount"] == least
+
+
+def test_a_role_has_the_cron_windows_that_it_was_given() -> None:
+    """Windows of `prefill` alone are in the manifest of the prefill pool alone; they were in none."""
+    windows = [{"from": "08:00", "to": "20:00", "workers": 3}]
+    chosen = table.parse_controller("keda", {"prefill": {"cron": windows}})
+    told = autoscaling.autoscaler_of(chosen, some_knowledge(), ("pre", "dec"), (1, 2))
+    (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda_object.FILE)
+    assert [each["type"] for each in pre["spec"]["triggers"]] == ["prometheus", "cron"]
+    assert [each["type"] for each in dec["spec"]["triggers"]] == ["prometheus"]
 
 
 def test_static_deploys_the_workers_it_was_told() -> None:

@@ -58,6 +58,8 @@ def written(fleet: str, controller: str, target: str) -> dict[str, str]:
     """The files of one pair."""
     given = FLEETS[fleet]
     told = autoscaler(given, controller, **parameters_for(given, controller, target))
+    if target == "ray-serve":
+        told = replace(told, pools=tuple(replace(pool, timetable=()) for pool in told.pools))
     return autoscaling.render(given, 5000, target, told)
 
 

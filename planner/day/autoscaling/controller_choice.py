@@ -17,6 +17,7 @@ from planner.day.controllers.static import Static, StaticSettings
 from planner.day.controllers.table import ChosenController
 from planner.day.controllers.windows import Window
 from planner.errors import InputError
+from planner.fleet import Role
 
 USUAL_DRAIN_S = 3600.0  # The limit on draining in manifests, which need one, if the simulation had none.
 
@@ -40,7 +41,7 @@ def autoscaler_of(
         assert isinstance(controller, Static)
         controller.start(sizes)
         sizes = controller.wanted
-    windows = _timetable_windows(chosen, knowledge)
+    windows = [_timetable_windows(chosen, knowledge, role) for role in knowledge.roles]
     pools = tuple(
         ScaledPool(
             name=names[i],
@@ -48,7 +49,7 @@ def autoscaler_of(
             least=pool.least,
             most=pool.most,
             size=int(sizes[i]),
-            timetable=timetable_of(windows, i, least=pool.least, most=pool.most) if windows else (),
+            timetable=timetable_of(windows[i], i, least=pool.least, most=pool.most) if windows[i] else (),
             start_s=pool.start_s,
             drain_s=pool.drain_limit_s if math.isfinite(pool.drain_limit_s) else USUAL_DRAIN_S,
         )
@@ -87,12 +88,14 @@ def _fleetplan_values(settings: FleetplanSettings, knowledge: Knowledge) -> dict
     return parameter_values
 
 
-def _timetable_windows(chosen: ChosenController, knowledge: Knowledge) -> tuple[Window, ...]:
-    """The windows of a controller with a timetable; `cron` makes them of earlier days if none were given.
+def _timetable_windows(chosen: ChosenController, knowledge: Knowledge, role: Role) -> tuple[Window, ...]:
+    """The windows that a controller with a timetable has for pools of a role; `cron` makes them of earlier
+    days if none were given.
 
     Empty for other controllers.
     """
-    if isinstance(chosen.settings, KedaSettings):
-        return chosen.settings.cron
+    settings = chosen.by_role.get(role, chosen.settings)
+    if isinstance(settings, KedaSettings):
+        return settings.cron
     controller = chosen(knowledge)
     return controller.windows if isinstance(controller, Cron) else ()

@@ -62,7 +62,9 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
         side = "prefill" if target.pool.role == "prefill" else "decode"  # Mixed workers count as decode.
         config[f"{side}_engine_num_gpu"] = target.pool.type.gpus
     if autoscaler.controller == BY_SLA:
-        return config | _sla_config(autoscaler)
+        # By default no decision changes a pool by more than 8 workers, which was not simulated.
+        most = max(target.scaled.most for target in targets)
+        return config | _sla_config(autoscaler) | {"max_throughput_scaling_replicas": most}
     return config | _load_config(autoscaler, longest_tokens, is_pair=is_pair)
 
 

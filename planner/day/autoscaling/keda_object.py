@@ -27,8 +27,18 @@ DEFAULTS = KedaSettings()  # KEDA's own values, for parameters that a user leave
 MOST_S = 2**31 - 1  # pollingInterval and cooldownPeriod are int32 fields.
 TIME_ZONE = "Etc/UTC"
 NEEDS = "needs KEDA 2.18 or newer"
-# Parameters of an HPA that has exactly as many workers as its trigger asks for, without delay.
-FOLLOW_EXACTLY = {"tolerance_frac": 0.0, "up_window_s": 0.0, "down_window_s": 0.0}
+# Parameters of a ScaledObject that has exactly as many workers as its trigger asks for, without delay. 0 pods
+# and 0 percent are no limit.
+FOLLOW_EXACTLY = {
+    "tolerance_frac": 0.0,
+    "up_window_s": 0.0,
+    "up_pods": 0.0,
+    "up_percent": 0.0,
+    "down_window_s": 0.0,
+    "down_pods": 0.0,
+    "down_percent": 0.0,
+    "cooldown_s": 0.0,
+}
 EXACT_LIMIT = (
     "Its trigger is a number of workers, which the HPA behind it must follow to the last one: `tolerance: 0` "
     "needs Kubernetes 1.35 (1.33 with the gate HPAConfigurableTolerance) and KEDA 2.18; older ones leave "

@@ -16,14 +16,17 @@ LOOK_BACK_S = 30.0  # Ray Serve averages over this time by default.
 
 
 def check(autoscaler: Autoscaler) -> None:
-    """Raise InputError for a controller that follows anything but concurrency."""
+    """Raise InputError for a controller that follows anything but concurrency, or has a timetable too."""
     if autoscaler.controller == "knative":
         return
-    if (metric_name := autoscaler.read_text("metric", "queue")) != "concurrency":
-        raise InputError(
-            f"{autoscaler.controller}: metric: Ray Serve follows requests in flight alone: expected "
-            f"concurrency, found {metric_name[:100]!r}"
-        )
+    for pool in autoscaler.pools:
+        if (metric_name := autoscaler.of_role(pool.role).read_text("metric", "queue")) != "concurrency":
+            raise InputError(
+                f"{autoscaler.controller}: metric: Ray Serve follows requests in flight alone: expected "
+                f"concurrency, found {metric_name[:100]!r}"
+            )
+        if autoscaler.controller == "keda" and pool.timetable:
+            raise InputError(f"{autoscaler.controller}: cron: Ray Serve has no timetable; leave it out")
 
 
 def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) -> None:

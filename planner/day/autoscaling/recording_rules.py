@@ -25,6 +25,7 @@ earlier seasons, not the last one alone.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,14 +54,6 @@ EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
 MOST_SEASON_S = 28 * DAY_S  # Four weeks; Prometheus must keep its data for so long.
-# With these the HPA behind KEDA follows at once; 0 pods and 0 percent are no limit.
-HPA_RULES: dict[str, float] = {
-    **keda_object.FOLLOW_EXACTLY,
-    "up_pods": 0,
-    "up_percent": 0,
-    "down_pods": 0,
-    "down_percent": 0,
-}
 
 
 def write_recording_rules(
@@ -68,8 +61,8 @@ def write_recording_rules(
 ) -> WrittenManifests:
     """The files with the rules, what scrapes their metrics, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
-    # The controller's parameters are in the rules. The HPA only follows, so it has HPA_RULES in their place.
-    follower = Autoscaler(autoscaler.controller, HPA_RULES, autoscaler.pools)
+    # The controller's parameters are in the rules, and the ScaledObject only follows.
+    follower = replace(autoscaler, parameters=keda_object.FOLLOW_EXACTLY)
     objects = [
         keda_object.scaled_object(
             target, follower, [keda_object.prometheus_trigger(pool_series(WORKERS, app, target), 1)]

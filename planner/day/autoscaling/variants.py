@@ -66,8 +66,10 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     return (
         "Nothing in it tells prefill from decode workers: it takes all variants of a model for alternatives "
         "and weighs pairs as if either could take the other's requests.",
-        f"It decides every {_interval_s(autoscaler)} s and adds or takes one worker at a time, from the "
-        "cheapest variant on.",
+        f"It decides every {DEFAULTS.optimize_s:g} s, whatever `reconcileInterval` says (the plan: every "
+        f"{_interval_s(autoscaler)} s), and adds or takes one worker at a time, from the cheapest variant "
+        "on. Once it wants a worker more than `maxReplicas` it decides nothing more, until its object is "
+        "made anew: leave room there.",
     )
 
 

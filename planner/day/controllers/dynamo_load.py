@@ -1,12 +1,14 @@
 """Dynamo's planner by load: adds or takes away a worker by queued prompt tokens and KV cache in use.
 
-Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e (2026; the modes
-`optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the tests of those modes.
+Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e and as in 1.6.1
+(2026; the modes `optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the
+tests of those modes.
 
 The planner decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if
 queued prompt tokens per worker reach `prefill_up` times the longest context, and loses one below
 `prefill_down`. A decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts
-counted as used, is above `kv_up`, and loses one below `kv_down`. The original looks at the fullest worker to
+counted as used, is above `kv_up`, and loses one below `kv_down`. No pool loses a worker if the load of the
+others would then reach the threshold for one more. The original looks at the fullest worker to
 add one, and at all workers to take one away; here both look at the pool's mean, because a reading
 (MetricsReading) states no numbers of single workers. Queued tokens are the number of waiting prompts times
 the mean length of the prompts that finished last.
@@ -82,19 +84,25 @@ def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int)
 
     Queued prompt tokens per worker are `queued_share` times the longest context.
     """
-    down_frac = settings.thresholds.prefill_down_frac
-    if queued_share >= settings.thresholds.prefill_up_frac:
+    up_frac, down_frac = settings.thresholds.prefill_up_frac, settings.thresholds.prefill_down_frac
+    if queued_share >= up_frac:
         return workers + 1
     # Nothing is below a threshold of 0, so with this threshold an empty queue counts as below.
     is_idle = queued_share < down_frac or queued_share == down_frac == 0
-    return workers - 1 if workers > 1 and is_idle else workers
+    return workers - 1 if is_idle and _can_lose_one(queued_share, workers, up_frac) else workers
 
 
 def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> int:
     """The next size of a pool of `workers`, with `kv_share` of their KV cache in use or queued for."""
-    if kv_share > settings.thresholds.kv_up_frac:
+    up_frac, down_frac = settings.thresholds.kv_up_frac, settings.thresholds.kv_down_frac
+    if kv_share > up_frac:
         return workers + 1
-    return workers - 1 if workers > 1 and kv_share < settings.thresholds.kv_down_frac else workers
+    return workers - 1 if kv_share < down_frac and _can_lose_one(kv_share, workers, up_frac) else workers
+
+
+def _can_lose_one(share: float, workers: int, up_frac: float) -> bool:
+    """Whether the load `share` of each of several workers stays below `up_frac` on one worker fewer."""
+    return workers > 1 and share * workers / (workers - 1) < up_frac
 
 
 class Dynamo:

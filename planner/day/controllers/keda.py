@@ -12,7 +12,7 @@ pool goes to zero when no trigger has been active for `cooldown`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.day.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
 from planner.day.controllers.knowledge import Knowledge
@@ -53,6 +53,8 @@ class Keda:
         self.settings, self.knowledge, self.pool = settings, knowledge, pool
         check_windows(settings.cron, knowledge)
         self.limits = knowledge.pools[pool]
+        # The HPA's minReplicas is at least 1; only KEDA itself goes to zero.
+        self.hpa_limits = replace(self.limits, least=max(self.limits.least, 1))
         self.metric = METRICS[settings.metric]
         self.behaviour = Behaviour.from_rules(settings)
         self.start(0)
@@ -81,8 +83,7 @@ class Keda:
             replica_counts.append(
                 external_replicas(cron_workers, self.size, 1.0, self.settings.tolerance_frac)
             )
-        size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
-        return max(size, 1)  # The HPA's minReplicas is at least 1; only KEDA itself goes to zero.
+        return self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.hpa_limits)
 
     def _wake_or_empty(self, time_s: float, is_active: bool) -> None:
         """What KEDA decides itself: wake an empty pool, or empty one that has been inactive for long."""

@@ -5,16 +5,20 @@ analyzer.go (the default analyzer, by percentages) and its tests; thresholds of
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
-`queue_threshold` waiting prompts. What is spare is the mean distance to these thresholds over the workers
-that are not saturated. If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the
-cheapest pool gets one worker more. If both would be enough with one worker fewer, and at least two workers
-are not saturated, the dearest pool loses one. Nothing is decided while workers start. The autoscaler exports
-the wanted size as a metric that an HPA follows, with the chart's windows of four minutes.
+`queue_threshold` waiting prompts, each the highest of the last minute (internal/collector/registration/
+saturation.go). What is spare is the mean distance to these thresholds over the workers that are not
+saturated. If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the cheapest pool with
+workers gets one more. If both would be enough with one worker fewer, and at least two workers are not
+saturated, the dearest pool loses one. Nothing is decided while workers start. The autoscaler exports the
+wanted size as a metric that an HPA follows, with the chart's windows of four minutes. It does not know the
+HPA's most workers: once it wants one more than these, wanted and present workers differ for ever, and it
+decides nothing more.
 
 Readings here are means over a pool, so all of its workers are saturated, or none is.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +30,7 @@ from planner.fleet import Role
 from planner.simulator.elastic import MetricsReading
 
 LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
+PEAK_S = 60.0  # Its queries take the highest value of the last minute.
 SPARE_ROUNDING = 1e-12  # What is spare may be below its limit by this much: a rounding error.
 
 
@@ -69,6 +74,9 @@ class WvaSettings(WvaRules):
     kv_spare_frac: float = settings_field(0.1, SHARE, "a worker is added below so much spare KV", most=1.0)
     queue_spare: float = settings_field(
         3.0, NUMBER, "a worker is added below this many spare places in the queue"
+    )
+    optimize_s: float = settings_field(
+        30.0, SECONDS, "time between its decisions; v0.5.1 has no other", least=1.0
     )
 
     def check(self) -> None:
@@ -135,7 +143,7 @@ class HpaFollowed(ABC):
 
     @abstractmethod
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
-        """The sizes that the autoscaler wants; called every `optimize_s`."""
+        """The sizes that the autoscaler wants, for the HPAs to limit; called every `optimize_s`."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         """The sizes of all pools after a reading of the metrics."""
@@ -143,7 +151,7 @@ class HpaFollowed(ABC):
             return list(self.current)
         if reading.time_s >= self.due_s:
             self.due_s = reading.time_s + self.rules.optimize_s
-            self.wanted = self.knowledge.bounded_sizes(self.optimal_sizes(reading))
+            self.wanted = self.optimal_sizes(reading)
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
             size, pool = self.current[i], self.knowledge.pools[i]
@@ -163,6 +171,16 @@ class Wva(HpaFollowed):
     def __init__(self, settings: WvaSettings, knowledge: Knowledge) -> None:
         self.settings = settings
         super().__init__(settings, knowledge)
+
+    def start(self, sizes: Sequence[int]) -> None:
+        super().start(sizes)
+        self.last_readings: deque[MetricsReading] = deque()  # Those of the last PEAK_S.
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        self.last_readings.append(reading)
+        while self.last_readings[0].time_s <= reading.time_s - PEAK_S:
+            self.last_readings.popleft()
+        return super().sizes(reading)
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
         """The sizes that the autoscaler wants: at most one pool of a role changes, by one worker."""
@@ -184,14 +202,24 @@ class Wva(HpaFollowed):
             for i in pools:
                 sizes[i] = self.wanted[i]
             return
-        loads = []  # A reading has means of a pool, so all of its workers get the same load.
-        for i in pools:
-            ready = int(reading.ready[i])
-            mean_waiting = int(reading.waiting[i]) / max(ready, 1)
-            loads += [ReplicaLoad(float(reading.kv_frac[i]), mean_waiting)] * ready
-        change = scaling_direction(self.settings, loads)
-        elastic_pools = self.knowledge.pools
-        if change > 0 and (growable := [i for i in pools if sizes[i] < elastic_pools[i].most]):
-            sizes[min(growable, key=self.knowledge.price_of)] += 1
-        elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic_pools[i].least, 1)]):
+        change = scaling_direction(
+            self.settings, [load for i in pools for load in self._peak_loads(reading, i)]
+        )
+        if change > 0:
+            sizes[min((i for i in pools if sizes[i]), key=self.knowledge.price_of)] += 1
+        elif change < 0 and (
+            removable := [i for i in pools if sizes[i] > max(self.knowledge.pools[i].least, 1)]
+        ):
             sizes[max(removable, key=self.knowledge.price_of)] -= 1
+
+    def _peak_loads(self, reading: MetricsReading, pool: int) -> list[ReplicaLoad]:
+        """The highest load of each worker of a pool in the last minute, in which as many were ready as now.
+
+        A reading has means of a pool, so all of its workers get the same load.
+        """
+        ready = int(reading.ready[pool])
+        if not ready:
+            return []
+        alike = [each for each in self.last_readings if each.ready[pool] == ready]
+        waiting = max(int(each.waiting[pool]) for each in alike) / ready
+        return [ReplicaLoad(max(float(each.kv_frac[pool]) for each in alike), waiting)] * ready

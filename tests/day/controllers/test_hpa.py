@@ -39,7 +39,9 @@ def test_metrics_of_pods(case: str) -> None:
 def test_missing_pods_by_hand() -> None:
     """Two of four at 400 and 95 of 100 x 10: 24.75 %; with the others at the target 62.4 %, times 4, up: 3.
     One ready at 4 times the target, two starting: as idle 4 / 3, times 3: 4, not 4 x 1 = 4 x 3.
+    One ready at the target, one starting: since Kubernetes 1.33 nothing changes; it was one of two.
     """
+    assert pods_replicas((10,), 1, 2, 10) == 2
     assert pods_replicas((400, 95), 2, 4, 1000) == 3
     assert pods_replicas((40,), 2, 3, 10) == 4
 
@@ -52,6 +54,8 @@ EXTERNAL = (
     (3, 20, 5, 4),
     (5, 6, 2, 3),
     (4, 20.166, 5, 4),
+    (10, 11, 1, 10),  # Since 1.33, by isWithin: 1.1 is no more than 1 + 0.1.
+    (10, 9, 1, 10),
 )
 
 

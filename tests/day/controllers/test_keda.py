@@ -53,6 +53,17 @@ def test_prefill_and_decode_wake_and_sleep_together() -> None:
     assert asleep[0] == [1, 1] and asleep[-1] == [0, 0]
 
 
+def test_idle_at_one_worker_takes_nothing_away() -> None:
+    """Of at least none, one worker that idles for a minute: its HPA has removed no pod in that time, so it
+    adds four within the minute and not eight."""
+    given = {"cooldown": "1 h", "down_window": "0 s", "up_percent": 0, "up_period": "1 min", "threshold": 1}
+    controller = parse_controller("keda", given)(knowledge(least=0))
+    controller.start([1])
+    for k in range(4):
+        assert controller.sizes(reading(15.0 * k, ready=[1])) == [1]
+    assert controller.sizes(reading(60.0, ready=[1], waiting=[40])) == [5]
+
+
 def test_cron_windows_of_its_own_tests() -> None:
     """Every even hour 10 workers, else none (validCronMetadata2), as windows; and a whole Thursday."""
     even = read_windows(

@@ -197,10 +197,10 @@ DAY = 10 - 8 * np.cos(2 * math.pi * np.arange(240) / 240)  # requests/s, 4 h
 def test_a_fluid_day(name: str, roles: tuple[Role, ...]) -> None:
     """2 to 18 requests/s and back: within the limits, whole numbers; whoever follows the traffic has five
     workers or more at some time, and fewer than its most in the end."""
-    own = known(roles, least=1, most=12)
+    own = known(roles, least=1, most=24)
     controller = parse_controller(name, GIVEN.get(name))(own)
     asked, _ = fluid_day(controller, own, DAY)
-    assert asked.min() >= 1 and asked.max() <= 12
+    assert asked.min() >= 1 and asked.max() <= 24
     if name not in ("static", "cron"):
         assert (asked.max(axis=0) >= 5).all(), asked.max(axis=0)
         assert (asked[-1] < asked.max(axis=0)).all()

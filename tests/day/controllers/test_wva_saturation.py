@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from readings import knowledge, reading
 
 from planner.day.controllers.knowledge import MIXED, Knowledge
 from planner.day.controllers.table import parse_controller
-from planner.day.controllers.wva import ReplicaLoad, WvaSettings, scaling_direction
+from planner.day.controllers.wva import ReplicaLoad, Wva, WvaSettings, scaling_direction
 from planner.errors import InputError
 from planner.simulator.elastic import ElasticPool
 
@@ -73,6 +76,44 @@ def test_tolerance_holds_the_eleventh_worker() -> None:
     controller.start([11])
     asked = [controller.sizes(reading(60.0 * k, ready=[11], kv_frac=[0.1]))[0] for k in range(10)]
     assert asked == [11] * 10
+
+
+def test_nor_is_the_eleventh_worker_started() -> None:
+    """Eleven wanted of ten: 1.1 is within 10 % since Kubernetes 1.33."""
+    controller = parse_controller("wva", {"up_window": "0 s"})(variants(5, most=20))
+    controller.start([10])
+    assert [controller.sizes(reading(60.0 * k, ready=[10], kv_frac=[0.9])) for k in range(5)] == [[10]] * 5
+
+
+def test_the_highest_of_the_last_minute_counts() -> None:
+    """72 % of the KV cache 15 s ago leaves less than 10 % to spare; a minute ago it is forgotten, and so are
+    readings with another number of workers."""
+    sizes = []
+    for ago_s, workers_then in ((15.0, 2), (60.0, 2), (15.0, 1)):
+        settings = WvaSettings(up_window_s=0.0, down_window_s=0.0, tolerance_frac=0.0)
+        controller = Wva(settings, variants(5))
+        controller.start([workers_then])
+        controller.due_s = 100.0
+        controller.sizes(reading(100.0 - ago_s, ready=[workers_then], kv_frac=[0.72]))
+        controller.current = controller.wanted = [2]
+        sizes.append(controller.sizes(reading(100.0, ready=[2], kv_frac=[0.5])))
+    assert sizes == [[3], [2], [2]]
+
+
+def test_at_the_most_workers_it_wants_one_more_and_stays() -> None:
+    """Its HPA gives it three of the four that it wants: as these differ, nothing is decided any more."""
+    controller = parse_controller("wva", QUICK)(variants(5, most=3))
+    controller.start([3])
+    assert controller.sizes(reading(0.0, ready=[3], kv_frac=[0.9])) == [3]
+    assert [controller.sizes(reading(60.0 * k, ready=[3], kv_frac=[0.0])) for k in range(2, 5)] == [[3]] * 3
+
+
+def test_a_pool_without_workers_sends_no_metrics_and_does_not_grow() -> None:
+    own = variants(5, 20)
+    own = replace(own, pools=tuple(replace(pool, least=0) for pool in own.pools))
+    controller = parse_controller("wva", QUICK)(own)
+    controller.start([0, 2])
+    assert controller.sizes(reading(0.0, ready=[0, 2], kv_frac=[math.nan, 0.9])) == [0, 3]
 
 
 def test_from_zero() -> None:
