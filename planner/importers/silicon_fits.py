@@ -23,7 +23,7 @@ from planner.importers.silicon_sparse import MOST_TOKENS, is_sparse
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, All2All
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import fits_memory
+from planner.models.memory import active_weight_bytes, fits_memory
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepShape, StepTable
 
@@ -212,6 +212,10 @@ def _fitted_row(
             f"{llm.name} on {gpu.name} tp{tp}{' ep' if ep else ''}: the fit misses its kernel times by "
             f"{100 * errors['all'].mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
+    # The experts that one token visits may fit into the L2 cache of an L40S or RTX PRO 6000, where a
+    # benchmark of one layer finds them again. An engine reads all weights from memory in each step.
+    least_s = float(active_weight_bytes(llm)) / (tp * gpu.bandwidth_bytes_per_s)
+    latency = dataclasses.replace(latency, f_s=tuple(np.maximum(latency.f_s, least_s).tolist()))
     steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)  # Seed as in `_ranks_row`.
     unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder, experts_of=experts_of)
     off_grid = _errors_on(unseen, unseen.y, latency)
