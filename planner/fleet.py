@@ -162,10 +162,14 @@ class WorkerType:
         return self.form or self.latency
 
     def with_longer_steps(self, longer_frac: float) -> WorkerType:
-        """The same worker type with every step, with or without adapters, longer by this share."""
+        """The same worker type with every step longer by this share: the GPUs' time and the host's, and that
+        of drafts and adapters.
+        """
         return replace(
             self,
             latency=self.latency.with_longer_steps(longer_frac),
+            engine=self.engine and self.engine.with_longer_host(longer_frac),
+            speculation=self.speculation and self.speculation.with_longer_drafts(longer_frac),
             lora=self.lora and self.lora.with_longer_times(longer_frac),
         )
 
@@ -525,10 +529,14 @@ class Fleet:
 # A search uses the same few worker types in the same few scenarios over and over.
 @lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
-    """The same worker type, its step times this many standard deviations above the median of their spread
-    and its front end as late as prefills are.
+    """The same worker type, its step times this many standard deviations above the median of their spread,
+    its front end as late as prefills are, and its adapters as slow as decodes.
     """
-    engine, spread = worker.engine, worker.latency.spread
-    if engine is not None and spread is not None:
-        engine = engine.with_longer_front_end(spread.front_end_factor(z_prefill))
-    return replace(worker, latency=worker.latency.at_spread(z_prefill, z_decode), engine=engine)
+    if (spread := worker.latency.spread) is None:
+        return worker
+    return replace(
+        worker,
+        latency=worker.latency.at_spread(z_prefill, z_decode),
+        engine=worker.engine and worker.engine.with_longer_front_end(spread.front_end_factor(z_prefill)),
+        lora=worker.lora and worker.lora.with_longer_times(spread.adapters_factor(z_decode) - 1),
+    )

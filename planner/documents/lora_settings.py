@@ -9,7 +9,7 @@ largest rank of one, and the adapters in the host's memory, by default all of th
 adapter of each request; without the column all adapters are equally likely. `targets` are the matrices that
 adapters change, by default all. `link` is the bandwidth from the host's memory into a slot, `disk` that from
 disk into the host's memory (planner/models/lora.py). `longer` is the share by which the times of LoRA are
-raised in a plan with `robust: step_times`.
+raised in a plan with `robust`.
 """
 
 from typing import Any

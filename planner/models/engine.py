@@ -107,7 +107,10 @@ class Engine:
     def with_longer_host(self, longer_frac: float) -> Engine:
         """The same engine if its host took longer by this share."""
         return replace(
-            self, host=self.host.with_longer_times(longer_frac), rest=self.rest.with_longer_times(longer_frac)
+            self,
+            host=self.host.with_longer_times(longer_frac),
+            rest=self.rest.with_longer_times(longer_frac),
+            latent_launch_s=self.latent_launch_s * (1 + longer_frac),
         )
 
     def with_longer_front_end(self, factor: float) -> Engine:

@@ -130,7 +130,9 @@ class LoraSlots:
 
     def with_longer_times(self, longer_frac: float) -> LoraSlots:
         """The same slots with every step and every load longer by this share."""
-        return replace(self, cost=self.cost.with_longer_times(longer_frac))
+        # Not (1 + a) (1 + b) - 1, which rounds a share that stands alone.
+        longer = self.lora.longer_frac + longer_frac + self.lora.longer_frac * longer_frac
+        return LoraSlots(replace(self.lora, longer_frac=longer), self.cost.with_longer_times(longer_frac))
 
     def without_cost(self) -> LoraSlots:
         """Slots for all adapters at no cost, for a lower bound on step times."""

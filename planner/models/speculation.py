@@ -25,6 +25,7 @@ Steps follow vLLM: every sequence is checked at full width, whatever was accepte
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -102,6 +103,10 @@ class Speculation:
     def drafter_key(self) -> tuple[str, str | None] | None:
         """Method and model of a drafter with KV, which is handed over: both workers need the same."""
         return (self.method, self.model) if self.has_weights else None
+
+    def with_longer_drafts(self, longer_frac: float) -> Self:
+        """The same drafter with s longer by this share; the share q of a step stays one."""
+        return replace(self, draft_s=self.draft_s * (1 + longer_frac))
 
     @property
     def lookahead_tokens(self) -> int:

@@ -64,6 +64,12 @@ class StepTimeSpread:
         """
         return math.exp(z_prefill * self.prefill.log_sd)
 
+    def adapters_factor(self, z_decode: float) -> float:
+        """The factor on the time of adapters, most of which reads memory as decodes do, if decodes are
+        `z_decode` standard deviations above the median. That time is a roofline, which no median corrects.
+        """
+        return math.exp(z_decode * self.decode.log_sd)
+
     @classmethod
     def calibrated(cls, uncertainty_frac: float) -> StepTimeSpread:
         """The spread after a calibration on this very engine: its standard error, on both factors."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.models.lora import Lora
+from planner.models.spread import Factor, StepTimeSpread
 from planner.search.problem.options import EngineChoices, worker_types
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -80,6 +83,54 @@ def test_workers_that_may_be_chosen_have_slots() -> None:
     assert {worker.lora and worker.lora.lora.longer_frac for worker in types} == {0.1}
     fewer = [a.kv_tokens - b.kv_tokens for a, b in zip(plain, types, strict=True)]
     assert min(fewer) > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [
+        ({"name": "vllm", "speculative": {"method": "ngram", "tokens": 2, "acceptance": 0.5}}, {}),
+        ({"name": "sglang", "latent_launch": "0.1 ms"}, {}),
+        ("vllm", {"lora": ASKED}),
+    ],
+)
+def test_longer_steps_of_headroom_are_those_of_robust(engine: Any, changes: dict[str, Any]) -> None:
+    """The GPUs' time, the host's, and that of drafts and adapters: all that a step takes."""
+    if isinstance(engine, dict) and "speculative" in engine:
+        engine["speculative"]["draft_step"] = "1 ms"
+    document = {
+        "llm": NAME,
+        "slo": {"ttft": {"p90": "2 s"}},
+        "fleet": {"gpus": ["h100-80g"]},
+        "engine": engine,
+    }
+    types = [
+        worker_types(
+            CATALOG.llm(NAME),
+            [CATALOG.gpu("h100-80g")],
+            CATALOG,
+            100,
+            EngineChoices.of(parse_task(each, CATALOG)),
+        )[0]
+        for each in (document | changes, document | changes | {"robust": {"step_times": "10 %"}})
+    ]
+    for plain, robust in zip(*types, strict=True):
+        longer = plain.with_longer_steps(0.1)
+        assert replace(robust, latency=replace(robust.latency, basis=longer.latency.basis)) == longer
+        assert robust.host[0].step_s > plain.host[0].step_s
+
+
+def test_adapters_take_as_much_longer_as_decodes_at_the_end_of_their_spread() -> None:
+    """exp(2 x 0.2) times as long two standard deviations above; a plan.yaml with them is read back."""
+    spread = StepTimeSpread(Factor(1.1, 0.1), Factor(1.2, 0.2), "made up")
+    found = fleet(ASKED)
+    found = found.with_types(lambda each: replace(each, latency=replace(each.latency, spread=spread)))
+    late = found.with_step_spread(0.0, 2.0)
+    plain, slow = (each.pools[0].type.lora for each in (found, late))
+    assert plain is not None and slow is not None
+    assert slow.cost.kernels_s == pytest.approx(math.exp(0.4) * plain.cost.kernels_s)
+    assert found.with_step_spread(2.0, 0.0).lora == found.lora
+    again = fleet_of(fleet_document(late), Path("plan.yaml"), CATALOG)
+    assert again.pools[0].type.lora == slow
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,10 @@ class EngineChoices:
             node_bytes_per_s=task.network.bandwidth_bytes_per_s,
             host_overhead_s=task.host_overhead_s,
             engine=task.engine,
-            speculations=task.speculations,
+            speculations=tuple(
+                drafts and drafts.with_longer_drafts(task.robust.step_times_frac)
+                for drafts in task.speculations
+            ),
             lora=task.lora and replace(task.lora, longer_frac=task.robust.step_times_frac),
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
