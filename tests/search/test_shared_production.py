@@ -70,7 +70,7 @@ def question(
 
 @cache
 def scarce() -> SharedPlan:
-    return plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S)
+    return plan_together(question(SCARCE), CATALOG, time_limit_s=LONG_S, adds_robustness=True)
 
 
 def how(found: SharedPlan) -> ProductionShared:
@@ -200,6 +200,20 @@ def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_sto
         for gpu, count in SCARCE.items():
             assert sum(each.gpus for each in workers if each.gpu == gpu) <= count
     assert any("gives way" in line for line in fact_sentences_of(found.in_production))
+
+
+@pytest.mark.slow
+def test_other_numbers_of_workers_are_within_what_the_fleets_of_production_leave() -> None:
+    """Not within what the fleets on paper left: there llm-0 had no room for its fleet of production."""
+    first, second = scarce().plans.values()
+    for one, other in ((first, second), (second, first)):
+        assert one.certificate.robustness is not None
+        rows = one.certificate.robustness.at_workers
+        assert tuple(pool.count for pool in one.fleet.pools) in [row.counts for row in rows]
+        for row in rows:
+            pools = (*one.fleet.with_counts(row.counts).pools, *other.fleet.pools)
+            for gpu, count in SCARCE.items():
+                assert sum(pool.count * pool.type.gpus for pool in pools if pool.type.gpu.name == gpu) <= count
 
 
 @pytest.mark.slow

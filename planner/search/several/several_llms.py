@@ -109,9 +109,9 @@ def _plan_together(
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if needs_production else None
     searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
-    plans = _certify_plans(
-        parts, searched, left_to_each, shared, catalog, seed, deadline, adds_robustness=adds_robustness
-    )
+    plans = _certify_plans(parts, searched, left_to_each, shared, catalog, seed, deadline)
+    if adds_robustness:
+        plans = _add_robustness(plans, searched, shared, limits, deadline)
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
     names = [part.name for part in parts]
@@ -215,8 +215,6 @@ def _certify_plans(
     catalog: Catalog,
     seed: int,
     deadline: float,
-    *,
-    adds_robustness: bool,
 ) -> list[Plan]:
     """Certify the plan of each LLM, with a note of what the others leave it."""
     plans = []
@@ -225,13 +223,37 @@ def _certify_plans(
         production = None if shared is None else shared.productions[k]
         inputs = SearchInputs(part.task, part.trace, catalog, seed)
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
-        if adds_robustness:
-            plan = add_robustness(plan, best_of(with_deadline), production)
         if (others_leave := left_to_each[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(others_leave, *plan.certificate.assumptions))
             plan = replace(plan, certificate=certificate)
         plans.append(plan)
     return plans
+
+
+def _add_robustness(
+    plans: Sequence[Plan],
+    searched: Sequence[shared_paper.Searched],
+    shared: SharedProduction | None,
+    limits: FleetLimits,
+    deadline: float,
+) -> list[Plan]:
+    """The plans with what more traffic would do to each fleet, and other numbers of workers within what the
+    fleets of the plans leave of the limits.
+    """
+    productions = [None] * len(plans) if shared is None else shared.productions
+    best = [best_of(each) for each in searched]
+    fleets = [
+        paper.best if production is None else production.best
+        for (_, paper), production in zip(best, productions, strict=True)
+    ]
+    return [
+        add_robustness(
+            plan,
+            (replace(problem, limits=limits_beside(limits, fleets, k), deadline=deadline), paper),
+            productions[k],
+        )
+        for k, (plan, (problem, paper)) in enumerate(zip(plans, best, strict=True))
+    ]
 
 
 def _answer_totals(
