@@ -6,7 +6,7 @@ method). There is no grid: each step of the staircase takes one plan, and no ste
 The frontier is as exact as its plans are. With scenarios a corner may come too early: a fleet that fails a
 test there may pass the later test of the next plan (production_fleet.py). While a fleet is planned again
 beyond its corner, each next plan is made further on, by up to WIDEST_STRIDE_FRAC; its corner is then known to
-that share.
+that share. A fleet that failed its test is on no step: where it was planned, the next fleet is taken.
 
     ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
                            passes with this limit (backlog test, attainment, losses); else a bisection finds
@@ -29,7 +29,7 @@ from typing import Any
 from planner.documents.facts import Answered
 from planner.documents.task import PlanQuestion
 from planner.domain import ROUNDING
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.fleet import Fleet
 from planner.reports.words import describe_fleet
 from planner.search.problem.bill import bill_fleet
@@ -84,6 +84,7 @@ class FrontierStep:
     is_exhausted: bool  # Whether the search of level 0 ended before its time limit.
     level0: float  # The objective of level 0's answer; a fleet of several types may have a better one.
     answers: tuple[Answered, ...] = ()  # The three answers; empty with `safety: none`.
+    is_passed: bool = True  # Whether the fleet passed its test; on a frontier every fleet did.
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ def find_frontier(
 
     By default the range is from half to twice the question's limit; for power and cost it begins without a
     limit and ends where no fleet holds. `axis` is a metric, one of UNITS, or a limit such as "ttft.p90" if
-    the SLO has several of a metric. Raises InfeasibleError if no fleet holds at the loosest limit.
+    the SLO has several of a metric. Raises InfeasibleError if no fleet holds at the loosest limit, and
+    OutOfTimeError if no fleet passed its test.
     """
     walk = _axis_walk(study, task, axis)
     low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
@@ -175,7 +177,8 @@ def find_frontier(
             for step in reversed(steps):
                 # A search need not be exact: this fleet may hold for less money also where `step` was
                 # planned. Then its own step begins there.
-                if answer.value > step.value * (1 + ROUNDING) or not walk.holds(answer, step.start, limit):
+                is_dearer = step.is_passed and answer.value > step.value * (1 + ROUNDING)
+                if is_dearer or not walk.holds(answer, step.start, limit):
                     break
                 start = step.start
             steps.append(_step_of(answer, start, corner))
@@ -191,7 +194,7 @@ def find_frontier(
         walk.unit,
         objective,
         unit,
-        _without_dominated(steps, sign),
+        _steps_of_frontier(steps, sign),
         loosest,
         walk.question_limit,
         walk.is_rising,
@@ -222,21 +225,28 @@ def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
         is_exhausted=answer.is_exhausted,
         level0=level0,
         answers=answer.answers,
+        is_passed=answer.is_passed,
     )
 
 
-def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps that no later step beats. A step beats another if its fleet holds wherever the other's does
-    and costs no more, which happens because searches need not be exact.
+def _steps_of_frontier(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
+    """The steps whose fleets passed their tests, and that no later step beats. A step beats another if its
+    fleet holds wherever the other's does and costs no more, which happens because searches need not be exact.
     """
+    passed = [step for step in steps if step.is_passed]
+    if not passed:
+        raise OutOfTimeError(
+            f"none of {len(steps)} fleets passed its test in scenarios that the search had not seen; allow "
+            "more --points, raise --time-limit, or ask with safety: none"
+        )
     return tuple(
         step
-        for k, step in enumerate(steps)
+        for k, step in enumerate(passed)
         if not any(
             other.value <= step.value * (1 + ROUNDING)
             and sign * other.start >= sign * step.start
             and sign * other.corner <= sign * step.corner
-            for other in steps[k + 1 :]
+            for other in passed[k + 1 :]
         )
     )
 

@@ -158,17 +158,14 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])  # The plan from scratch.
     # The test of its fleet for production; None with `safety: none`.
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
-    scratch_holds = (
-        model.test is None or scratch_kept_in is None or is_test_passed(scratch_kept_in, model.test.safety)
-    )
     # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
     running_holds = (
         gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     )
     # The best known fleet, from which the search for cheaper ones starts.
-    known, known_holds = n_scratch, scratch_holds
+    known, known_holds = n_scratch, scratch.is_passed
     is_running_cheaper = float(model.horizon_usd(n0)) <= float(model.horizon_usd(known))
-    if running_holds and (is_running_cheaper or not scratch_holds):
+    if running_holds and (is_running_cheaper or not scratch.is_passed):
         known, known_holds = n0, True
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, known)
     best_holds = known_holds or bool((best != known).any())
@@ -178,7 +175,9 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
         if gone_workers == 0
         else None
     )
-    ways = [model.way_of("plan from scratch", n_scratch, is_holding=scratch_holds, kept_in=scratch_kept_in)]
+    ways = [
+        model.way_of("plan from scratch", n_scratch, is_holding=scratch.is_passed, kept_in=scratch_kept_in)
+    ]
     if running_verdict is not None:
         runs_on = model.tested_way("keep what runs", n0, is_holding=running_holds)
         beyond = _limits_exceeded(scratch.problem.limits, model.fleet_counts(n0))

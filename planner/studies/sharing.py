@@ -71,10 +71,13 @@ def _compare(
         study.progress(f"a fleet for {name} alone")
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
-            fleets.append(ClassAlone(name, part_study.answer(task).value))
+            answer = part_study.answer(task)
         except (InfeasibleError, OutOfTimeError, InputError):
             # InputError is raised if a class has too few requests.
             return NotShared(name, "")
+        if not answer.is_passed:
+            return NotShared(name, "")
+        fleets.append(ClassAlone(name, answer.value))
     separate_value = sum(fleet.value for fleet in fleets)
     _, first_task, _ = parts[0]  # All parts have the objective of the plan.
     unit = OBJECTIVE_UNITS[first_task.objective]

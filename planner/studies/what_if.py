@@ -64,7 +64,8 @@ LEAST_SEARCH_FRAC = 0.1
 class StudyAnswer:
     """The best fleet for one question, simulated to its end.
 
-    With safety, `answers` has the three answers of a plan (on paper, production, with a loss).
+    With safety, `answers` has the three answers of a plan (on paper, production, with a loss), and
+    `is_passed` says whether the fleet passed its test in scenarios that its search had not seen.
     """
 
     problem: plan_problem.Problem
@@ -74,6 +75,7 @@ class StudyAnswer:
     served_s: float  # The time for which the fleet is paid; see `evidence.plan.served_s`.
     served_tokens: int  # Of prompts and outputs of the requests that finished.
     answers: tuple[Answered, ...] = ()
+    is_passed: bool = True
 
     @property
     def value(self) -> float:
@@ -209,6 +211,7 @@ class Study:
         """
         problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
+        is_passed = True
         if task.safety is not None:
             if (trial := find_production_fleet(problem, search_result, start)) is None:
                 raise OutOfTimeError(
@@ -216,7 +219,7 @@ class Study:
                     "ask with safety: none"
                 )
             production = with_answers(problem, search_result, trial)
-            answers = production.answers
+            answers, is_passed = production.answers, production.is_tested
             search_result = replace(search_result, best=production.best, value=objective_of(production.best))
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.simulate_and_judge(fleet, record=True)
@@ -228,6 +231,7 @@ class Study:
             served_s(problem.trace, simulation),
             sum(simulation.served_tokens),
             answers,
+            is_passed,
         )
 
     def bound(self, answer: StudyAnswer) -> float:

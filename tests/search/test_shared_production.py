@@ -213,7 +213,9 @@ def test_other_numbers_of_workers_are_within_what_the_fleets_of_production_leave
         for row in rows:
             pools = (*one.fleet.with_counts(row.counts).pools, *other.fleet.pools)
             for gpu, count in SCARCE.items():
-                assert sum(pool.count * pool.type.gpus for pool in pools if pool.type.gpu.name == gpu) <= count
+                assert (
+                    sum(pool.count * pool.type.gpus for pool in pools if pool.type.gpu.name == gpu) <= count
+                )
 
 
 @pytest.mark.slow

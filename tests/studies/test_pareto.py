@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.search.problem.bill import bill_fleet
 from planner.studies import pareto_frontier
 from planner.studies.pareto_frontier import Frontier, FrontierStep, find_frontier, frontier_document
@@ -155,7 +155,7 @@ def test_corners_that_creep_do_not_use_up_the_plans(monkeypatch: pytest.MonkeyPa
 
     def answer(task: SimpleNamespace, _: object) -> SimpleNamespace:
         name, value = ("small", 1.0) if task.limit_s > 0.8 else ("large", 2.0)
-        return SimpleNamespace(fleet=name, value=value)
+        return SimpleNamespace(fleet=name, value=value, is_passed=True)
 
     def step_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStep:
         return FrontierStep(start, corner, found.value, found.fleet, True, True, found.value)
@@ -171,6 +171,38 @@ def test_corners_that_creep_do_not_use_up_the_plans(monkeypatch: pytest.MonkeyPa
     found = find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
     assert [step.value for step in found.steps] == [1.0, 2.0]
     assert 0.8 < found.steps[0].corner <= 0.8 / 0.95 and found.steps[1].corner <= 0.8
+
+
+def test_a_fleet_that_failed_its_test_is_on_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above 0.8 s a fleet for 1 USD/h that fails its test is planned; the step of the fleet for 2 begins
+    where the range does. Without that one there is no frontier.
+    """
+
+    def corner_of(answer: SimpleNamespace, limit_s: float, _: float) -> tuple[float, float]:
+        return limit_s, limit_s * 0.9
+
+    def answer(task: SimpleNamespace, _: object) -> SimpleNamespace:
+        is_small = task.limit_s > least_s
+        return SimpleNamespace(fleet=is_small, value=1.0 if is_small else 2.0, is_passed=not is_small)
+
+    def step_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStep:
+        return FrontierStep(
+            start, corner, found.value, found.fleet, True, True, found.value, is_passed=found.is_passed
+        )
+
+    walk = SimpleNamespace(name="ttft p95", unit="s", question_limit=1.0, low=0.5, high=1.0)
+    walk.is_rising, walk.planned_too = False, None
+    walk.task = lambda limit_s: SimpleNamespace(objective="cost", limit_s=limit_s)
+    walk.corner, walk.holds = corner_of, lambda *_: True
+    monkeypatch.setattr(pareto_frontier, "_axis_walk", lambda *_: walk)
+    monkeypatch.setattr(pareto_frontier, "_step_of", step_of)
+    study = SimpleNamespace(progress=lambda _: None, answer=answer)
+    least_s = 0.8
+    found = find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
+    assert {step.value for step in found.steps} == {2.0} and found.steps[0].start == 1.0
+    least_s = 0.0
+    with pytest.raises(OutOfTimeError, match="fleets passed its test"):
+        find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
 
 
 def test_too_few_points_are_said(study: Study) -> None:

@@ -162,7 +162,8 @@ def test_a_plan_that_failed_its_test_replaces_nothing_that_passes(
     """`replan` changed to a cheaper plan from scratch that had failed its test, and said that it is kept."""
     failed, passed = KeptIn(40, 49, 0.85, 0.95, "fails"), KeptIn(47, 49, 0.85, 0.95, "holds")
     scratch = study.answer(at(8.0))
-    scratch = replace(scratch, answers=(Answered("production", (), 1.0, 1.0, failed),))
+    answers = (Answered("production", (), 1.0, 1.0, failed),)
+    scratch = replace(scratch, answers=answers, is_passed=False)
     test = SimpleNamespace(decide=lambda counts: passed, safety=Safety())
     monkeypatch.setattr(replanning, "untimed_test", lambda problem: test)
     monkeypatch.setattr(replanning, "_plan_from_scratch", lambda *_: scratch)
