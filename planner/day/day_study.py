@@ -603,8 +603,12 @@ def tune_controller(
 ) -> tuple[ChosenController, int]:
     """The controller with its best settings on the question's traffic, and the number of settings simulated.
 
-    At the deadline (of `time.monotonic`) it takes the best so far.
+    `knowledge` is that of the day which follows this traffic, whose history it is. At the deadline (of
+    `time.monotonic`) the best settings so far are taken.
     """
+    # The traffic begins at 0:00, and the history ends with it.
+    history = knowledge.history and replace(knowledge.history, end_s=knowledge.clock_s)
+    knowledge = replace(knowledge, clock_s=0.0, history=history)
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
         # The first variant has the settings as they were given, and is simulated even after the deadline.

@@ -79,7 +79,7 @@ class Cron:
             knowledge.require_facts("cron", "history", "capacity")
             assert knowledge.history is not None and knowledge.capacity is not None
             self.windows = windows_from_history(
-                settings, knowledge.history, knowledge.capacity, knowledge.clock_s
+                settings, knowledge.history, knowledge.capacity, knowledge.clock_s + knowledge.history.end_s
             )
 
     def start(self, sizes: Sequence[int]) -> None:

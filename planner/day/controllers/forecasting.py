@@ -61,9 +61,9 @@ class RateForecast:
         history = self.knowledge.history
         if history is None:
             return
-        # The history ends where the run begins, at time 0, so its buckets begin at negative times.
+        # The run begins at time 0, so the buckets of earlier days begin at negative times.
         for k, rate in enumerate(history.rates_rps.tolist()):
-            begin_s = (k - len(history.rates_rps)) * history.bucket_s
+            begin_s = history.end_s + (k - len(history.rates_rps)) * history.bucket_s
             steps = max(round(history.bucket_s / self.bucket_s), 1)  # The history may have longer buckets.
             for step in range(steps):
                 bucket = self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps)

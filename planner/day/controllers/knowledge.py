@@ -151,10 +151,13 @@ def peak_load(work_per_s: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Arrivals [requests/s] of earlier days in buckets of `bucket_s`; the last ends where the run begins."""
+    """Arrivals [requests/s] in buckets of `bucket_s`; the last ends `end_s` after the run begins: 0 for
+    earlier days, more for a run on the very traffic.
+    """
 
     bucket_s: float
     rates_rps: Floats
+    end_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

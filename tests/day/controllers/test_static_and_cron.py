@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from readings import knowledge, per_worker, reading
 
-from planner.day.controllers.knowledge import History
-from planner.day.controllers.table import parse_controller
+from planner.day import day_study
+from planner.day.controllers.knowledge import History, Knowledge
+from planner.day.controllers.table import ChosenController, parse_controller
 from planner.errors import InputError
 from planner.units import DAY_S
 
@@ -74,3 +75,23 @@ def test_a_timetable_of_whole_days_is_open_all_day() -> None:
     own = knowledge(history=History(3600.0, np.full(24, 9.0)), capacity=per_worker(1.0, 2.0))
     controller = parse_controller("cron", {"step": "24 h"})(own)
     assert [controller.sizes(reading(3600.0 * hour))[0] for hour in (0, 12, 23.9)] == [5, 5, 5]
+
+
+def test_a_timetable_is_tuned_at_the_hours_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighteen hours from midnight on, 9 requests/s from 6:00 to 7:00 and 2 else: when its settings are tuned
+    on these hours, cron has its five workers at 6:30, not eighteen hours off at 12:30.
+    """
+    rates = np.full(18, 2.0)
+    rates[6] = 9.0
+    own = knowledge(history=History(3600.0, rates), capacity=per_worker(1.0, 2.0), clock_s=18 * 3600.0)
+    sizes: list[int] = []
+
+    def simulate(_: object, chosen: ChosenController, known: Knowledge) -> None:
+        controller = chosen(known)
+        sizes.extend(controller.sizes(reading(3600.0 * hour))[0] for hour in (6.5, 12.5))
+
+    monkeypatch.setattr(day_study, "simulate_controller", simulate)
+    monkeypatch.setattr(day_study, "score_day", lambda *_: (0.0, 0.0, 0))
+    question, terms = cast(day_study.DayQuestion, None), cast(day_study.MissTerms, None)
+    day_study.tune_controller(question, parse_controller("cron", {}), own, terms, np.inf, lambda _: None)
+    assert sizes[:2] == [5, 1]
