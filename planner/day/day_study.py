@@ -766,15 +766,15 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
 def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
     """What this controller may know: `cron` gets a history of arrivals to make its timetable of.
 
-    Without training traffic, the judged traffic stands for the days before, from a Monday's midnight on;
-    hours that it does not reach have no requests.
+    Without training traffic, the judged traffic stands for the days before, from a midnight on; hours that
+    it does not reach have no requests.
     """
     if chosen.row.name != CRON or knowledge.history is not None:
         return knowledge
     days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
     history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)
-    return replace(knowledge, history=history, clock_s=days * DAY_S)
+    return replace(knowledge, history=history)
 
 
 def check_step(question: DayQuestion) -> None:

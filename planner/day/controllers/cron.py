@@ -27,7 +27,10 @@ class CronSettings(ControllerSettings):
     """The windows of the timetable, or how to make them of earlier days."""
 
     windows: tuple[Window, ...] = settings_field(
-        (), LIST, "{from, to, workers, days}; none: made of earlier days", parse=read_windows
+        (),
+        LIST,
+        "{from, to, workers, days}, where traffic begins on Monday at 0:00; none: made of earlier days",
+        parse=read_windows,
     )
     step_s: float = settings_field(3600.0, SECONDS, "length of the windows it makes", least=60.0, most=DAY_S)
     headroom_frac: float = settings_field(0.0, SHARE, "more traffic than on earlier days", most=10.0)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from readings import knowledge, per_worker, reading
+from simulations import make_trace
 
 from planner.day import day_study
 from planner.day.controllers.knowledge import History, Knowledge
@@ -95,3 +96,12 @@ def test_a_timetable_is_tuned_at_the_hours_that_it_was_made_of(monkeypatch: pyte
     question, terms = cast(day_study.DayQuestion, None), cast(day_study.MissTerms, None)
     day_study.tune_controller(question, parse_controller("cron", {}), own, terms, np.inf, lambda _: None)
     assert sizes[:2] == [5, 1]
+
+
+def test_the_traffic_begins_on_a_monday_for_every_controller() -> None:
+    """Traffic of a day, which cron alone took for a Tuesday's."""
+    windows = [{"from": "08:00", "to": "20:00", "workers": 4, "days": ["mon"]}]
+    cron = parse_controller("cron", {"windows": windows})
+    known = day_study.knowledge_of(cron, knowledge(), make_trace([0.0, 0.9 * DAY_S], [10, 10], [2, 2]))
+    assert cron(known).sizes(reading(12 * 3600.0)) == [4]
+    assert known.history is not None and known.history.rates_rps[0] > 0
