@@ -61,7 +61,11 @@ WIDEST = 1.2  # Largest standard deviation of a factor's logarithm.
 # So many of a row's figures may be longer than its upper end, because a plan for them would miss its SLO.
 MOST_LONGER_FRAC = 0.07
 # Formats of weights that share a row.
-CLASSES = {"16 bit": ("bf16",), "fp8": ("fp8", "fp8-block"), "4 bit": ("int4", "int4-g32", "mxfp4", "nvfp4")}
+CLASSES = {
+    "16 bit": ("bf16",),
+    "fp8": ("fp8", "fp8-block", "mxfp8"),
+    "4 bit": ("int4", "int4-g32", "mxfp4", "nvfp4"),
+}
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
 Campaign = tuple[str, str, str]  # Source, GPU, LLM.
 

@@ -51,7 +51,7 @@ _ALGORITHMS = {
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
     "FP8_PB_WO": "fp8-block",
     "FP8_PB": "fp8-block",
-    "MXFP8": "fp8-block",
+    "MXFP8": "mxfp8",
     "NVFP4": "nvfp4",
     "NVFP4_AWQ": "nvfp4",
     "W4A16_NVFP4": "nvfp4",
@@ -275,7 +275,7 @@ def _method_format(section: Config, where: str, method: str) -> str:
                     f"{where}: dynamic: bits that differ by module are not modelled; expected none"
                 )
             if section.get("bits") == 8 and method.startswith("gptq"):
-                return "int8"
+                return "int8-g128"
             if section.get("bits") == 4:
                 return _int4_format(section, where)
             raise _not_modelled(section, where, "bits")
@@ -318,7 +318,7 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise CatalogError(f"{place}: weights: expected num_bits and type, found {show_value(weights)}")
-        format = _group_format(weights, place)
+        format = _group_format(weights, place, multiplies_in_16_bits=group.get("input_activations") is None)
         for target in group.get("targets") or ("Linear",):
             if target in ("Linear", "FusedMoE", "RoutedExperts"):  # Kinds of modules: for all of the LLM.
                 if default not in ("bf16", format):
@@ -330,14 +330,16 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
     return _formats_of_rules(default, default, kv_dtype_bytes, names)
 
 
-def _group_format(weights: Config, where: str) -> str:
-    """The format of one group of `config_groups`, by its bits, kind of number and values per scale."""
+def _group_format(weights: Config, where: str, *, multiplies_in_16_bits: bool) -> str:
+    """The format of one group of `config_groups`, by its bits, kind of number and values per scale, and by
+    whether it leaves activations in 16 bits.
+    """
     bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
     match bits, kind:
         case 8, "float":
-            return "fp8-block" if weights.get("strategy") == "block" or size == 32 else "fp8"
+            return "mxfp8" if size == 32 else "fp8-block" if weights.get("strategy") == "block" else "fp8"
         case 8, "int":
-            return "int8"
+            return "int8-g128" if multiplies_in_16_bits else "int8"
         case (4, "float") if size in (16, 32):
             return "nvfp4" if size == 16 else "mxfp4"
         case 4, "int":

@@ -37,7 +37,7 @@ MOST_LOW_LATENCY_TOKENS = 256  # The most tokens of a rank in a step with low-la
 MOST_NODES = 8  # The formulas rest on measurements of up to this many nodes.
 # In one direction: each GPU of the measurements has an adapter of 400 Gb/s.
 MEASURED_LINK_BYTES_PER_S = 50e9
-FORMATS_IN_8_BITS = ("fp8", "fp8-block")  # Experts in these formats get their tokens in 8 bits.
+FORMATS_IN_8_BITS = ("fp8", "fp8-block", "mxfp8")  # Experts in these formats get their tokens in 8 bits.
 # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB: the size of DeepEP's NVLink buffer, and with high throughput also of its
 # buffer between nodes.
 BUFFER_BYTES = 2.0**30

@@ -22,7 +22,9 @@ WEIGHT_BYTES = {
     "bf16": 2.0,
     "fp8": 1.0,  # A scale per tensor or channel.
     "fp8-block": 1.0,  # A scale per 128 x 128.
+    "mxfp8": 8.25 / 8,  # Groups of 32: 8 bits of scale.
     "int8": 1.0,
+    "int8-g128": 8.125 / 8,  # Groups of 128: 16 bits of scale; the weights alone have 8 bits (GPTQ).
     "int4": 4.15625 / 8,  # Groups of 128: 16 bits of scale, 4 of zero (AWQ, GPTQ).
     "int4-g32": 4.5 / 8,  # Groups of 32: 16 bits of scale (compressed-tensors).
     "mxfp4": 4.25 / 8,  # Groups of 32: 8 bits of scale.

@@ -196,6 +196,14 @@ def test_fp8_weights_are_known_by_what_the_groups_say(tmp_path: Path, method: st
             },
             "fp8-block",
         ),
+        *(
+            ({"quant_method": "compressed-tensors", "config_groups": {"a": group}}, weights)
+            for group, weights in (
+                ({"weights": {"num_bits": 8, "type": "float", "group_size": 32}}, "mxfp8"),
+                ({"weights": {"num_bits": 8, "type": "int"}}, "int8-g128"),
+                ({"weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8}}, "int8"),
+            )
+        ),
     ],
 )
 def test_how_weights_are_multiplied(tmp_path: Path, quantised: object, weights: str) -> None:

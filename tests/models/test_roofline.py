@@ -8,9 +8,9 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.models.llm import FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm
+from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm
 from planner.models.roofline import roofline, transfer_fit
-from planner.models.roofline_calibration import Efficiency, calibration_of
+from planner.models.roofline_calibration import Efficiency, calibration_of, flops_rate
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)
@@ -125,6 +125,16 @@ def test_fp8_weights_are_read_by_the_byte_and_multiplied_at_the_fp8_rate() -> No
     assert roofline(fp8, GPU, 1, efficiency=PEAK).step_s(1) == pytest.approx(2.24 + 0.288 + 1.12)
     assert latency.a_s == roofline(LLM, GPU, 1, efficiency=PEAK).a_s
     assert latency.b_s == roofline(LLM, GPU, 1, efficiency=PEAK).b_s
+
+
+def test_weights_that_alone_have_8_bits_are_multiplied_in_16() -> None:
+    """GPTQ in 8 bits, which was taken for twice as fast as 16 bits where a GPU has fp8 units."""
+    with_units = dataclasses.replace(H100, fp8_flops_per_s=2000e12)
+    alone = dataclasses.replace(LLAMA_70B, weights="int8-g128", dtype_bytes=WEIGHT_BYTES["int8-g128"])
+    both = dataclasses.replace(LLAMA_70B, weights="int8", dtype_bytes=1.0)
+    assert flops_rate("int8-g128", with_units) == H100.dense_flops_per_s < flops_rate("int8", with_units)
+    assert calibration_of(alone, with_units) == calibration_of(LLAMA_70B, with_units)
+    assert roofline(alone, with_units, 4).step_s(8192) > 1.2 * roofline(both, with_units, 4).step_s(8192)
 
 
 @pytest.mark.parametrize(("window", "b_s", "d_s"), [(None, 0.0, 0.08), (8192, 0.0, 0.08), (128, 10.24, 0.0)])

@@ -406,7 +406,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
-        cache_tokens = likely * worker.kv_tokens + stores * store_tokens
+        cache_tokens = likely * worker.dp * worker.kv_tokens + stores * store_tokens
         lengths = coarser_lengths(problem.hits.lengths(cache_tokens))
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
