@@ -5,9 +5,9 @@
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
 weights and KV heads; with more GPUs than KV heads the heads are copied, so a token costs each GPU one KV head
 at least. Pipeline parallelism splits the layers, and the longest stage has ceil(layers / PP) of them; the
-first stage also holds the embeddings, the last one the output head. Each data-parallel rank has its own KV
-cache and its own copy of all weights except experts, which are dealt out to the GPUs of all ranks, whole or
-in slices. If weights are quantised, embeddings and head keep 16 bits.
+first stage also holds the embeddings and the few dense layers of a mixture, the last one the output head.
+Each data-parallel rank has its own KV cache and its own copy of all weights except experts, which are dealt
+out to the GPUs of all ranks, whole or in slices. If weights are quantised, embeddings and head keep 16 bits.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
 keeps the larger peak free. The peak in the layers holds the residual stream and its norm (hidden each, whole
@@ -60,6 +60,8 @@ FIRST_WITH_SMALL_NON_TORCH = (0, 10)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
 GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
+# A mixture with so few dense layers has them first (DeepSeek-V3, Kimi-K2, GLM-5); more are spread (Llama 4).
+MOST_FIRST_DENSE = 3
 # Bytes of a layer's captured CUDA graphs, by what the layer is (`_graph_bytes`).
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
@@ -192,6 +194,7 @@ def stage_memory(
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
     vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have this many, and so has the output head.
     layout = kv_layout(llm, tp)
+    kv_bytes_per_token = layout.block_bytes / KV_BLOCK_TOKENS + _scales_bytes(llm, gpu)
     release = settings.release
     has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang
     if dp < 1 or (dp > 1 and not llm.is_mixture):
@@ -223,7 +226,9 @@ def stage_memory(
         has_embeddings = is_first and not (is_last and llm.tied_embeddings)
         # Bytes of a weight of the output head and of one of the embeddings, where the stage has them.
         vocabulary_dtype_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
-        weight_bytes = layers / llm.layers * rank_bytes + vocabulary_weights * vocabulary_dtype_bytes
+        weight_bytes = layers / llm.layers * (rank_bytes - experts_bytes / dp)
+        weight_bytes += _experts_frac(llm, layers, is_first=is_first) * experts_bytes / dp
+        weight_bytes += vocabulary_weights * vocabulary_dtype_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
@@ -234,7 +239,7 @@ def stage_memory(
                 + is_first * llm.encoder_bytes,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=reserve_bytes + graph_bytes * layers / llm.layers,
-                kv_bytes_per_token=layout.block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
+                kv_bytes_per_token=kv_bytes_per_token * layers / llm.layers,
                 step_bytes=max_num_batched_tokens
                 * layout.step_blocks_per_token
                 * layout.block_bytes
@@ -243,6 +248,33 @@ def stage_memory(
             )
         )
     return tuple(stages)
+
+
+def _scales_bytes(llm: Llm, gpu: Gpu) -> float:
+    """Bytes that KV in 8 bits has beside its values where latent attention chooses tokens, before Blackwell:
+    a scale of 32 bits per 128 values, and rotated values in 16 bits, so 656 bytes in place of 576 (FlashMLA's
+    fp8_ds_mla, vllm/v1/attention/backends/mla/flashmla_sparse.py). On Blackwell FlashInfer needs neither.
+    """
+    if llm.kv_dtype_bytes != 1 or gpu.fp4_flops_per_s:
+        return 0.0
+    return sum(
+        group.count * (4 * group.attention.kv_rank / 128 + group.attention.rope_dim)
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention) and group.attention.index_tokens
+    )
+
+
+def _experts_frac(llm: Llm, layers: int, *, is_first: bool) -> float:
+    """The share of all routed experts in a stage of so many layers: up to MOST_FIRST_DENSE dense layers of a
+    mixture are its first. In other LLMs experts are spread evenly.
+    """
+    dense = sum(
+        group.count
+        for group in llm.layer_groups
+        if group.feed_forward is not None and group.feed_forward.experts == 1
+    )
+    dense = dense if llm.is_mixture and dense <= MOST_FIRST_DENSE else 0
+    return max(layers - is_first * dense, 0) / (llm.layers - dense)
 
 
 def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int) -> float:

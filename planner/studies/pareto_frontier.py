@@ -21,7 +21,7 @@ that share. A fleet that failed its test is on no step: where it was planned, th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,14 +174,7 @@ def find_frontier(
             elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
                 stride_frac = FIRST_STRIDE_FRAC / 2  # It is doubled before it is used.
             beyond = min(beyond, next_limit, key=lambda each: sign * each)
-            for step in reversed(steps):
-                # A search need not be exact: this fleet may hold for less money also where `step` was
-                # planned. Then its own step begins there.
-                is_dearer = step.is_passed and answer.value > step.value * (1 + ROUNDING)
-                if is_dearer or not walk.holds(answer, step.start, limit):
-                    break
-                start = step.start
-            steps.append(_step_of(answer, start, corner))
+            steps.append(_step_of(answer, _first_start(walk.holds, steps, answer, limit, start), corner))
         if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
             limit = start = walk.planned_too
             continue
@@ -200,6 +193,25 @@ def find_frontier(
         walk.is_rising,
         ended,
     )
+
+
+def _first_start(
+    holds: Callable[[StudyAnswer, float, float], bool],
+    steps: Sequence[FrontierStep],
+    answer: StudyAnswer,
+    limit: float,
+    start: float,
+) -> float:
+    """Where the step of a fleet planned at `limit` begins: at `start`, or with the first of the last steps
+    whose fleets failed their tests or cost no less. A search need not be exact, so this fleet may hold for
+    less money also where those were planned.
+    """
+    for step in reversed(steps):
+        is_dearer = step.is_passed and answer.value > step.value * (1 + ROUNDING)
+        if is_dearer or not holds(answer, step.start, limit):
+            break
+        start = step.start
+    return start
 
 
 def _further(limit: float, other: float, tightest: float, sign: int) -> float:

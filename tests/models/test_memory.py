@@ -237,6 +237,37 @@ def test_stages_split_layers_weights_and_kv() -> None:
     assert stage_memory(SMALL, card(10 * GIB), 1, 1) == (worker_memory(SMALL, card(10 * GIB), 1),)
 
 
+def test_dense_layers_of_a_mixture_are_in_its_first_stage() -> None:
+    """DeepSeek-V3 in two stages of 31 and 30 layers: 28 and 30 of 58 layers have the 653.9 GB of experts. By
+    equal shares the last stage had 30 / 61 of them, 2.1 GB too few on each of 8 GPUs.
+    """
+    llm = read_catalog().llm("deepseek-ai/DeepSeek-V3")
+    experts_bytes = 58 * 256 * 3 * 7168 * 2048
+    first, last = stage_memory(llm, card(141 * GIB), 8, 2)
+    assert (30 / 58 - 30 / 61) * experts_bytes / 8 == pytest.approx(2.08e9, rel=0.01)
+    copied_bytes = 2112 * 7168 * 7 / 8  # Of a layer: what is whole on every GPU.
+    other_bytes = (llm.layers_bytes - experts_bytes) / 61
+    vocabulary_bytes = 2 * 129280 * 7168
+    for stage, layers, with_experts in ((first, 31, 28), (last, 30, 30)):
+        experts = with_experts / 58 * experts_bytes
+        split_bytes = layers * other_bytes + experts + vocabulary_bytes
+        assert stage.weight_bytes == pytest.approx(split_bytes / 8 + layers * copied_bytes)
+
+
+def test_sparse_attention_keeps_scales_beside_a_cache_in_8_bits() -> None:
+    """656 bytes of a token in each of 61 layers for 576 on H200; not on B200, and not in 16 bits."""
+    catalog = read_catalog()
+    for name, gpu, more in (
+        ("nvidia/DeepSeek-V3.2-NVFP4", "h200-141g", 61 * 80),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "b200-180g", 0),
+        ("deepseek-ai/DeepSeek-V3.2", "h200-141g", 0),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "h200-141g", 0),
+    ):
+        llm = catalog.llm(name)
+        found = worker_memory(llm, catalog.gpu(gpu), 8).kv_bytes_per_token
+        assert found == pytest.approx(llm.kv_bytes_per_token + more)
+
+
 def test_tied_embeddings_lie_on_both_ends_of_a_pipeline() -> None:
     tied = dataclasses.replace(SMALL, tied_embeddings=True)
     assert worker_memory(tied, card(10 * GIB), 1).weight_bytes == tied.weight_bytes
