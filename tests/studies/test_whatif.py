@@ -229,8 +229,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
 
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
         pools = tuple(
-            replace(pool, type=replace(pool.type, latency=pool.type.latency.with_longer_steps(steps_frac)))
-            for pool in before.fleet.pools
+            replace(pool, type=pool.type.with_longer_steps(steps_frac)) for pool in before.fleet.pools
         )
         requests = traffic()
         if traffic_frac:
