@@ -15,6 +15,8 @@ from planner.api import planning, simulating, studying
 from planner.api.catalog_frames import catalog as catalog_frames
 from planner.api.results import Result
 from planner.errors import InfeasibleError, InputError
+from planner.files.document_values import did_you_mean
+from planner.reports.screen import why_nothing_cheaper
 
 Document = dict[str, Any]
 # Keys of a plan's answer, and keys of the certificate in it, that are left out unless `details` is set.
@@ -111,8 +113,8 @@ def explain(plan: str) -> Document:
     document = result.to_dict()
     certificate = document["certificate"]
     return _in_words(result) | {
-        "why_not_cheaper": certificate["binding"],
-        "cheaper_fleets_that_fail": [row["reason"] for row in certificate["neighbours"] if not row["holds"]],
+        "why_not_cheaper": why_nothing_cheaper(result.plan),
+        "binding_on_paper": certificate["binding"],
         "lower_bound": certificate["bound"],
         "assumes": [*certificate["assumptions"], *certificate["assumed"]],
         "answers": certificate["answers"],
@@ -134,6 +136,9 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
     # A row's name is in its first column, except that an engine's row does not begin with the engine's name.
     names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
     chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
+    if chosen.empty:
+        meant = did_you_mean(like, names)
+        raise InputError(f"like: no name of {table} has {like[:60]!r} in it; {meant}leave it out for all")
     # JSON has no NaN, so an empty cell becomes null.
     rows: list[Document] = chosen.astype(object).where(chosen.notna(), None).to_dict("records")
     return rows

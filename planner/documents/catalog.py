@@ -121,6 +121,12 @@ LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights
 # The keys of LLM_COUNTS and LLM_OPTIONAL that a row with `groups` has, because all layers share them.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
 _ACTIVE = re.compile(r"-a\d+b(?=-|$)")  # The active parameters in a name: qwen3-235b-a22b.
+_MIG = re.compile(r"\bmig\b|\b\d+g\.\d+gb")  # The name of a slice of a GPU: h100-mig-3g.40gb.
+_GPU_ADVICE = "; or add it as a row of your own, with --catalog (docs/how-to.md)"
+_MIG_ADVICE = (
+    "; a slice (MIG) is a row of your own, with --catalog (docs/how-to.md): its own memory, price and node "
+    "label, its share of bandwidth and dense_tflops, and all slices of a node as gpus_per_node"
+)
 WORDING = Wording(whole="expected a whole number > 0")  # What the error for a wrong count says.
 
 
@@ -166,13 +172,15 @@ class Catalog:
     )
 
     def gpu(self, name: str) -> Gpu:
-        """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market,
-        "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit. Raises
-        CatalogError for an unknown name.
+        """A GPU by name or alias, in any case, with blanks for hyphens. "h100-80g@spot" is the same GPU on
+        the spot market, "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power
+        limit. Raises CatalogError for an unknown name.
         """
-        gpu, market = self._gpu_without_market(row_of(name.lower())), market_of(name.lower())
+        spelled = _spelled(name)
+        gpu, market = self._gpu_without_market(row_of(spelled)), market_of(spelled)
         if gpu is None:
-            raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
+            advice = _MIG_ADVICE if _MIG.search(spelled) else _GPU_ADVICE
+            raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml", advice)
         price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
         return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
 
@@ -202,7 +210,7 @@ class Catalog:
         huggingface.co. Raises CatalogError if there is none.
         """
         if self.has_llm(name):
-            return self.llms[self._llm_names[name.lower()][0]]
+            return self.llms[self._llm_names[_spelled(name)][0]]
         if is_path(name):
             return llm_from_config(Path(name))
         if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
@@ -210,13 +218,14 @@ class Catalog:
         fetched = fetch_config(name)
         if fetched is not None:
             return replace(llm_from_config(fetched), name=name)
-        advice = "; or give a path to its config.json"
+        advice = "; or give a path to its config.json, which may have an encoder of images"
         if may_be_on_hub(name):
             advice += (
                 ", or a name that huggingface.co knows, where there is a network and "
                 "pip install 'fleetplan[hub]'"
             )
-        raise _unknown_name("LLM", name, self.llms, self.llm_aliases, "llms.yaml", advice)
+        checkpoints = {alias: checkpoint for alias, (_, checkpoint) in self._llm_names.items()}
+        raise _unknown_name("LLM", name, self.llms, checkpoints, "llms.yaml", advice)
 
     def served_llm(self, name: str) -> Llm:
         """The same as `llm`, but under the name of the checkpoint that engines load: a row of the catalog
@@ -226,13 +235,15 @@ class Catalog:
         meta-llama/Llama-3.1-8B-Instruct.
         """
         if self.has_llm(name):
-            row_name, checkpoint = self._llm_names[name.lower()]
+            row_name, checkpoint = self._llm_names[_spelled(name)]
             return replace(self.llms[row_name], name=checkpoint)
         return self.llm(name)
 
     def has_llm(self, name: str) -> bool:
-        """Whether this is a name or an alias of a row, or the last part of one, in any case."""
-        return name.lower() in self._llm_names
+        """Whether this is a name or an alias of a row, or the last part of one, in any case, with blanks for
+        hyphens.
+        """
+        return _spelled(name) in self._llm_names
 
     def name_in_folder(self, llm: str, folder: Path) -> str:
         """The name by which to look up an LLM that a file in `folder` names.
@@ -545,7 +556,7 @@ def _own_offers(
         for written_name, written in read_yaml(path).items():
             name = aliases.get(str(written_name).lower())
             if name is None:
-                raise _unknown_name("GPU", str(written_name), gpus, aliases, "gpus.yaml")
+                raise _unknown_name("GPU", str(written_name), gpus, aliases, "gpus.yaml", _GPU_ADVICE)
             own[name] = parse_offers(written, f"{path}: {written_name}")
     for name, gpu in gpus.items():
         offers = own.get(name, own.get(gpu.base, ()))
@@ -815,16 +826,20 @@ def _last_part(name: str) -> str:
     return name.rpartition("/")[2].lower()
 
 
+def _spelled(name: str) -> str:
+    """A name as aliases are spelled: "Llama-3.3-70B FP8" -> "llama-3.3-70b-fp8"."""
+    return "-".join(name.lower().split())
+
+
 def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
-    """The error for a name that no row and no alias of `file` has, with up to three rows that it may mean."""
-    # Two near aliases may name one row, so five are looked up to have three rows.
-    hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3]
+    """The error for a name that no row and no alias of `file` has, with up to three that it may mean."""
+    # Two near aliases may mean one name, so nine are looked up to have three.
+    near = nearest_names(_spelled(name), aliases, 9)
+    hints = list(dict.fromkeys(aliases[hit] for hit in near))[:3]
     if not hints and len(rows) <= MOST_NAMED:
         hints = list(rows)
     table = file.removesuffix(".yaml")
     hint_text = f"nearest: {', '.join(hints)}" if hints else f"`plan catalog {table}` lists all {len(rows)}"
-    if what == "GPU":
-        advice = advice or "; or add it as a row of your own, with --catalog (docs/how-to.md)"
     return CatalogError(f"{what} {name!r} is not in catalogs/{file}; {hint_text}{advice}")

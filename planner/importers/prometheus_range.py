@@ -207,7 +207,8 @@ def _series_of_lines(text: str, where: object, is_wanted: NamePredicate) -> list
         if match is None:
             raise InputError(
                 f"{line_where}: {show_value(line[:80])} is not a sample with its time, as promtool tsdb dump "
-                "and dump-openmetrics write it"
+                "and dump-openmetrics write it; a page of /metrics has no times: ask Prometheus, "
+                "/api/v1/query_range"
             )
         in_braces = match[1] is None
         if is_dump not in (None, in_braces):

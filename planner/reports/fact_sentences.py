@@ -1095,13 +1095,13 @@ def _(fact: facts.NotSimulated) -> str:
 
 @fact_sentence.register
 def _(fact: facts.CheaperMiss) -> str:
+    return misses_text(fact)
+
+
+def misses_text(fact: facts.CheaperMiss, less: str = "cost {}less") -> str:
+    """What is known of the cheaper fleets; `less` says in what way, with braces for how much less."""
     over = f"over {percent_text(fact.less_frac)} " if fact.less_frac else ""
-    return misses_text(fact, f"cost {over}less")
-
-
-def misses_text(fact: facts.CheaperMiss, less: str) -> str:
-    """What is known of the cheaper fleets; `less` says in what way, for instance "cost over 2 % less"."""
-    cheaper_fleets = f"fleets with one worker type per pool that {less}"
+    cheaper_fleets = f"fleets with one worker type per pool that {less.format(over)}"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
         why = "each misses the SLO as written or has too few workers for the work"

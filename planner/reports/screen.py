@@ -68,6 +68,8 @@ STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts":
 # The names of a plan's answers, as headings.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"  # As the plan.
+# What a fleet has less of that is better for the objective; in the braces stands by how much.
+_LESS = {"cost": "cost {}less", "gpus": "have {}fewer GPUs", "power": "draw {}less power"}
 # Why there is no answer "with a loss" where spot workers could be bought and none is.
 NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
@@ -373,6 +375,9 @@ def _card(plan: Plan, answer: Answered) -> Card:
     # A limit that breaks by more traffic and by longer steps is named once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     has_plans_fleet = answer.workers == _planned_workers(plan)
+    price = "" if answer_usd_per_h is None else f"{usd_text(answer_usd_per_h)}/h"
+    if plan.certificate.objective == "power":
+        price += f", {in_unit(answer.value, plan.certificate.unit)}"
     fleet = workers_text(answer.workers)
     # Two answers may have the same GPUs and another scheduling budget, and then hold to other loads.
     if not has_plans_fleet and fleet == workers_text(_planned_workers(plan)):
@@ -386,7 +391,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         difference += "; spare: 1 worker plans for it"
     return Card(
         name=name,
-        price="" if answer_usd_per_h is None else f"{usd_text(answer_usd_per_h)}/h",
+        price=price,
         difference="the plan" if is_plan else difference,
         month="" if answer_usd_per_h is None else f"{month_text(answer_usd_per_h)} per month",
         fleet=fleet,
@@ -847,8 +852,8 @@ def why_nothing_cheaper(plan: Plan) -> list[str]:
         text += [f"the {least} fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         cheaper = certificate.scenarios_drawn.cheaper
-        is_smaller = _is_plan_free(plan)
-        text.append(misses_text(cheaper, "are smaller") if is_smaller else fact_sentence(cheaper))
+        less = "are smaller" if _is_plan_free(plan) else _LESS[certificate.objective]
+        text.append(misses_text(cheaper, less))
     text += [
         fact_sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)
     ]

@@ -22,6 +22,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
+LEAST_IDLE_FRAC = 1e-9  # A worker that is idle for less of the window is never idle, but for rounding.
 LEAST_WINDOW_S = 1e-9  # A window without length counts as this long, because energy is divided by the length.
 
 
@@ -93,7 +94,8 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus_per_rank
     busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / ranks
     idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
-    idle_w *= np.maximum(1 - busy_s / window_s, 0.0)  # Rounding may bring the idle share below 0.
+    idle_frac = 1 - busy_s / window_s
+    idle_w *= np.where(idle_frac > LEAST_IDLE_FRAC, idle_frac, 0.0)
     finish_s = simulation.arrival_s + simulation.e2e_s
     finished = (finish_s >= start_s) & (finish_s <= end_s)
     return ExpectedPower(

@@ -67,8 +67,9 @@ def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
         ("catalog", {"what": "gpus"}),
         ("simulate", {"fleet": 5}),
         ("goodput", {"fleet": FLEET}),
+        ("catalog", {"table": "llms", "like": "gpt-5"}),
     ]
-    missing, unknown, number, no_slo = asyncio.run(asked(tmp_path, questions))["answers"]
+    missing, unknown, number, no_slo, no_row = asyncio.run(asked(tmp_path, questions))["answers"]
     texts = [each.content[0].text for each in (missing, unknown, number, no_slo) if each.is_error]
     assert texts[:3] == [
         "plan: slo: is missing; give an object, or the path of a file or folder",
@@ -76,6 +77,7 @@ def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
         "simulate: fleet: expected an object, or the path of a file or folder, found 5",
     ]
     assert "slo: missing" in texts[3]
+    assert no_row.is_error and "like: no name of llms has 'gpt-5' in it" in no_row.content[0].text
 
 
 @pytest.mark.long
@@ -115,6 +117,8 @@ def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path, monkeypatch: 
     same(value(moved), by_command, set(by_command) - {"warnings"})
 
     assert value(why)["answer"] == value(plan)["answer"] and value(why)["assumes"]
+    screen = " ".join(CliRunner().invoke(app, ["--slo", "slo.yaml", "-q"]).stdout.split())
+    assert value(why)["why_not_cheaper"] and all(line in screen for line in value(why)["why_not_cheaper"])
     rows = json.loads(gpus.content[0].text)
     rows = rows if isinstance(rows, list) else [json.loads(part.text) for part in gpus.content]
     assert any(row["name"] == "h100-80g" for row in rows)

@@ -290,10 +290,25 @@ def test_an_unknown_name_is_answered_with_the_nearest(catalog: Catalog) -> None:
         catalog.gpu("h100-80gg")
     with pytest.raises(CatalogError, match=r"LLM 'lama-3.1-70b' .* nearest: meta-llama/Llama-3.1-70B"):
         catalog.llm("lama-3.1-70b")
+    with pytest.raises(
+        CatalogError, match=r"nearest: meta-llama/Llama-3.3-70B-Instruct, .*encoder of images"
+    ):
+        catalog.llm("Llama 3.3 71B")
     with pytest.raises(CatalogError, match="no such file or folder"):
         catalog.llm("./nowhere/config.json")
     with pytest.raises(CatalogError, match="is not in catalogs"):
         catalog.llm("x" * 5000)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3", "H100 80GB"])
+def test_a_gpu_may_be_named_as_nvidia_smi_and_kubernetes_name_it(catalog: Catalog, name: str) -> None:
+    assert catalog.gpu(name).name == "h100-80g"
+
+
+@pytest.mark.parametrize("name", ["H100 MIG 1g.10gb", "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "2g.20gb"])
+def test_a_slice_of_a_gpu_is_answered_with_how_to_add_it(catalog: Catalog, name: str) -> None:
+    with pytest.raises(CatalogError, match=r"a slice \(MIG\) is a row of your own.* gpus_per_node"):
+        catalog.gpu(name)
 
 
 def test_presets_of_the_papers(catalog: Catalog) -> None:

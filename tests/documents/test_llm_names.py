@@ -18,6 +18,8 @@ CATALOG = read_catalog()
         ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         ("llama-3.3-70b-instruct", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.3-70B-Instruct"),
         ("llama-3.3-70b", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama 3.3 70B", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("Llama-3.3-70B FP8", "meta-llama/Llama-3.1-70B-FP8", "nvidia/Llama-3.3-70B-Instruct-FP8"),
         ("deepseek-v3.1", "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.1"),
         ("llama-3.1-70b", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B"),
         ("META-LLAMA/llama-3.1-8b", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),

@@ -143,6 +143,7 @@ def test_names_and_intervals() -> None:
         (answer(row("x", [[1]])), "expected [time, value]"),
         ('{__name__="x"} 1 1000\nx 1 1\n', "mixes lines"),
         ("created_at,prompt_tokens\n1,2\n", "not a sample with its time"),
+        ('vllm:request_success_total{engine="0"} 5.0\n', "has no times: ask Prometheus, /api/v1/query_range"),
         ('{instance="a"} 1 1000', "has no __name__"),
         (answer(), "holds no samples"),
     ],

@@ -199,6 +199,12 @@ def test_an_idle_fleet_draws_its_idle_power() -> None:
     assert found.energy_j == pytest.approx(100 * found.mean_w)
 
 
+def test_a_worker_that_is_never_idle_draws_no_idle_power() -> None:
+    """Ten steps of 0.1 s fill 1 s, but for rounding: sums of tenths end at 0.9999999999999999."""
+    runs = [(worker, k / 10, 0.1, 0.0, 1, 1, 1, 0, 0) for worker in (0, 1) for k in range(10)]
+    assert expected(hand_made(runs, (0.0, 1.0))).idle_w == 0
+
+
 def test_runs_count_for_the_seconds_inside_the_window() -> None:
     """Worker 0: a run of 30 s, a third of it before the window. Worker 1: nothing. The gap (prefill_tokens
     NONE) is no engine time. All power at the floor: 0.25 busy, 0.2 idle."""

@@ -14,6 +14,7 @@ from plans import LIMITS, a_plan, a_robustness, a_simulation, a_trace, mixed, pa
 from planner.documents.certificate import Alternative, Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
     Answered,
+    CheaperMiss,
     Commitment,
     FewerTested,
     ForTargets,
@@ -427,6 +428,31 @@ def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
         fewer == "with 6 workers (4 prefill + 2 decode) the SLO is kept in 6 of the test's first 10 scenarios"
     )
     assert paper == "the cheapest fleet on paper, 47.84 USD/h, is kept in 3 of 10 scenarios"
+
+
+@pytest.mark.parametrize(
+    ("objective", "unit", "less", "price"),
+    [
+        ("cost", "USD/h", "cost over 1 % less", "47.84 USD/h"),
+        ("gpus", "GPUs", "have over 1 % fewer GPUs", "47.84 USD/h"),
+        ("power", "W", "draw over 1 % less power", "47.84 USD/h, 1,150 W"),
+    ],
+)
+def test_the_words_for_less_go_by_what_was_minimised(
+    objective: str, unit: str, less: str, price: str
+) -> None:
+    plan = answered()
+    drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, cheaper=CheaperMiss(0.01, 32, 3, 9, 5, False))
+    paper, *others = plan.certificate.answers
+    answers = (replace(paper, value=1150.0 if objective == "power" else 16.0), *others)
+    certificate = replace(
+        plan.certificate, objective=objective, unit=unit, scenarios_drawn=drawn, answers=answers
+    )
+    plan = replace(plan, certificate=certificate)
+    assert f"of the fleets with one worker type per pool that {less} 5 of 9 were simulated" in " ".join(
+        screen.why_nothing_cheaper(plan)
+    )
+    assert screen.answer_cards(plan)[0].price == price
 
 
 @pytest.mark.parametrize(
