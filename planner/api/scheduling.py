@@ -70,11 +70,14 @@ class ScheduleResult(Result):
         return schedule_page.to_json(self.answer)
 
     def to_frame(self) -> pd.DataFrame:
-        """The workers, one row per window and kind of worker: `firm` are reserved or on demand."""
+        """The workers as schedule.csv has them, one row per window and kind of worker: `firm` are reserved or
+        on demand.
+        """
+        to_run = self.answer.to_run
         rows = [
-            {"window": window, "llm": row["llm"], "worker": row["worker"], "firm": firm, "spot": spot}
-            for row in self.to_dict()["workers"]
-            for window, (firm, spot) in enumerate(zip(row["firm"], row["spot"], strict=True))
+            {"window": window, "llm": worker_type.llm, "worker": worker_type.name, "firm": firm, "spot": spot}
+            for c, worker_type in enumerate(self.answer.market.worker_types)
+            for window, (firm, spot) in enumerate(zip(to_run.workers[c], to_run.spot_workers[c], strict=True))
         ]
         return pd.DataFrame(rows).sort_values("window", kind="stable", ignore_index=True)
 

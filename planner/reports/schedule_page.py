@@ -52,6 +52,11 @@ class ScheduleAnswer:
     not_simulated: str = "it was not requested"
 
     @property
+    def to_run(self) -> Schedule:
+        """The schedule with the workers that a simulation added where windows missed the SLO."""
+        return self.schedule if self.simulated is None else self.simulated.schedule
+
+    @property
     def is_optimal(self) -> bool:
         """Whether the gap is at most `required_gap_frac`, to the 0.01 % with which it is shown."""
         return self.schedule.gap_frac <= self.required_gap_frac + SHOWN_GAP_FRAC
@@ -127,15 +132,14 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
 
 def types_in_use(answer: ScheduleAnswer) -> list[int]:
     """The indices of the worker types that are in use in any window."""
-    values = answer.schedule
+    values = answer.to_run
     return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
 
 
 def to_csv(answer: ScheduleAnswer) -> str:
     """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
     text = io.StringIO()
-    # The simulation adds workers where windows miss the SLO, so its schedule is the one to run.
-    to_run = answer.schedule if answer.simulated is None else answer.simulated.schedule
+    to_run = answer.to_run
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("window", "llm", "worker", "firm", "spot"))
     for t in range(to_run.workers.shape[1]):
@@ -148,7 +152,7 @@ def to_csv(answer: ScheduleAnswer) -> str:
 
 def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
-    market, demand, values, window_s = answer.market, answer.demand, answer.schedule, answer.demand.window_s
+    market, demand, values, window_s = answer.market, answer.demand, answer.to_run, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
     demand_chart = charts.windows_chart(rates, window_s, "requests/s")
     all_figures = [CaptionedChart("demand", demand_chart, "Demand of each LLM.")]
@@ -199,13 +203,15 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     all_figures.append(
         CaptionedChart("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}.")
     )
-    bars = [charts.Bar("no schedule costs less", values.bound_usd_per_h, at_least=True)]
-    bars.insert(0, charts.Bar("this schedule", values.cost_usd_per_h, is_plan=True))
+    bars = [charts.Bar("no schedule costs less", answer.schedule.bound_usd_per_h, at_least=True)]
+    bars.insert(0, charts.Bar("this schedule", answer.schedule.cost_usd_per_h, is_plan=True))
     bars += [
         charts.Bar(OTHERS[name], schedule.cost_usd_per_h)
         for name, schedule in schedules.items()
         if name in OTHERS
     ]
+    if answer.simulated is not None:
+        bars.append(charts.Bar("simulated, as repaired", answer.simulated.cost_usd_per_h))
     all_figures.append(
         CaptionedChart("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows.")
     )
@@ -292,7 +298,7 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
 
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
     """A row per GPU: how many are reserved, and how many on demand and on spot, on average and at most."""
-    values, worker_types = answer.schedule, answer.market.worker_types
+    values, worker_types = answer.to_run, answer.market.worker_types
     rows = []
     for g, offer in enumerate(answer.market.offers):
         gpus_of_worker = np.array([each.gpu_counts.get(offer.gpu, 0) for each in worker_types])
@@ -310,7 +316,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
     """A row per worker type in use: how many run on reserved or on-demand GPUs, and how many on spot, each as
     the least and the largest number of a window.
     """
-    values = answer.schedule
+    values = answer.to_run
 
     def least_and_most(counts: Any) -> str:
         least, most = counts.min(), counts.max()

@@ -37,6 +37,7 @@ from planner.search.problem.idle_limits import idle_prefill_s
 from planner.search.problem.owned_first import objective_paid
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
+from planner.solvers.master import paid_usd_per_h
 from planner.studies.what_if import Study
 
 # The sizes of a store that are tried: each size from 0.5 to 32 TB is within a factor of two of one of these.
@@ -286,11 +287,15 @@ def _answer_with_tiers(
     simulation = simulate(fleet, problem.trace)
     store_cost_usd_per_h = store_usd_per_h(sizes, tiers)
     usd_per_h = objective_paid(problem, fleet_search.best) + store_cost_usd_per_h
+    # What is paid for the GPUs alone. Idle GPUs of nodes sold whole pay for memory and disk too.
+    bare_usd_per_h = paid_usd_per_h(
+        (_without_tiers(pool.type, gpu_usd_per_h(sizes, tiers)), pool.count) for pool in fleet.running_pools
+    )
     gpu_hit_frac, memory_hit_frac, disk_hit_frac = hit_fracs(simulation)
     return TierAnswer(
         sizes=sizes,
         usd_per_h=usd_per_h,
-        tiers_usd_per_h=store_cost_usd_per_h + fleet.gpus * gpu_usd_per_h(sizes, tiers),
+        tiers_usd_per_h=usd_per_h - bare_usd_per_h,
         fleet=fleet,
         gpu_hit_frac=gpu_hit_frac,
         memory_hit_frac=memory_hit_frac,
@@ -298,6 +303,12 @@ def _answer_with_tiers(
         agents=agent_figures(problem.trace, simulation, usd_per_h),
         is_exhausted=fleet_search.level0.search.is_exhausted,
     )
+
+
+def _without_tiers(worker: WorkerType, tiers_usd_per_gpu_h: float) -> WorkerType:
+    """The worker type at the price of its GPUs without that of memory and disk behind them."""
+    price_usd_per_h = max(worker.gpu.price_usd_per_h - tiers_usd_per_gpu_h, 0.0)
+    return replace(worker, gpu=replace(worker.gpu, price_usd_per_h=price_usd_per_h))
 
 
 def hit_fracs(simulation: Simulation) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ import pytest
 
 import fleetplan
 from planner.api.scheduling import ScheduleResult
+from planner.reports.schedule_page import gpu_rows, worker_rows
 
 ONE = {
     "llm": "meta-llama/Llama-3.1-8B",
@@ -69,7 +70,15 @@ def test_busy_windows_get_workers_until_they_hold(tmp_path: Path) -> None:
     )
     assert min(told.schedule.workers[0]) == 1 < told.schedule.workers[0][0]
     assert told.cost_usd_per_h > told.cost_before_usd_per_h
-    assert "window,llm,worker,firm,spot\n0,chat,tp1," in told_csv(found, tmp_path)
+    written = told_csv(found, tmp_path)
+    assert "window,llm,worker,firm,spot\n0,chat,tp1," in written
+    # Tables and frames have the workers of the file, not those before the repair.
+    assert [line.split(",")[3] for line in written.splitlines()[1:]] == [
+        str(n) for n in found.to_frame()["firm"]
+    ]
+    workers = told.schedule.workers[0]
+    assert worker_rows(found.answer)[1] == [("chat", "tp1", f"{workers.min()} to {workers.max()}", "0")]
+    assert gpu_rows(found.answer)[1][0][:2] == ("a100-80g", f"{told.schedule.reserved_gpus[0]}")
     assert any("keeps its SLO in 5 of 5" in line for line in found.sentences())
     assert found.to_dict()["simulated"]["added_worker_windows"] == told.added_worker_windows
 

@@ -81,6 +81,17 @@ def test_every_gpu_pays_for_its_memory() -> None:
     assert asked.policies.kv_offload == tier_study.to_offload(TierSizes(24e9), TIERS)
 
 
+def test_idle_gpus_of_whole_nodes_pay_for_their_memory() -> None:
+    """On a node of 8 GPUs all pay for 16 GB more; the table counted those that run a worker."""
+    study = Study(documents(0), CATALOG, time_limit_s=600)
+    asked = question(
+        fleet={"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048], "sold_as": {"l40s-48g": "node"}}
+    )
+    found = tier_study._answer_with_tiers(study, asked, TierSizes(24e9), TIERS, 60.0)
+    assert found.fleet is not None and found.fleet.gpus < 8
+    assert found.tiers_usd_per_h == pytest.approx(8 * 480 / 730)
+
+
 def test_a_prefix_is_loaded_from_where_that_is_sooner() -> None:
     """A token takes a second per 1,024 to compute, in steps of 64; 10 us to load, or 3 ms."""
     worker = make_pool(make_latency((1 / 1024, 1.0)), kv_tokens=10_000, budget=64).type
