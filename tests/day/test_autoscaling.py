@@ -447,6 +447,9 @@ def test_wva_has_the_price_of_a_worker_and_its_thresholds() -> None:
     assert variant["spec"]["variantCost"] == "11.96"
     assert variant["spec"]["modelID"] == "meta-llama/Llama-3.1-70B"
     (values,) = of(files, "workload-variant-autoscaler.values.yaml")
+    # Without the label it decides nothing of a variant, and without https it does not start.
+    assert variant["metadata"]["labels"] == {"inference.optimization/acceleratorName": "h100-80g"}
+    assert values["wva"]["prometheus"]["baseURL"].startswith("https://prometheus-kube")
     assert values["wva"]["reconcileInterval"] == "30s"
     assert "It decides every 30 s" in files["README.md"]
     assert values["wva"]["capacityScaling"]["default"] == {

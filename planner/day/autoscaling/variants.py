@@ -2,7 +2,9 @@
 
 Read in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1): charts/workload-variant-autoscaler:
 its crds (llmd.ai v1alpha1: what to scale, the model, the cost of a replica) and values.yaml (thresholds,
-HPA); and internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`).
+HPA); internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`);
+internal/engines/saturation/engine.go (a variant without ACCELERATOR gets no decision) and
+internal/utils/tls.go (an address of Prometheus that is not https ends the autoscaler).
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from planner.manifests import engine_command
 VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
 DESIRED = "wva_desired_replicas"  # The autoscaler's metric: how many replicas a variant should have.
+ACCELERATOR = "inference.optimization/acceleratorName"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
 HPA_RULES: dict[str, float] = {  # The `behavior` of the chart's own HPA; our HPAs take that one's place.
@@ -70,6 +73,9 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
         f"{_interval_s(autoscaler)} s), and adds or takes one worker at a time, from the cheapest variant "
         "on. Once it wants a worker more than `maxReplicas` it decides nothing more, until its object is "
         "made anew: leave room there.",
+        "It ends where the address of Prometheus is not https: give Prometheus a certificate "
+        "(`prometheus.prometheusSpec.web.tlsConfig`) and the adapter its https address, or write a proxy's "
+        f"with TLS as `baseURL` into {VALUES_FILE}.",
     )
 
 
@@ -89,7 +95,10 @@ def chart_values(autoscaler: Autoscaler) -> Document:
         "wva": {
             "image": {"tag": VERSION},
             "reconcileInterval": f"{_interval_s(autoscaler)}s",
-            "prometheus": {"monitoringNamespace": "monitoring", "baseURL": prometheus_queries.ADDRESS},
+            "prometheus": {
+                "monitoringNamespace": "monitoring",
+                "baseURL": prometheus_queries.ADDRESS.replace("http:", "https:", 1),
+            },
             "capacityScaling": {"default": thresholds},
         },
         "va": {"enabled": False},
@@ -121,7 +130,10 @@ def _variant_document(target: ScaleTarget, model: str) -> Document:
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",
-        "metadata": {"name": target.name},
+        "metadata": {
+            "name": target.name,
+            "labels": {ACCELERATOR: engine_command.dns_label(target.pool.type.gpu.base)},
+        },
         "spec": {
             "scaleTargetRef": target.reference,
             "modelID": model,
