@@ -180,10 +180,15 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
     # Rows with negative `prefill_tokens` are gaps of single requests, which take no engine time.
     is_step = runs["prefill_tokens"] >= 0
     runs = runs[is_step & np.isin(runs["worker"], workers)]
-    start_s = runs["start_s"]
-    end_s = start_s + run_seconds(runs)
-    # Up to a time t a step has taken max(t - start, 0) - max(t - end, 0).
-    busy_until_s = _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
+    runs = runs[np.lexsort((runs["start_s"], runs["worker"]))]
+    busy_until_s = np.zeros(len(edges_s))
+    for own in np.split(runs, np.flatnonzero(np.diff(runs["worker"])) + 1):  # The runs of each worker.
+        end_s = np.maximum.accumulate(own["start_s"] + run_seconds(own))
+        # Data-parallel ranks of a worker have runs at the same time, which count once: each from the end of
+        # those before it on.
+        start_s = np.maximum(own["start_s"], np.append(-np.inf, end_s)[:-1])
+        # Up to a time t a step has taken max(t - start, 0) - max(t - end, 0).
+        busy_until_s += _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
     # The clip removes rounding errors.
     return np.clip(np.diff(busy_until_s) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
@@ -209,15 +214,22 @@ def running_and_queued(simulation: Simulation, at_s: Floats) -> tuple[Floats, Fl
     return scheduled - finished, arrived - rejected - scheduled
 
 
-def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
-    """KV blocks in use on these workers at these times (times,): those of the step that runs at the time. A
-    worker between steps counts as empty.
+def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats, *, ranks: int = 1) -> Floats:
+    """KV blocks in use on these workers at these times (times,): those of the step that runs at the time, of
+    all data-parallel `ranks` of a worker. A worker between steps counts as empty.
     """
     runs = simulation.runs
     # Rows with negative `prefill_tokens` are gaps of single requests, not steps.
     rows = np.flatnonzero(runs["prefill_tokens"] >= 0)
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
+    if ranks > 1:  # Each rank has a run of its own at that time.
+        own = runs[rows[np.isin(worker_of_row, workers)]]
+        for sign, times_s in ((1, own["start_s"]), (-1, own["start_s"] + run_seconds(own))):
+            order = np.argsort(times_s)
+            blocks = np.append(0, np.cumsum(own["blocks"][order]))
+            total += sign * blocks[np.searchsorted(times_s[order], at_s, side="right")]
+        return total
     for worker in workers:
         first, end = np.searchsorted(worker_of_row, [worker, worker + 1])
         last = first + np.searchsorted(start_s[first:end], at_s, side="right") - 1

@@ -196,8 +196,8 @@ def kv_use(plan: Plan) -> CaptionedChart | None:
     at_s, unit, factor = _times_and_unit(plan)
     series = {}
     for pool, workers in plan.fleet.workers_by_pool:
-        used_tokens = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
-        series[pool.name] = used_tokens / (pool.count * pool.type.kv_tokens)
+        used_tokens = kv_blocks_at(simulation, workers, at_s, ranks=pool.type.dp) * KV_BLOCK_TOKENS
+        series[pool.name] = used_tokens / (pool.count * pool.type.dp * pool.type.kv_tokens)
     drawn = _lines(
         {name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%"
     )

@@ -20,16 +20,19 @@ import numpy as np
 import pytest
 import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
+from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.documents.certificate import Alternative
 from planner.documents.facts import Answered, Assumed, CheaperMiss, Remarked, ScenariosDrawn, UsedUp
 from planner.domain import FleetLimit, Limit
 from planner.files.checked_files import cached_text, package_text
+from planner.fleet import Fleet
 from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
 from planner.reports.page import inline_html
 from planner.reports.page import page_html as make_page
 from planner.reports.words import alternative_notes, excluded_text, proof_lines
-from planner.simulator.layout import FINISHED
+from planner.simulator.layout import FINISHED, run_seconds
+from planner.simulator.replay import simulate
 from planner.solvers.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
@@ -384,6 +387,23 @@ def test_busy_share_counts_each_second_of_a_step_once() -> None:
     runs["start_s"], runs["first_s"], runs["steps"] = [0.0, 1.5, 0.0], [0.25, 0.5, 2.0], [4, 1, 1]
     share = curves.busy_share(replace(simulation, runs=runs), [0], np.array([0.0, 1.0, 2.0, 3.0]))
     assert share == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_ranks_of_a_worker_are_busy_at_the_same_time() -> None:
+    """Four ranks step together, so a worker is busy as long as its first rank, which the tables count; the
+    chart added their runs up. KV in use is that of all runs under way, by brute force."""
+    step = replace(make_latency((0.02, 0.06), knots=(1, 1024)), joint_s=(0.0, 0.04))
+    pool = make_pool(step, count=2, budget=256, seats=8)
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, dp=4)),))
+    rng = np.random.default_rng(0)
+    trace = make_trace(np.sort(rng.uniform(0, 90, 200)), rng.integers(1, 200, 200), rng.integers(1, 30, 200))
+    simulation = simulate(fleet, trace, record=True)
+    (share,) = curves.busy_share(simulation, range(2), np.array([0.0, simulation.end_s]))
+    assert share == pytest.approx(simulation.worker_busy_s.mean() / simulation.end_s)
+    runs = simulation.runs[simulation.runs["prefill_tokens"] >= 0]
+    ends_s, at_s = runs["start_s"] + run_seconds(runs), rng.uniform(0, simulation.end_s, 50)
+    by_hand = [int(runs["blocks"][(runs["start_s"] <= t) & (ends_s > t)].sum()) for t in at_s]
+    assert curves.kv_blocks_at(simulation, range(2), at_s, ranks=4).tolist() == by_hand
 
 
 def test_requests_in_the_fleet_add_up() -> None:
