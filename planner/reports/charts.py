@@ -162,7 +162,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     unit, unit_s = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
     for pool, workers in fleet.workers_by_pool:
-        rows += line_points(middle_s / unit_s, busy_share(simulation, workers, edges_s), pool=pool.name)
+        share = busy_share(simulation, workers, edges_s, ranks=pool.type.dp)
+        rows += line_points(middle_s / unit_s, share, pool=pool.name)
     names = [pool.name for pool in fleet.running_pools]
     return (
         alt.Chart(data_of_rows(rows))

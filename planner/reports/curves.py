@@ -174,8 +174,10 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
     return {"mean": gaps.mean_s} | {percentile_name(frac): gaps.percentile_s(frac) for frac in PERCENTILES}
 
 
-def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
-    """The share of each interval between `edges_s` that these workers were in a step (bins,), on average."""
+def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats, *, ranks: int = 1) -> Floats:
+    """The share of each interval between `edges_s` that these workers were in a step (bins,), on average.
+    Each has so many data-parallel `ranks`.
+    """
     runs = simulation.runs
     # Rows with negative `prefill_tokens` are gaps of single requests, which take no engine time.
     is_step = runs["prefill_tokens"] >= 0
@@ -183,10 +185,10 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
     runs = runs[np.lexsort((runs["start_s"], runs["worker"]))]
     busy_until_s = np.zeros(len(edges_s))
     for own in np.split(runs, np.flatnonzero(np.diff(runs["worker"])) + 1):  # The runs of each worker.
-        end_s = np.maximum.accumulate(own["start_s"] + run_seconds(own))
-        # Data-parallel ranks of a worker have runs at the same time, which count once: each from the end of
-        # those before it on.
-        start_s = np.maximum(own["start_s"], np.append(-np.inf, end_s)[:-1])
+        start_s, end_s = own["start_s"], own["start_s"] + run_seconds(own)
+        if ranks > 1:  # They have runs at the same time, which count once: from the end of those before on.
+            end_s = np.maximum.accumulate(end_s)
+            start_s = np.maximum(start_s, np.append(-np.inf, end_s)[:-1])
         # Up to a time t a step has taken max(t - start, 0) - max(t - end, 0).
         busy_until_s += _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
     # The clip removes rounding errors.

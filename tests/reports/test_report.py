@@ -398,7 +398,7 @@ def test_ranks_of_a_worker_are_busy_at_the_same_time() -> None:
     rng = np.random.default_rng(0)
     trace = make_trace(np.sort(rng.uniform(0, 90, 200)), rng.integers(1, 200, 200), rng.integers(1, 30, 200))
     simulation = simulate(fleet, trace, record=True)
-    (share,) = curves.busy_share(simulation, range(2), np.array([0.0, simulation.end_s]))
+    (share,) = curves.busy_share(simulation, range(2), np.array([0.0, simulation.end_s]), ranks=4)
     assert share == pytest.approx(simulation.worker_busy_s.mean() / simulation.end_s)
     runs = simulation.runs[simulation.runs["prefill_tokens"] >= 0]
     ends_s, at_s = runs["start_s"] + run_seconds(runs), rng.uniform(0, simulation.end_s, 50)
