@@ -984,11 +984,6 @@ class Deployed:
     policies: Policies
     differs: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """The router and its rules (`router_name`)."""
-        return router_name(self.router, self.rule_names)
-
 
 def router_name(router: str, rule_names: Iterable[str]) -> str:
     """A router with its rules, each named once: "vllm-router by round_robin"."""

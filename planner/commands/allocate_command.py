@@ -26,10 +26,11 @@ def allocate(
 
     Exit code 3: a bucket that no type serves, or too small a stock. 4: not proven cheapest in time.
     """
-    from planner.documents.allocation_file import allocation_document, read_instance
+    from planner.documents.allocation_file import allocation_document, parse_instance
+    from planner.files.checked_files import read_json
     from planner.solvers import allocation
 
-    problem = read_instance(instance)
+    problem = parse_instance(read_json(instance), where=str(instance))
     allocated = allocation.allocate(problem, time_limit_s=time_limit)
     answer = allocation_document(problem, allocated)
     if json_output:

@@ -14,11 +14,10 @@ ROW_KEYS = ("method", "of", "lengths")
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
     """`lengths`: mean tokens that a step yields, the LLM's own included, with 1, 2, ... drafted tokens.
-    `measured_on` names the LLM and its prompts.
+    `source` begins with the LLM and its prompts.
     """
 
     method: str
-    measured_on: str
     lengths: tuple[float, ...]
     source: str
 
@@ -35,5 +34,4 @@ def parse_row(row: Section) -> AcceptanceRow:
                 f"{where}: with {drafts} drafts a step yields 1 to {1 + drafts}, found {length:g}"
             )
     method = check_one_of(row.get_required("method"), METHODS, row.path_of("method"))
-    measured_on = row.plain_text("of")
-    return AcceptanceRow(method, measured_on, lengths, f"{measured_on}, {row.plain_text('source')}")
+    return AcceptanceRow(method, lengths, f"{row.plain_text('of')}, {row.plain_text('source')}")

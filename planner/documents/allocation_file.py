@@ -9,13 +9,11 @@ Mélange's own configuration is read too (Griggs et al. 2024, arXiv:2404.14527).
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from planner.errors import InputError
-from planner.files.checked_files import read_json
 from planner.files.document_values import Section, check_number, refused_value
 from planner.solvers.allocation import Allocation, Instance
 
@@ -33,11 +31,6 @@ MOST_WORKERS = 1e6
 SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum may be off by this.
 # Mélange divides by rates, so its files have this rate, or less, for a type that cannot serve a bucket.
 MELANGE_NONE_RPS = 1e-3
-
-
-def read_instance(path: Path) -> Instance:
-    """The input in a JSON file, ours or Mélange's; raises InputError naming file and field."""
-    return parse_instance(read_json(path), where=str(path))
 
 
 def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:

@@ -817,7 +817,6 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
         slowdowns=slowdowns,
         served=row.plain_text("for"),
         source=row.plain_text("source"),
-        date=row.plain_text("date"),
     )
 
 

@@ -116,7 +116,7 @@ def parse_row(row: Section) -> EngineRow:
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
     row.plain_text("error")  # Says for people how far the constants are off; only checked to be text.
     return EngineRow(
-        engine=_parse_name(row.get_required("engine"), row.path_of("engine")),
+        engine=check_one_of(row.get_required("engine"), tuple(NAMES), row.path_of("engine")),
         first=first,
         last=last,
         async_scheduling=row.flag("async_scheduling"),
@@ -153,7 +153,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if value == NONE:
         return None
     section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)
-    name = _parse_name(section.get("name", "vllm"), section.path_of("name"))
+    name = check_one_of(section.get("name", "vllm"), tuple(NAMES), section.path_of("name"))
     engine_rows = [row for row in rows if row.engine == name]
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
@@ -266,10 +266,6 @@ def _parse_first_token(section: Section, default: FirstToken) -> FirstToken:
     value = section.get("first_token", default)
     check_one_of(value, FIRST_TOKENS, section.path_of("first_token"))
     return "decode" if value == "decode" else "prefill"  # `value` itself has no literal type.
-
-
-def _parse_name(value: object, where: str) -> str:
-    return check_one_of(value, tuple(NAMES), where)
 
 
 def _parse_version(value: object, where: str) -> str:

@@ -8,8 +8,6 @@ The keys are the fields of planner/models/llm.py. Fields with their default valu
 attention or feed-forward block that the layers lack.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import MISSING, Field, fields
 from typing import Any

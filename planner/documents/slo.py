@@ -69,7 +69,6 @@ class SloPreset:
     slowdowns: SlowdownLimits | None
     served: str  # What the paper served; it is not enforced.
     source: str
-    date: str
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:

@@ -82,18 +82,6 @@ class StartupFacts:
             return row.wake_s + self.start_time(llm, worker, storage).load_s
         return row.wake_s + gpu_weight_bytes(llm, worker) / row.wake_bytes_per_s
 
-    def find_storage(self, name: str) -> Storage:
-        """The row of `storage` with this name. Raises CatalogError, with the nearest names, if there is
-        none.
-        """
-        return _find_row(self.storages, "storage", name)
-
-    def find_image(self, name: str) -> Image:
-        """The row of `image` (a container image) with this name; raises CatalogError as `find_storage`
-        does.
-        """
-        return _find_row(self.images, "image", name)
-
     def start_time(
         self,
         llm: Llm,
@@ -115,9 +103,9 @@ class StartupFacts:
             llm,
             worker.gpus,
             engine,
-            self.find_storage(storage),
+            _find_row(self.storages, "storage", storage),
             pp=worker.pp,
-            image=None if image is None else self.find_image(image),
+            image=None if image is None else _find_row(self.images, "image", image),
             is_compiled=is_compiled,
             node_s=node_s,
         )

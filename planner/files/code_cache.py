@@ -14,8 +14,6 @@ cache folder. NUMBA_CACHE_DIR replaces both.
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -116,12 +116,11 @@ class MeasuredFleet:
 
 @dataclass(frozen=True, slots=True)
 class ProposedPlacement:
-    """The `fleet` that an algorithm proposes for `rate_rps`, and the instances or pairs from which it was
-    chosen, the best first.
+    """The `fleet` that an algorithm proposes, and the instances or pairs from which it was chosen, the best
+    first.
     """
 
     fleet: Fleet
-    rate_rps: float
     measured: tuple[tuple[MeasuredFleet, ...], ...]  # The instances of each phase, or the pairs.
 
 
@@ -228,7 +227,7 @@ def high_affinity(
     prefill, decode = measured_prefills[0], measured_decodes[0]
     counts = (_replicas(rate_rps, prefill), _replicas(rate_rps, decode))
     fleet = pair_fleet(setting, prefill.type, decode.type, counts=counts)
-    return ProposedPlacement(fleet, rate_rps, (measured_prefills, measured_decodes))
+    return ProposedPlacement(fleet, (measured_prefills, measured_decodes))
 
 
 def low_affinity(
@@ -253,7 +252,7 @@ def low_affinity(
     n = _replicas(rate_rps, measured_pairs[0])
     prefill, decode = (pool.type for pool in measured_pairs[0].fleet.pools)
     fleet = pair_fleet(setting, prefill, decode, counts=(n, n), network=setting.node_network)
-    return ProposedPlacement(fleet, rate_rps, (measured_pairs,))
+    return ProposedPlacement(fleet, (measured_pairs,))
 
 
 def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> PhaseRules:

@@ -10,7 +10,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,6 @@ from planner.simulator.slo_verdict import (
     tenant_service,
     values_where,
 )
-from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
 from planner.traffic.described import Description, WrittenDescription
@@ -99,13 +98,17 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     routers = simulated_routers(plan)
     deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=routers).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
+    requests = {}
+    if _traffic_name(plan) == "traffic.jsonl":
+        with_llm = any(each.llms for each in plan.slo.selectors)
+        requests["traffic.jsonl"] = to_jsonl(plan.trace, with_llm=with_llm)
     return {
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan, command=command),
         "requests.csv": requests_csv(plan.simulation),
         **({"report.html": render_report(plan, command=command)} if pages else {}),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
-        **({"traffic.jsonl": _traffic_jsonl(plan)} if _traffic_name(plan) == "traffic.jsonl" else {}),
+        **requests,
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
 
@@ -194,11 +197,6 @@ def _described_document(plan: Plan) -> Document:
     if not isinstance(described, Description | WrittenDescription):
         return {}
     return {"described": {"agent_count": described.agent_count}}
-
-
-def _traffic_jsonl(plan: Plan) -> str:
-    """The plan's requests with prefixes and sessions; with LLMs if a class of the SLO selects by them."""
-    return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
 
 def bill_document(bill: Bill) -> Document:
@@ -376,11 +374,6 @@ def to_json(plan: Plan) -> Document:
             "simulation": simulation_summary(plan.simulation, plan.verdict),
         }
     )
-
-
-def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
-    """The used share of each pool's GPUs, and its batches; null if no step ran."""
-    return [plain_value(dataclasses.asdict(use)) for use in uses]
 
 
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:

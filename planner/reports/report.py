@@ -73,11 +73,6 @@ def _appendix_section(plan: Plan) -> str:
     return "".join(f"<h3>{escape(title)}</h3>{body}" for title, body in parts)
 
 
-def _of_paper(plan: Plan) -> str:
-    """The end of a heading over proofs: these are about the fleet on paper; empty if that is the plan."""
-    return " of the fleet on paper" if plan.certificate.answers else ""
-
-
 def _answers_section(plan: Plan) -> str:
     """The table of the answers (on paper, in production, with a loss), with a note on the scenarios."""
     # `numeric` are the numbers of the columns that hold numbers; `table_html` aligns them right.
@@ -163,10 +158,12 @@ def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
     neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(each.label, fact_sentence(each.because)) for each in certificate.refuted]
+    # Proofs are about the fleet on paper, which is the plan where there are no answers.
+    of_paper = " of the fleet on paper" if certificate.answers else ""
     ruled_out_table = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
         list_html(words.proof_lines(plan))
-        + (f"<h4>Neighbours{_of_paper(plan)}</h4>{neighbours}" if certificate.neighbours else "")
+        + (f"<h4>Neighbours{of_paper}</h4>{neighbours}" if certificate.neighbours else "")
         + f"<h4>Over these fleets</h4>{_fleets_searched(certificate.universe)}"
         + (
             _folded_block(f"{count_text(len(ruled_out), 'kind')} of fleet ruled out", ruled_out_table)

@@ -86,7 +86,7 @@ def key_figures(plan: SharedPlan) -> list[KeyFigure]:
         KeyFigure("Cost per month", screen.month_text(bill_usd_per_h), gpus),
         _breaks_first(plan),
         _more_traffic(plan),
-        _measured_inputs(plan),
+        screen.measured_inputs_figure([screen.input_bases(each) for each in plan.plans.values()]),
         KeyFigure("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
 
@@ -136,11 +136,6 @@ def _more_traffic(plan: SharedPlan) -> KeyFigure:
     return KeyFigure(
         row, screen.NOTHING_EXTRA[objective] if are_tested else "carried", "these fleets carry it"
     )
-
-
-def _measured_inputs(plan: SharedPlan) -> KeyFigure:
-    """How many inputs of all LLMs' plans were measured, and the basis of each."""
-    return screen.measured_inputs_figure([screen.input_bases(llm_plan) for llm_plan in plan.plans.values()])
 
 
 def answer_cards(plan: SharedPlan) -> list[Card]:

@@ -1,6 +1,6 @@
 """Simulates a fleet on given requests to the end, judges it by an SLO, and sums the results up."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from planner.domain import Slo
 from planner.fleet import Fleet
@@ -24,7 +24,7 @@ class SimulatedOutcome:
         """The output of `plan simulate --json`: plain values; the time of what never happened is null."""
         power = output.power_document(self.power)
         values = output.simulation_summary(self.simulation, self.verdict)
-        return values | {"power": power, "pools": output.use_rows(self.uses)}
+        return values | {"power": power, "pools": [output.plain_value(asdict(use)) for use in self.uses]}
 
 
 def simulate_recorded(

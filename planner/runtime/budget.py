@@ -69,10 +69,6 @@ class SendingBudget:
             limits.append(f"{self.usd:.4g} of at most {self.endpoint.max_usd:g} USD")
         return " and ".join(limits)
 
-    def limit_values(self) -> list[float | None]:
-        """The limits on requests and on USD, None for no limit: what the journal keeps as `budget_ended`."""
-        return [self.endpoint.max_requests, self.endpoint.max_usd]
-
 
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
     """Whether an earlier part of the run ended because of the budget, and neither limit has grown since."""

@@ -9,8 +9,6 @@ gets the seat; w is a worker, v one that decodes. The field `status` of a reques
 below.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.policies import REBALANCED

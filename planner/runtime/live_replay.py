@@ -137,10 +137,6 @@ class JournalFile:
         """The records that each part wrote at its end: events, engines, load of the machine."""
         return [row["record"] for row in self.rows("record")]
 
-    def machine(self) -> dict[str, str]:
-        """The machine that measured the last part; empty if no line names one."""
-        return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
-
     def write(self, row: dict[str, Any]) -> None:
         """Add a row to the journal; the first row begins the file with the identity of the run."""
         if not self.path.exists():

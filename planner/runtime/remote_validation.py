@@ -225,7 +225,7 @@ async def measure_endpoint(
                     "before it); raise --max-requests or --max-usd"
                 )
             if sender.is_spent:
-                journal.write({"budget_ended": budget.limit_values()})
+                journal.write({"budget_ended": [endpoint.max_requests, endpoint.max_usd]})
             record["engine_clock"] = await scraper.end(progress)
         finally:
             record["load_average"] = [load_before, os.getloadavg()[0]]

@@ -49,7 +49,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "verdict": verdict_text(validation),
         "agrees": comparison.agrees,
         "slo_kept": _is_kept(comparison),
-        "slo_kept_by_client": _is_kept_by_client(validation),
+        "slo_kept_by_client": _is_kept(_client_comparison(validation)),
         "requests": len(run.trace),
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
@@ -316,11 +316,6 @@ def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
         for name, log in run.logs.items()
         if log.has_own_clock
     }
-
-
-def _is_kept_by_client(validation: Validation) -> bool | None:
-    """Whether the SLO was kept by the client's clock; None where no SLO was given, or nothing was judged."""
-    return _is_kept(_client_comparison(validation)) if validation.setup.slo.limits else None
 
 
 def _is_kept(comparison: MeasuredComparison) -> bool | None:

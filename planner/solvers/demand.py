@@ -147,27 +147,19 @@ class UnpricedError(Exception):
     """The time ended before all options had a price."""
 
 
-@dataclass(frozen=True, slots=True)
-class BurstBound:
-    """A lower bound on the objective, and the intervals (start, end) [s] whose demand proves it."""
-
-    least_objective: float
-    intervals_s: tuple[tuple[float, float], ...]
-
-
 def demand_bound(
     options: Sequence[Option],
     trace: Trace,
     lengths: TraceLengths,
     obligations: Sequence[Deadlines],
     until_s: float = math.inf,
-) -> BurstBound:
+) -> float:
     """Least objective of any fleet of these options on the trace, under any policy: the highest bound that
     one of `obligations` proves.
 
     It ends at `until_s`, on time.monotonic's clock, with the highest bound so far.
     """
-    bounds = [BurstBound(0.0, ())]
+    highest = 0.0
     pair: npt.NDArray[np.int64] | None = None  # (n,) each request's index into the pairs of lengths.
     for due in obligations:
         for whole in (True, False):
@@ -192,8 +184,9 @@ def demand_bound(
                 break
             pi, pi_prefill = all_work[pair[requests.index]], prefill[pair[requests.index]]
             if np.isfinite(pi).all():  # A request that no option can hold has no price, so no bound follows.
-                bounds.append(_bound_by_rows(trace, due, requests, pi, pi_prefill, whole, until_s))
-    return max(bounds, key=lambda bound: bound.least_objective)
+                bound = _bound_by_rows(trace, due, requests, pi, pi_prefill, whole, until_s)
+                highest = max(highest, bound)
+    return highest
 
 
 def _bound_by_rows(
@@ -204,7 +197,7 @@ def _bound_by_rows(
     pi_prefill: Floats,
     whole: bool,
     until_s: float,
-) -> BurstBound:
+) -> float:
     """The bound that the rows of one kind of deadline prove: the most violated row is added and the program
     solved, up to ROUNDS times. `pi` and `pi_prefill` (m,) are the prices of `requests`.
     """
@@ -252,7 +245,7 @@ def _bound_by_rows(
         if solution is None:
             break
         least, kept_frac = solution[0], solution[1][group]
-    return BurstBound(least, tuple(rows.intervals_s))
+    return least
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,14 +218,12 @@ class DayTerms:
 @dataclass(frozen=True, slots=True, eq=False)
 class CheapestSizes:
     """The cheapest `workers` (T, C) that the solver has, None without any, and their cost, infinite then. No
-    sequence that keeps the cuts costs less than `bound_usd`. If none keeps them at all, `bound_usd` is
-    infinite and `is_optimal` true.
+    sequence that keeps the cuts costs less than `bound_usd`, which is infinite if none keeps them at all.
     """
 
     workers: Ints | None
     usd: float
     bound_usd: float
-    is_optimal: bool
 
 
 def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
@@ -440,7 +438,7 @@ def cheapest_sizes(
     least, most = least_sizes(day, cuts), day.most
     # An empty cut names no pool that must be larger, so no sequence keeps it.
     if not all(cuts) or (least > most).any():
-        return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
+        return CheapestSizes(None, math.inf, math.inf)
     program = _DayProgram(day, least)
     paid_columns = _add_paid_rows(program)
     if day.is_paid_all_day:
@@ -465,13 +463,13 @@ def cheapest_sizes(
             program.exclude(workers)
     point = minimise_program(program.to_program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
-        return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
+        return CheapestSizes(None, math.inf, math.inf)
     bound = max(point.bound * (1 - TOLERANCE), 0.0)
     if point.x is None:
-        return CheapestSizes(None, math.inf, bound, is_optimal=False)
+        return CheapestSizes(None, math.inf, bound)
     workers = point.x[program.size_columns].astype(np.int64)
     usd = float(np.array(program.cost) @ point.x)
-    return CheapestSizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
+    return CheapestSizes(workers, usd, min(bound, usd))
 
 
 def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:

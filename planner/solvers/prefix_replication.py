@@ -45,7 +45,7 @@ import pulp
 
 from planner.errors import InputError
 from planner.solvers.backend import run_highs
-from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
+from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, PrefixDemand, SessionReuse
 from planner.solvers.prefix_prices import PrefixPrices, RoutedPlacement, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]  # The variables x by (v, r), and y by (u, r).
@@ -74,12 +74,6 @@ class Replication:
     load: Floats  # (R,)
     bound: float
     is_optimal: bool
-
-    @property
-    def replicas(self) -> Ints:
-        """On how many replicas each node (V,) is cached."""
-        copies: Ints = self.placed.sum(axis=1)
-        return copies
 
     @property
     def largest_load(self) -> float:

@@ -5,8 +5,6 @@ Targets with the same routing share a simulation. The plan's own simulation is u
 the plan does, or if each role has one worker, so that a router has no choice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

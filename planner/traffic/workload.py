@@ -205,18 +205,13 @@ class Workload:
 
     The least input and the least output of a class may be those of different requests. No request of the
     class is less work than one of (min_input_tokens, min_output_tokens), so lower bounds count with these.
-    `class_of` (n,) is each request's class. With prefix caches at least `min_uncached_tokens` of a prompt
-    must be computed, and at least `min_own_tokens` are in no other prompt; without caches both are the whole
-    prompt.
+    With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least
+    `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
     """
 
     requests: IntArray
-    rate_rps: FloatArray
     min_input_tokens: IntArray
     min_output_tokens: IntArray
-    mean_input_tokens: FloatArray
-    mean_output_tokens: FloatArray
-    class_of: IntArray
     min_uncached_tokens: IntArray
     min_own_tokens: IntArray
 
@@ -259,12 +254,8 @@ def to_classes(
     input_tokens, output_tokens = trace.input_tokens[order], trace.output_tokens[order]
     return Workload(
         requests=requests,
-        rate_rps=requests / trace.duration_s,
         min_input_tokens=np.minimum.reduceat(input_tokens, starts),
         min_output_tokens=np.minimum.reduceat(output_tokens, starts),
-        mean_input_tokens=np.add.reduceat(input_tokens, starts) / requests,
-        mean_output_tokens=np.add.reduceat(output_tokens, starts) / requests,
-        class_of=class_of,
         min_uncached_tokens=np.minimum.reduceat(uncached[order], starts),
         min_own_tokens=np.minimum.reduceat(own_tokens[order], starts),
     )

@@ -116,11 +116,12 @@ def test_a_gpu_without_a_row() -> None:
 
 
 def test_unknown_rows_offer_the_nearest() -> None:
-    facts = read_startup()
+    facts, llm = read_startup(), read_catalog().llm("meta-llama/Llama-2-13b-hf")
+    kind = worker("h100-80g", 1, llm)
     with pytest.raises(CatalogError, match=r"storage 'objectstore' is not in .*; nearest: object-store"):
-        facts.find_storage("objectstore")
+        facts.start_time(llm, kind, "objectstore")
     with pytest.raises(CatalogError, match=r"image 'x' .* nearest: registry, secondary-boot-disk"):
-        facts.find_image("x")
+        facts.start_time(llm, kind, "object-store", image="x")
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,10 @@ def test_two_numbers_below_and_above_in_steps_of_a_tenth() -> None:
     assert numbers_beside((1,)) == [(1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize(
-    ("factor", "needed", "found"), [(1.5, 13, 13), (0.5, 4, 4), (1.0, 10, 10), (2.0, 31, None)]
-)
-def test_the_fewest_workers_that_hold(factor: float, needed: int, found: int | None) -> None:
-    """Of 10 planned; more than 1.5 times what traffic asks for are not tried: 30 for twice the traffic."""
-    counts = least_in_proportion((10,), factor, lambda counts: counts[0] >= needed)
+@pytest.mark.parametrize(("needed", "found"), [(4, 10), (10, 10), (13, 13), (23, 23), (31, None)])
+def test_the_fewest_workers_that_hold(needed: int, found: int | None) -> None:
+    """Of 10 planned; fewer are not tried, nor more than three times as many."""
+    counts = least_in_proportion((10,), lambda counts: counts[0] >= needed)
     assert counts == (None if found is None else (found,))
 
 

@@ -46,15 +46,10 @@ def option(
 
 
 def one_class(requests: int, input_tokens: int, output_tokens: int) -> Workload:
-    one = np.ones(1)
     return Workload(
         np.array([requests]),
-        one,
         np.array([input_tokens]),
         np.array([output_tokens]),
-        one * input_tokens,
-        one * output_tokens,
-        np.zeros(requests, np.int64),
         np.array([input_tokens]),
         np.array([input_tokens]),
     )

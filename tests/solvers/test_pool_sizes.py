@@ -87,7 +87,7 @@ def test_started_hours_are_paid_whole() -> None:
     day = DayTerms(np.arange(0, 12600, 1800.0), (PoolTerms(600.0, 0, 2, 1.0),), unit_s=3600.0)
     cuts = [((t, 0, 0),) for t in (0, 1, 2, 5)]
     found = cheapest_sizes(day, cuts)
-    assert found.usd == pytest.approx(3.0) and found.is_optimal and found.workers is not None
+    assert found.usd == pytest.approx(3.0) == found.bound_usd and found.workers is not None
     assert units_usd(day, found.workers) == pytest.approx(3.0)
     assert billed_usd(day, [(0, 0.0, 5400.0), (0, 8400.0, 10800.0)]) == pytest.approx(3.0)
     assert (1, 1, range(1, 2)) in possible_worker_lives(

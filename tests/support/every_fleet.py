@@ -70,7 +70,7 @@ def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     floors = unreachable_limits(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace))
     demanded = demand_bound(
         options(problem), problem.trace, problem.lengths, [find_deadlines(problem.slo, problem.trace)]
-    ).least_objective
+    )
     for policies in POLICIES:
         asked = replace(problem.oracle.policies, **policies)  # type: ignore[arg-type]
         value = cheapest(with_policies(problem, asked))

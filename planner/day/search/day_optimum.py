@@ -101,8 +101,7 @@ class DayOptimum:
     """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
 
     No sequence on this grid costs less than `bound_usd`, which rests on MORE unless `is_exact`: then all
-    sequences that cost less were simulated. `proved` bounds every controller, at every moment. `cuts` and
-    `seconds` say how long the search took.
+    sequences that cost less were simulated. `proved` bounds every controller, at every moment.
     """
 
     best: DayRun
@@ -110,7 +109,6 @@ class DayOptimum:
     proved: LeastPaid
     is_exact: bool
     cuts: tuple[pool_sizes.Cut, ...]
-    seconds: float
 
     @property
     def gap_frac(self) -> float:
@@ -191,8 +189,7 @@ def cheapest_day(
     window fails with the most workers of every pool or no sequence keeps all cuts within the stock;
     PlannerError where none was found in the time.
     """
-    began = time.monotonic()
-    search = _DaySearch(runs, began + time_limit_s, list(cuts))
+    search = _DaySearch(runs, time.monotonic() + time_limit_s, list(cuts))
     for workers in known:
         search.simulate_day(workers)
     if not search.simulate_day(runs.terms.most).holds:
@@ -202,7 +199,7 @@ def cheapest_day(
         is_exact = _simulate_all_cheaper(search)
         if search.best is None:
             _raise_most_fails(search)
-        return _optimum_of(search, began, is_exact=is_exact)
+        return _optimum_of(search, is_exact=is_exact)
     _cut_least_sizes(search)
     if runs.terms.is_by_unit:  # What the least sizes cost in whole units is a first bound.
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
@@ -222,17 +219,17 @@ def cheapest_day(
     is_exact = _simulate_all_cheaper(search)
     if search.best is None:
         _raise_none_found(search, time_limit_s)
-    return _optimum_of(search, began, is_exact=is_exact)
+    return _optimum_of(search, is_exact=is_exact)
 
 
-def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOptimum:
-    """What the search, which began at `began_s` (time.monotonic), knows at its end."""
+def _optimum_of(search: _DaySearch, *, is_exact: bool) -> DayOptimum:
+    """What the search knows at its end."""
     proved, best = search.runs.least_paid(), search.best
     assert best is not None
     bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
     if not is_exact and search.bound_usd > best.usd * (1 + SAME_FRAC):
         bound_usd = proved.usd  # The best day refutes the bound: here more workers do hurt.
-    return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts), time.monotonic() - began_s)
+    return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts))
 
 
 def _next_sequence(search: _DaySearch) -> Ints | None:

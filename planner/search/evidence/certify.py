@@ -22,7 +22,7 @@ from planner.search.evidence import findings
 from planner.search.evidence.alternatives import find_alternatives, mark_on_paper
 from planner.search.evidence.assumptions import list_assumptions
 from planner.search.evidence.plan import Plan
-from planner.search.evidence.robustness import find_robustness, priced_alternatives
+from planner.search.evidence.robustness import RobustnessSearch, priced_alternatives
 from planner.search.level0 import pruning_rules
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
@@ -158,7 +158,7 @@ def add_robustness(
     # The fleet with a loss has a bill under any objective. Alternatives were the best of their kind by the
     # objective, so only if that is cost do their prices say when they would be chosen.
     compared += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
-    robustness = find_robustness(problem, best, compared)
+    robustness = RobustnessSearch(problem, best, compared).run()
     return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
 
 

@@ -68,9 +68,6 @@ SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
 # says little more than the whole.
 LONG_S = 2 * HOUR_S
 
-# The search for a fleet that keeps every hour begins with this many times the plan's workers.
-HOUR_FACTOR = 2.0
-
 # If more than this share of requests arrive after the last nominal arrival, the load is said to die away.
 LATE_FRAC = 0.2
 
@@ -580,7 +577,7 @@ def price_holding_hours(
     def holds(counts: tuple[int, ...]) -> bool:
         return problem.allows(with_counts(counts)) and oracle.holds(with_counts(counts))
 
-    needed = least_in_proportion(planned, HOUR_FACTOR, holds)
+    needed = least_in_proportion(planned, holds)
     paid_usd_per_h = bill_fleet(oracle.fleet(best)).usd_per_h
     if needed is None:
         return replace(hour, planned_usd_per_h=paid_usd_per_h)

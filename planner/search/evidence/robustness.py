@@ -67,28 +67,22 @@ MORE_REQUESTS = 3_000_000
 WORKERS_BESIDE = 2
 # Each simulated number of workers differs from the next by this share, and by one worker at least.
 STEP_FRAC = 0.1
-# `least_in_proportion` gives up at this many times the planned workers, times the factor of the traffic.
-MOST_TIMES = 1.5
+# `least_in_proportion` begins with the first of these multiples of the planned workers, and gives up at the
+# second.
+FIRST_TIMES, MOST_TIMES = 2, 3
 # Price rises of more than this share are not reported.
 MOST_PRICE_RISE_FRAC = 1.0
 
 
-def find_robustness(
-    problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()
-) -> FleetRobustness:
-    """The numbers of the module's docstring for a plan's fleet `best`. `priced` are other fleets with their
-    labels; the part "prices" compares with them.
-    """
-    return _RobustnessSearch(problem, best, tuple(priced)).run()
-
-
 @dataclass(slots=True)
-class _RobustnessSearch:
-    """The simulations for all parts, of one fleet, with their budget and the parts that were left out."""
+class RobustnessSearch:
+    """The simulations for all parts, of the plan's fleet `best`, with their budget and the parts that were
+    left out. `priced` are other fleets with their labels; the part "prices" compares with them.
+    """
 
     problem: Problem
     best: Counts
-    priced: tuple[tuple[str, Fleet], ...]
+    priced: Sequence[tuple[str, Fleet]]
     left_out: list[RobustnessPart] = field(default_factory=list)
     is_out_of_time: bool = False  # Whether a part is left out because the time was over.
     oracles: list[Oracle] = field(default_factory=list)  # One for each scenario; without scenarios just one.
@@ -316,18 +310,15 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
 
 
 def least_in_proportion(
-    planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
+    planned: Sequence[int], holds: Callable[[tuple[int, ...]], bool]
 ) -> tuple[int, ...] | None:
-    """The fewest workers in the plan's proportion that hold, by bisection. None if MOST_TIMES the planned
-    ones, times the factor, do not hold.
-
-    `factor` is the traffic over that of the plan. If it is above 1, no fewer workers than planned are
-    simulated.
+    """The fewest workers in the plan's proportion that hold, by bisection, and no fewer than planned. None if
+    MOST_TIMES the planned ones do not hold.
     """
     total = sum(planned)
-    failing = len(planned) - 1 if factor <= 1 else total - 1  # Taken to be too few workers.
-    enough = max(round(total * factor), len(planned))  # Simulated next; enough after the loop.
-    most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), enough)
+    failing = total - 1  # Taken to be too few workers.
+    enough = FIRST_TIMES * total  # Simulated next; enough after the loop.
+    most = MOST_TIMES * total
     while not holds(in_proportion(planned, enough)):
         failing = enough
         if enough == most:

@@ -44,7 +44,7 @@ def lower_bound(problem: Problem) -> float | None:
             for deadlines in (find_deadlines(slo, trace), find_backlog_deadlines(slo, trace))
             if deadlines is not None
         ]
-        burst_bound = demand_bound(options, trace, problem.lengths, obligations, deadline).least_objective
+        burst_bound = demand_bound(options, trace, problem.lengths, obligations, deadline)
     if time.monotonic() > deadline:
         return burst_bound
     return master.bound_objective(

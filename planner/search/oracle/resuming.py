@@ -10,8 +10,6 @@ which is then changed to the file's name. A run that completes removes the file.
 question and one version of the code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

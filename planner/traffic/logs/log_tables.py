@@ -5,8 +5,6 @@ Other columns are never kept, so that prompts and answers, which a log may conta
 pyarrow is optional, so it is imported where a Parquet file is read.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -13,8 +13,6 @@ OpenTelemetry's traces of one conversation count as children of one span; each t
                    [ tool ]                                  [ call 2 ]     2 waits for b, b for a, a for 1
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
