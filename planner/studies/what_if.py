@@ -653,7 +653,17 @@ def _step_tokens_text(fleet: Fleet) -> str:
 
 
 def verdict_text(moved: ChangedQuestion) -> str:
-    """A phrase: whether the fleet of the question before still keeps the SLO after the change."""
+    """A phrase: whether the fleet of the question before still keeps the SLO after the change, and whether
+    the best fleet now failed its test.
+    """
+    text = _kept_text(moved)
+    if moved.answer is None or moved.answer.is_passed:
+        return text
+    return f"{text}; the best found then failed its test in scenarios that its search had not seen"
+
+
+def _kept_text(moved: ChangedQuestion) -> str:
+    """The first part of `verdict_text`."""
     if moved.why_before:
         after = "after it one is found" if moved.answer else f"after it none is left either: {moved.why}"
         return f"before the change there is no fleet: {moved.why_before}; {after}"

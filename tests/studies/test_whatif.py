@@ -428,7 +428,8 @@ def test_a_price_that_slo_yaml_leaves_out_is_the_catalogs() -> None:
 
 def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() -> None:
     """23.92 USD/h before, "still holds", and a plan of 31.92: it held in the search's scenarios alone."""
-    answer = cast(Any, SimpleNamespace(value=31.92, problem=SimpleNamespace(same_value_factor=1 + 1e-9)))
+    problem = SimpleNamespace(same_value_factor=1 + 1e-9)
+    answer = cast(Any, SimpleNamespace(value=31.92, problem=problem, is_passed=True))
     tested, on_paper = question(), question(safety="none")
     moved = ChangedQuestion(
         "traffic.rate=10", replace(tested, safety=Safety(0.9)), True, answer, "", "", 23.92
@@ -436,3 +437,5 @@ def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() ->
     assert "still holds" not in verdict_text(moved) and "is not the plan" in verdict_text(moved)
     for same in (replace(moved, value_now=31.92), replace(moved, task=on_paper)):
         assert verdict_text(same) == "the fleet of before still holds after the change"
+    failed = replace(moved, answer=cast(Any, SimpleNamespace(**vars(answer) | {"is_passed": False})))
+    assert verdict_text(failed).endswith("failed its test in scenarios that its search had not seen")
