@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.reports.rows import fleet_rows
 from planner.search.evidence.certify import plan
+from planner.search.level0.level0_search import _bounds_of
 from planner.search.prefixes.prefix_placing import prefill_pool
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import (
@@ -31,9 +34,11 @@ from planner.search.problem.plan_problem import with_policies
 from planner.search.problem.reasons import reason_text
 from planner.simulator.replay import simulate
 from planner.solvers.demand import least_work, step_lines
-from planner.solvers.master import least_seconds
+from planner.solvers.master import least_seconds, least_workers
 from planner.solvers.placement import place_fleet
+from planner.solvers.required_work import guess_slo_work
 from planner.traffic.trace import Trace
+from planner.traffic.workload import TraceLengths, coarser_lengths
 
 MIXTURE = CATALOG.llm("openai/gpt-oss-120b")
 H100 = CATALOG.gpu("h100-80g")
@@ -152,6 +157,24 @@ def test_ranks_with_prefix_caches_are_planned() -> None:
     assert {reason_text(item.because) for item in behind.left_out} >= {
         "routing cache-aware looks into workers, and is not simulated with their ranks"
     }
+
+
+def test_the_first_guess_counts_the_caches_of_all_ranks() -> None:
+    """The caches of one rank of each worker were counted, a fourth of those that four ranks have."""
+    asked = question(dp=[4], max_num_batched_tokens=2048) | {"policies": {"prefix_cache": True}}
+    problem = build_problem(parse_task(asked, CATALOG), shared_prompts(), CATALOG)
+    choice = next(each for each in problem.task.policy_choices() if each.prefix_cache)
+    problem, seen = with_policies(problem, choice), list[int]()
+
+    def lengths(cache_tokens: int) -> TraceLengths:
+        seen.append(cache_tokens)
+        return problem.lengths
+
+    hits = cast(Any, SimpleNamespace(lengths=lengths))
+    option, guess = mixed_options(problem.types, "cost")[0], guess_slo_work(problem.slo, problem.trace)
+    _bounds_of(replace(problem, hits=hits), option, guess)
+    workers = least_workers(option, coarser_lengths(problem.lengths), guess)
+    assert seen == [workers * 4 * option.type.kv_tokens]
 
 
 def test_prefixes_are_not_placed_on_workers_with_ranks(tmp_path: Path) -> None:
