@@ -97,6 +97,7 @@ def day(
     executor: shared_options.ExecutorOption = None,
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
+    quiet: shared_options.QuietOption = False,
     json_output: shared_options.JsonOption = False,
 ) -> None:
     """Run a day of traffic on a fleet that stands all day, under controllers, and at the optimum.
@@ -120,7 +121,7 @@ def day(
         "start": start,
     }
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
             print_warnings(
                 fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)

@@ -26,6 +26,7 @@ def tiers(
     executor: shared_options.ExecutorOption = None,
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
+    quiet: shared_options.QuietOption = False,
     json_output: shared_options.JsonOption = False,
 ) -> None:
     """How much memory behind the KV caches is worth buying: CPU memory, local disks, or a store for all.
@@ -38,7 +39,7 @@ def tiers(
     from planner.documents.kv_tiers import read_kv_tiers
     from planner.studies.tier_study import choose_tiers
 
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, catalog_rows).task()

@@ -517,7 +517,8 @@ def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
             texts.append((f"{each.label} {price}", "" if unpriced else alternative_note(each, plan)))
     if not texts:
         return []
-    (value, note), *others = texts
+    # A price comes first, if there is one: what has none has a reason in place of a note.
+    (value, note), *others = sorted(texts, key=lambda text: not text[1])
     notes = [note, *(f"{text} ({more})" if more else text for text, more in others)]
     return [KeyFigure("One GPU type", value, "; ".join(filter(None, notes)))]
 
@@ -750,8 +751,8 @@ def input_bases(plan: Plan) -> dict[str, Basis]:
     """The basis of each input: measured, given, listed, estimated or unchecked."""
     values: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
     kinds: dict[Basis, list[str]] = {}
-    for pool in plan.fleet.running_pools:
-        kinds.setdefault(_basis_of_steps(pool), []).append(pool.name)
+    for pool, label in _labelled_pools(plan.fleet):
+        kinds.setdefault(_basis_of_steps(pool), []).append(label)
     for steps, names in kinds.items():
         values["step times" + (f" of {list_text(names)}" if len(kinds) > 1 else "")] = steps
     values["KV memory"] = "estimated"  # By planner/models/memory.py, in every plan.
@@ -771,9 +772,16 @@ def _basis_of_steps(pool: Pool) -> Basis:
     return of_kind.get(pool.type.latency.kind, "estimated")
 
 
+def _labelled_pools(fleet: Fleet) -> list[tuple[Pool, str]]:
+    """The running pools, each with its GPU if no other has the same, else with its name."""
+    gpus = Counter(pool.type.gpu.name for pool in fleet.running_pools)
+    is_by_gpu = all(count == 1 for count in gpus.values())
+    return [(pool, pool.type.gpu.name if is_by_gpu else pool.name) for pool in fleet.running_pools]
+
+
 def basis_text(fleet: Fleet) -> str:
     """Whether step times were measured, in a short sentence for each basis."""
-    basis_by_pool = {pool.name: _basis_of_steps(pool) for pool in fleet.running_pools}
+    basis_by_pool = {label: _basis_of_steps(pool) for pool, label in _labelled_pools(fleet)}
     parts = []
     for basis, text in BASIS_WORDS.items():
         names = [name for name, basis_of_pool in basis_by_pool.items() if basis_of_pool == basis]
@@ -897,8 +905,11 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
     """The workers of each running pool if there are several, and whether the price is the same, because nodes
     are paid whole: " (3 prefill + 2 decode), for the same price,".
     """
-    roles = [pool.role for pool in plan.fleet.running_pools]
-    parts = [f"{count} {role}" for count, role in zip(worker_counts, roles, strict=True)]
+    labelled, roles = _labelled_pools(plan.fleet), Counter(pool.role for pool in plan.fleet.running_pools)
+    parts = [
+        f"{count} {pool.role if roles[pool.role] == 1 else label}"
+        for count, (pool, label) in zip(worker_counts, labelled, strict=True)
+    ]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
     counts = iter(worker_counts)  # Counts of the running pools alone: a pool without workers has none.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)

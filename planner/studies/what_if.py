@@ -327,16 +327,16 @@ def answer_change(
     """Answer the changed question, starting the search from the fleet of the question before, if any."""
     study.progress(f"planning with {label}")
     if isinstance(before, InfeasibleError):
-        changed = ChangedQuestion(label, task, kept=None, answer=None, why_before=str(before))
+        changed = ChangedQuestion(label, task, kept=None, answer=None, why_before=_reason_of(before))
         try:
             return replace(changed, answer=study.answer(task))
         except InfeasibleError as error:
-            return replace(changed, why=str(error))
+            return replace(changed, why=_reason_of(error))
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
         # No worker type can keep the SLO now, so the fleet before cannot either.
-        return ChangedQuestion(label, task, kept=False, answer=None, why=str(error))
+        return ChangedQuestion(label, task, kept=False, answer=None, why=_reason_of(error))
     fleet = workers_in_question(problem, before.fleet)
     is_kept, under, value_now, kept_as_written = None, "", math.inf, False
     if fleet is not None:
@@ -353,7 +353,12 @@ def answer_change(
     try:
         return replace(changed, answer=study.answer(task, (before.fleet,)))
     except InfeasibleError as error:
-        return replace(changed, why=str(error))
+        return replace(changed, why=_reason_of(error))
+
+
+def _reason_of(error: InfeasibleError) -> str:
+    """Why there is no fleet, and what helps; other messages than of too few scenarios say the latter too."""
+    return f"{error}; ask for {error.relaxation}" if error.most_kept and error.relaxation else str(error)
 
 
 def _is_kept_as_written(problem: plan_problem.Problem, fleet: Fleet) -> bool:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from planner import cli
+from planner.cli import app
 from planner.commands import command_output
 from planner.commands.command_output import Progress
 from planner.search.oracle import work_clock
@@ -116,3 +118,10 @@ def test_time_left_counts_no_compilation_and_does_not_grow(monkeypatch: pytest.M
     told = progress._how_far(test, now_s)
     assert told == f"{100 * test.done_frac:.0f} %, about {15 * (1 / test.done_frac - 1):.0f} s left: "
     assert progress._how_far(test, 200.0) == f"{100 * test.done_frac:.0f} %: "
+
+
+@pytest.mark.parametrize("command", ["day", "tiers"])
+def test_what_takes_long_can_be_quiet(command: str) -> None:
+    """They refused -q as wrong usage."""
+    said = CliRunner().invoke(app, [command, "--slo", "nowhere.yaml", "-q"])
+    assert "No such option" not in said.output

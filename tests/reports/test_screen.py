@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from plans import LIMITS, a_plan, a_robustness, a_simulation, a_trace, mixed, pairs
+from plans import LIMITS, a_plan, a_pool, a_robustness, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.certificate import Alternative, Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
@@ -138,6 +138,32 @@ def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
     (card,) = screen.answer_cards(a_plan())
     assert (card.name, card.is_plan) == ("On paper", True)
     assert "scenarios" not in screen.verdict_text(a_plan())
+
+
+def test_pools_of_one_role_are_told_apart_by_their_gpus() -> None:
+    """ "Step times of mixed-0 unchecked" and "4 workers (3 mixed + 1 mixed)" stood on the first screen."""
+    owned, rented = (a_pool(f"mixed-{i}", "mixed", gpu, 4, 2) for i, gpu in enumerate(("l4-24g", "h100-80g")))
+    owned = replace(owned, type=replace(owned.type, latency=replace(owned.type.latency, kind="roofline")))
+    rented = replace(rented, type=replace(rented.type, latency=replace(rented.type.latency, kind="kernels")))
+    fleet = replace(mixed(), pools=(owned, rented))
+    plan = a_plan(fleet)
+    assert "Step times of h100-80g estimated" in screen.verdict_text(plan)
+    assert "Step times of l4-24g unchecked" in screen.verdict_text(plan)
+    assert "unchecked: step times of l4-24g" in screen.measured_inputs_figure([screen.input_bases(plan)]).note
+    kept_in = KeptIn(5, 10, 0.85, 0.95, "fails", False)
+    drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((1, 2), kept_in, 0.9))
+    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn))
+    assert "with 3 workers (1 l4-24g + 2 h100-80g) the SLO" in screen.why_nothing_cheaper(plan)[0]
+
+
+def test_a_gpu_type_with_a_price_comes_before_one_without() -> None:
+    """ "only l4-24g not priced: no fleet keeps it: only b200-180g ..." had one's price behind the other."""
+    plan = answered()
+    alone = Alternative("only b200-180g", plan.fleet, 1.5 * plan.certificate.value)
+    without = Alternative("only l4-24g", None, float("inf"))
+    figures = screen.key_figures(replace(plan, alternatives=(without, alone)))
+    (row,) = [each for each in figures if each.name == "One GPU type"]
+    assert row.value.startswith("only b200-180g ") and "only l4-24g" in row.note
 
 
 def test_a_buyer_reads_the_answers_at_a_glance() -> None:

@@ -25,7 +25,7 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.safety import Safety
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError, MostKept
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.oracle.fleet_oracle import Answers, is_looser
@@ -34,6 +34,7 @@ from planner.studies.what_if import (
     ChangedQuestion,
     Study,
     StudyAnswer,
+    _reason_of,
     answer_change,
     change_question,
     difference_text,
@@ -369,6 +370,17 @@ def test_the_command_shows_before_and_after(asked: list[str]) -> None:
     assert found["after"]["bound"] <= found["after"]["value"] == found["after"]["gpus"]
     table = CliRunner().invoke(app, arguments)
     assert "the fleet of before" in table.stdout and "400 ms" in table.stdout
+
+
+def test_too_few_scenarios_after_a_change_are_told_with_what_to_ask_for() -> None:
+    """The message of other errors ends with its relaxation; that of this one is for sentences that add it."""
+    ask = "safety: {kept_in: 0.88}, more stock, or safety: none"
+    most = MostKept(0.9, 0.88, 191.36, 47.84, "USD/h")
+    for most_kept, reason in ((most, f"too few; ask for {ask}"), (None, "too few")):
+        error = InfeasibleError(
+            "too few", kind="capacity", constraint="safety", relaxation=ask, most_kept=most_kept
+        )
+        assert _reason_of(error) == reason
 
 
 @pytest.mark.long
