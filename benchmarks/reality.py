@@ -102,6 +102,11 @@ CHECKPOINTS = {
     ("meta-llama/Llama-3.1-8B-Instruct", "fp8_block"): "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
     ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",
+    # InferenceX loads nvidia's DeepSeek-R1, which has the same shape and formats.
+    ("deepseek-ai/DeepSeek-R1", "nvfp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    ("deepseek-ai/DeepSeek-V3", "nvfp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "nvfp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
+    ("zhipuai/GLM-5", "nvfp4"): "nvidia/GLM-5-NVFP4",
 }
 SERVER = {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}  # vLLM's defaults on GPUs of 70 GB and more.
 BLOCK_TOKENS = 16  # Tokens of a KV block, vLLM's default.
@@ -147,6 +152,12 @@ KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another form
 # prompts; no other campaign needs more than 49 %.
 MOST_FLOPS_FRAC = 0.6
 SAME_AGAIN = "the same measurement is in the file already"
+# Points that agree in these columns, with times to a dozen digits, are one measurement. The file repeats some
+# under another name of the LLM (DeepSeek-R1 and V3) or of the engine's version.
+MEASUREMENT = (
+    *("backend", "system", "mode", "isl", "osl", "batch_size"),
+    *("silicon_ttft_ms", "silicon_tpot_ms"),
+)
 # InferenceX's nightlies of vLLM of February 2026 lie between 0.15 and 0.16; its file names no GPU.
 INFERENCEX_ENGINE, INFERENCEX_GPU = "vLLM 0.16.0", "h200-141g"
 # Draft tokens per step, and the share of them that is accepted. InferenceX's serve_glm5_sbatch.sh starts vLLM
@@ -802,7 +813,7 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             continue
         is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
         run = _point_run(point, AUTHORS if is_authors else "InferenceX")
-        measurement = tuple(value for key, value in point.items() if key not in ("id", "silicon_data_source"))
+        measurement = tuple(point[column] for column in MEASUREMENT)
         try:
             if measurement in seen:
                 raise InputError(SAME_AGAIN)

@@ -375,8 +375,9 @@ def test_sglang_has_one_budget_whoever_ran_it() -> None:
 
 
 def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
-    """The same figures under another id; other clients are another measurement."""
-    path = silicon(tmp_path, {}, {"id": "b"}, {"id": "c", "batch_size": "2"}, {"id": "d", "mode": "disagg"})
+    """The same figures under another id, LLM and version; other clients are another measurement."""
+    again = {"id": "b", "model_path": "meta-llama/Llama-3.1-70B", "backend_version": "0.19.0"}
+    path = silicon(tmp_path, {}, again, {"id": "c", "batch_size": "2"}, {"id": "d", "mode": "disagg"})
     found = list(reality.silicon_sample(path, engines))
     assert [each.run.case for each in found if isinstance(each, Row)] == ["a", "a", "c", "c"]
     left = {each.run.case: each.why for each in found if isinstance(each, LeftOut)}
@@ -460,7 +461,8 @@ def test_the_share_left_out_comes_first_and_repeats_are_no_loss(
     tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One point is replayed, its copy is not, and one has weights that nobody has: one of two is lost."""
-    path = silicon(tmp_path, {"id": "1"}, {"id": "2"}, {"id": "3", "gemm_quant_mode": "fp6"})
+    unknown = {"id": "3", "gemm_quant_mode": "fp6", "silicon_tpot_ms": "6"}
+    path = silicon(tmp_path, {"id": "1"}, {"id": "2"}, unknown)
     found = list(reality.silicon_sample(path, engines))
     rows = [each for each in found if isinstance(each, Row)]
     reality.print_page(rows, [each for each in found if isinstance(each, LeftOut)], [])
