@@ -120,6 +120,13 @@ class Engine:
         )
 
     @property
+    def pulls_kv(self) -> bool:
+        """Whether decode workers pull KV, each with the next step that has a seat and blocks for it. SGLang's
+        reserve room before the prefill, whose worker then sends the KV.
+        """
+        return self.name != "sglang"
+
+    @property
     def title(self) -> str:
         """The name for reports, for instance "vLLM 0.15.1, asynchronous scheduling"."""
         kind = "asynchronous" if self.async_scheduling else "synchronous"

@@ -138,6 +138,7 @@ from planner.simulator.slots import (
     uncomputed_blocks,
 )
 from planner.simulator.step_times import UNBOUNDED, engine_seconds
+from planner.simulator.transfer import begin_pulls
 
 
 @kernel_jit
@@ -493,6 +494,8 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     # Requests without a slot for their adapter, and those that were passed over, wait where they were.
     put_back(state, w)
     put_aside_back(state, w)
+    if budget > 0 and kind.pulls_kv and not kind.is_async:
+        begin_pulls(state, w, time_s)
 
 
 @where_has("offload", lambda state, l, r, nodes, step_blocks, time_s: False)

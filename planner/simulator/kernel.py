@@ -490,7 +490,7 @@ def _end_lane(state, l, time_s):
         else:
             join_lane(state, l, r)
     lane.prefills = 0
-    if not kind.is_async:
+    if not kind.is_async and not kind.pulls_kv:
         receive_handoffs(state, w, time_s, l)
 
 
@@ -760,6 +760,14 @@ def _apply_disturbance(state, disturbance, time_s, cause):
         state.counters[LIMBO] = NONE
 
 
+@small_jit
+def _starts_next(state, time_s):
+    """Whether the next event is a step that starts at `time_s`; requests that are held back come after it."""
+    entity = state.heap[0]
+    is_next = next_time_s(state) == time_s and entity < len(state.lanes)
+    return is_next and state.lanes[entity].run_steps == 0
+
+
 @entry_jit
 def simulate_events(fields, closed_loop, stop_early):
     """Simulate until every request is done; with `stop_early` until a limit is broken.
@@ -837,7 +845,7 @@ def simulate_events(fields, closed_loop, stop_early):
                 set_time(state, entity, time_s)
         if state.counters[LOST] != NONE:
             route_lost(state, time_s, entity)
-        if state.counters[HELD] != NONE:
+        if state.counters[HELD] != NONE and not _starts_next(state, time_s):
             send_held(state, time_s, entity)
         if not is_arrival:
             cause, cause_s = entity, time_s

@@ -87,6 +87,7 @@ TYPE = np.dtype(
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
         ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
         ("kv_delay_steps", "i8"),  # A request whose KV has arrived joins this many steps later.
+        ("pulls_kv", "i8"),  # 1: KV of hand-offs is pulled by steps (transfer.py); 0: it is sent at once.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
         # Seconds of the host that a step with prompts takes beyond `host_s`, for its launches.

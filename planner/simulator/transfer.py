@@ -1,5 +1,8 @@
 """Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room.
 
+vLLM's decode workers pull: a transfer begins with a step that has a seat and blocks for the request, or at
+once where the worker is idle. Others (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
+
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
 moment the lower index comes first. An asynchronous engine forms its next step while one runs, so what comes
@@ -14,7 +17,7 @@ import numpy as np
 from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NONE, PARTIAL, READY, RESTING, ZERO
+from planner.simulator.layout import INBOUND, NONE, ONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.queues import insert_in_heap, pop_first, remove_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
@@ -127,18 +130,18 @@ def _hand_off_blocks(state, w, r):
 
 
 @kernel_jit
-def _has_room(state, w, r, time_s):
+def _has_room(state, w, r, steps, time_s):
     """Whether the decode worker w may reserve blocks for request r.
 
-    Blocks that its run will take, that prompts computed in part still need, or that its batching policy keeps
-    free do not count as free.
+    Blocks that the next `steps` steps of its run take, that prompts computed in part still need, or that its
+    batching policy keeps free do not count as free.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
     lane = state.lanes[worker.first_lane]
     if kind.is_async:
-        return _has_room_async(state, w, r, lane.run_steps)
-    coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
+        return _has_room_async(state, w, r, steps)
+    coming = blocks_for(lane, steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     if kind.batching == VLLM_V1:
         coming += uncomputed_blocks(state, worker.head[PARTIAL])
     elif kind.reserved_blocks == 0:
@@ -218,31 +221,101 @@ def receive_late(state, w, time_s):
 
     Only then have requests that ended in the step before given their blocks back.
     """
-    if state.types[state.workers[w].type].is_async:
+    kind = state.types[state.workers[w].type]
+    if kind.is_async:
         for v in range(w, w + rank_count(state, w)):
-            receive_handoffs(state, v, time_s, event_lane(state, w))
+            if kind.pulls_kv:
+                begin_pulls(state, v, time_s)
+            else:
+                receive_handoffs(state, v, time_s, event_lane(state, w))
 
 
 @kernel_jit
 def receive_handoffs(state, w, time_s, cause):
     """Start the transfers for which the decode worker w has blocks, in order of hand-off.
 
-    If blocks are missing, its run is cut short first: the blocks of its later steps are free then.
+    If blocks are missing, its run is cut short first: the blocks of its later steps are free then. A worker
+    that pulls begins them with its next step (`begin_pulls`).
     """
     worker = state.workers[w]
+    if state.types[worker.type].pulls_kv:
+        _wake_to_pull(state, w, time_s, cause)
+        return
+    lane = state.lanes[worker.first_lane]
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
-        if not _has_room(state, w, r, time_s):
+        if not _has_room(state, w, r, lane.run_steps, time_s):
             _cut_for_hand_off(state, w, r, time_s, cause)
-            if not _has_room(state, w, r, time_s):
+            if not _has_room(state, w, r, lane.run_steps, time_s):
                 worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return
-        pop_first(state.requests, worker, INBOUND)
-        blocks = _hand_off_blocks(state, w, r)
-        worker.used_blocks += blocks
-        worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
-        state.requests[r].epoch_back = worker.epoch
-        _start_transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
+        _begin_transfer(state, w, time_s)
+
+
+@kernel_jit
+def _begin_transfer(state, w, time_s):
+    """Begin the transfer of the first hand-off to worker w, which has room for it."""
+    worker = state.workers[w]
+    r = pop_first(state.requests, worker, INBOUND)
+    blocks = _hand_off_blocks(state, w, r)
+    worker.used_blocks += blocks
+    worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
+    state.requests[r].epoch_back = worker.epoch
+    _start_transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
+
+
+@kernel_jit
+def _may_pull(state, w, steps, time_s):
+    """Whether the first hand-off to worker w may be pulled with a step that its engine forms now, and which
+    is preceded by `steps` - 1 steps of its run.
+
+    It needs a free seat, though it takes none until its KV is there. Preempted requests, which wait, go
+    first.
+    """
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    r = worker.head[INBOUND]
+    if r == NONE or worker.first_waiting != NONE:
+        return False
+    taken = worker.running
+    ready = worker.head[READY]
+    while kind.is_async > 0 and ready != NONE:  # Those that get a seat in the step that is formed now.
+        taken += state.requests[ready].known_step <= worker.steps + 2
+        ready = state.requests[ready].next
+    return taken < kind.seats and _has_room(state, w, r, steps, time_s)
+
+
+@kernel_jit
+def begin_pulls(state, w, time_s):
+    """Begin the transfers of hand-offs that worker w may pull with the step that its engine forms now.
+
+    An asynchronous engine forms it as the one before begins: `state` has that one, perhaps with more like it.
+    """
+    worker = state.workers[w]
+    lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
+    steps = min(lane.run_steps, ONE) if kind.is_async > 0 else ONE
+    is_pulling = False
+    while _may_pull(state, w, steps, time_s):
+        _begin_transfer(state, w, time_s)
+        is_pulling = True
+    if is_pulling and worker.used_blocks + blocks_for(lane, lane.run_steps) > kind.kv_blocks:
+        _cut_after(state, event_lane(state, w), ONE)
+
+
+@kernel_jit
+def _wake_to_pull(state, w, time_s, cause):
+    """Let worker w look for hand-offs that it may pull: now if it is idle, else with its next step."""
+    l = event_lane(state, w)
+    kind = state.types[state.workers[w].type]
+    if state.workers[w].head[INBOUND] == NONE:
+        return
+    if state.lanes[l].run_steps == 0:
+        set_time(state, l, time_s)
+        return
+    steps = _steps_begun(state, l, time_s, cause)
+    # Admission by predictions may find room at any step; others lose room from step to step of a run.
+    if kind.admission != GREEDY or _may_pull(state, w, steps + 1, time_s):
+        _cut_after(state, l, steps)
 
 
 @kernel_jit

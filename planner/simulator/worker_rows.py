@@ -149,6 +149,7 @@ def _fill_type(
         if worker_type.pp == 1:  # A pipeline always has several steps in flight, so neither applies to it.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
+            row["pulls_kv"] = engine.pulls_kv
         row["host_s"][0], row["rest_s"][0] = (part.per_step_s(worker_type.tp) for part in worker_type.host)
     if (speculation := worker_type.speculation) is not None:
         row["accepted"][0, : speculation.tokens] = speculation.accepted_fracs

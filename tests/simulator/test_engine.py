@@ -211,11 +211,17 @@ def test_a_seat_given_back_is_free_one_step_later() -> None:
     ]  # the first one's seat is free at 2, the step at 2 formed
 
 
-@pytest.mark.parametrize(("engine", "steps"), [(None, 1), (SYNC, 2), (ASYNC, 4)])
-def test_a_busy_engine_hears_of_kv_late(engine: Engine | None, steps: int) -> None:
-    """Decodes of a second each, the first since 2.25 s. The KV of the second comes at 4.75, in the third: who
-    takes what is there has it in the next one. A synchronous engine's worker sees it as that begins and says
-    so at its end; an asynchronous one gets the fourth with the third, and says so when the fifth ends.
+SGLANG = replace(ASYNC, name="sglang", version="0.5.9")
+
+
+@pytest.mark.parametrize(
+    ("engine", "pull_s", "steps"), [(None, 3.5, 1), (SYNC, 4.25, 2), (ASYNC, 4.25, 4), (SGLANG, 3.5, 4)]
+)
+def test_a_busy_engine_pulls_and_hears_of_kv_late(engine: Engine | None, pull_s: float, steps: int) -> None:
+    """Decodes of a second each, the first since 2.25 s. The second is handed over at 3.5 s, in the second
+    step. vLLM pulls its KV with the third, SGLang is sent it; it crosses in 1.25 s. Who takes what is there
+    has it in the next step. A synchronous engine's worker sees it as that begins and says so at its end; an
+    asynchronous one gets the next step as one begins, and says so when that ends.
     """
     pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d"))
     fleet = Fleet(LLM, pools, network=Network(256.0, 0.25, "serialised"))
@@ -223,9 +229,22 @@ def test_a_busy_engine_hears_of_kv_late(engine: Engine | None, steps: int) -> No
         fleet = with_engine(fleet, engine)
     found = simulate(fleet, make_trace([0, 2.5], [4, 4], [20, 2]))
     assert found.ttft_s.tolist() == [1.0, 1.0]
-    start_s, arrived_s = 1.0 + 1.25, 3.5 + 1.25
+    start_s, arrived_s = 1.0 + 1.25, pull_s + 1.25
     first = np.ceil(arrived_s - start_s) + start_s  # of the steps that begin later
     assert found.arrival_s[1] + found.e2e_s[1] == first + steps - 1 + 1
+
+
+@pytest.mark.parametrize(("engine", "pull_s"), [(None, 3.5), (SYNC, 6.25), (ASYNC, 6.25), (SGLANG, 3.5)])
+def test_an_engine_without_a_free_seat_pulls_no_kv(engine: Engine | None, pull_s: float) -> None:
+    """One seat, taken by decodes of a second each from 2.25 to 6.25 s. The second request, handed over at
+    3.5 s, decodes 1.25 s after its pull, but not before 6.25 s.
+    """
+    pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d", seats=1))
+    fleet = Fleet(LLM, pools, network=Network(256.0, 0.25, "serialised"))
+    if engine is not None:
+        fleet = with_engine(fleet, engine)
+    found = simulate(fleet, make_trace([0, 2.5], [4, 4], [5, 2]))
+    assert found.e2e_s.tolist() == [6.25, max(6.25, pull_s + 1.25) + 1.0 - 2.5]
 
 
 def test_an_idle_engine_hears_of_kv_at_once() -> None:

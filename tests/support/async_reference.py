@@ -4,9 +4,10 @@ It is really formed then, and kept until its turn comes; the kernel forms it at 
 then.
 Whoever has his last token in the step under way keeps seat and blocks until it ends, unless he is preempted.
 
-A hand-off finds room as it comes, or right after a step has begun, or none. The step after the one under way
-is formed then: so those who were there when that began have the blocks of all tokens that they will have as
-it ends, of those who were handed over as many as there were seats. Who waits there, preempted, goes first.
+A hand-off finds room right after a step has begun or while none runs, with SGLang also as it comes, or none.
+The step after the one under way is formed then: so those who were there when that began have the blocks of
+all tokens that they will have as it ends, of those who were handed over as many as there were seats. Who
+waits there, preempted, goes first.
 
 Routers hear that a request was preempted as the step begins which has no room for it.
 """
@@ -63,7 +64,25 @@ class AsyncReference(Reference):
         if step is not None:
             heapq.heappush(self.events, (now + step.step_s, WORKER, worker.place))
             self.launch(worker, step, now)
-        self.receive(worker, now)
+        self.receive_late(worker, now)
+
+    def receive_late(self, worker: Worker, now: float) -> None:
+        """Right after a step has begun, or as none does. A hand-off that is pulled needs a seat that neither
+        those there nor those whose KV is known of take.
+        """
+        if not self.pulls_kv(worker):
+            self.receive(worker, now)
+            return
+        if worker.step_start_s is None:
+            self.note_present(worker)
+        present = self.present_at[worker.index]
+        coming = sum(self.has_kv(worker, request) for request in present.ready)
+        if len(present.running) + coming < worker.type.max_num_seqs:
+            super().pull(worker, now)
+
+    def pull(self, worker: Worker, now: float) -> None:
+        if not self.pulls_kv(worker):
+            super().pull(worker, now)
 
     def next_step(self, worker: Worker, now: float) -> Formed | None:
         """The one that was prepared; where there is none, of all that is known now."""

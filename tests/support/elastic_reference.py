@@ -319,9 +319,9 @@ class ElasticReference(Reference):
         self.line_up_for_kv(target.inbound, request)
         self.receive(target, now)
 
-    def receive(self, worker: Worker, now: float) -> None:
+    def pull(self, worker: Worker, now: float) -> None:
         before = list(worker.inbound)
-        super().receive(worker, now)
+        super().pull(worker, now)
         for request in before:
             if request not in worker.inbound:
                 self.reserved_in[request.index] = self.epoch[worker.index]

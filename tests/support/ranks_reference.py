@@ -227,7 +227,7 @@ class AsyncRanks(Ranks, AsyncReference):
             for rank, step in steps:
                 self.launch(rank, step, now)
         for rank in group:
-            self.receive(rank, now)
+            self.receive_late(rank, now)
 
     def step_s(self, worker: Worker) -> float:
         return self.own_s(worker)

@@ -513,6 +513,8 @@ class Reference:
                 self.add(worker, worker.running[-1], 1, missing)
                 budget -= 1
                 continue
+            if not worker.waiting and self.pulls_kv(worker):
+                self.pull(worker, now)
             if (first := self.next_waiting(worker) if worker.waiting else None) is None:
                 break
             request = first
@@ -686,11 +688,21 @@ class Reference:
             at -= 1
         queue.insert(at, request)
 
-    def receive(self, worker: Worker, now: float) -> None:
-        """Reserve blocks for hand-offs, first come first served, and put their transfers on the link.
+    def pulls_kv(self, worker: Worker) -> bool:
+        """vLLM looks at a hand-off as at any request that waits: when it forms a step, if a seat is free."""
+        return worker.type.engine is not None and worker.type.engine.name != "sglang"
 
-        Looked at when a request is handed off and when a step of the decode worker ends.
+    def receive(self, worker: Worker, now: float) -> None:
+        """Who has come is looked at when a request is handed off and when a step of the decode worker ends,
+        or with its next step.
         """
+        if not self.pulls_kv(worker):
+            self.pull(worker, now)
+        elif worker.inbound:
+            self.wake(worker, now)
+
+    def pull(self, worker: Worker, now: float) -> None:
+        """Reserve blocks for hand-offs, first come first served, and put their transfers on the link."""
         while worker.inbound:
             request = worker.inbound[0]
             blocks = self.moved_blocks(request) + worker.beside(request)
