@@ -90,7 +90,6 @@ class CodeCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
-        target_context.refresh()  # Loads the functions that the code calls, as Numba's own cache does.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:

@@ -107,8 +107,8 @@ def fewest_nodes(
     the node. Of random fleets of up to three sizes on nodes of 8 GPUs 1 in 670 needs a node more.
     """
     known_sizes = sorted({int(gpus) for gpus, _ in workers}) if sizes is None else sizes
-    nodes: Any = 0
-    for weights, per_node in packing_rows(node_gpus, tuple(known_sizes)):
+    nodes: Any = -(-sum(gpus * number for gpus, number in workers) // node_gpus)  # The first row.
+    for weights, per_node in packing_rows(node_gpus, tuple(known_sizes))[1:]:
         nodes = np.maximum(nodes, -(-sum(weights[gpus] * number for gpus, number in workers) // per_node))
     return cast("Number | float", nodes)
 
