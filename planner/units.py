@@ -7,6 +7,7 @@ per hour. Only the edges (files, command line, report) convert.
 import math
 import re
 from collections.abc import Mapping
+from decimal import ROUND_DOWN, Context, Decimal
 
 from planner.errors import InputError
 
@@ -132,23 +133,41 @@ def shortest_digits(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def show_s(seconds: float) -> str:
+def show_s(seconds: float, more: int = 0) -> str:
     """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min', 28,800 -> '8.0 h'.
 
-    NaN, the time of what never happened, becomes '-'.
+    NaN becomes '-', infinity, the time of what never happens, 'never'. `more` is a number of digits more.
     """
-    if math.isnan(seconds):
-        return "-"
+    if not math.isfinite(seconds):
+        return "-" if math.isnan(seconds) else "never"
     if seconds < 1.0:
-        return f"{seconds * 1e3:.4g} ms"
+        return f"{seconds * 1e3:.{4 + more}g} ms"
     if seconds < LEAST_MINUTES_S:
-        return f"{seconds:.2f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3 * HOUR_S else f"{seconds / HOUR_S:.1f} h"
+        return f"{seconds:.{2 + more}f} s"
+    if seconds < 3 * HOUR_S:
+        return f"{seconds / 60:.{1 + more}f} min"
+    return f"{seconds / HOUR_S:.{1 + more}f} h"
+
+
+def show_beside(value_s: float, limit_s: float) -> tuple[str, str]:
+    """A duration and its limit as `show_s` writes them, with digits enough to tell them apart:
+    2.0004 and 2 -> '2.0004 s', '2.0000 s'.
+    """
+    pairs = [(show_s(value_s, more), show_s(limit_s, more)) for more in range(10)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
 def show_percent(share: float, digits: str = ".1f") -> str:
     """A share as a percentage: 0.4631 -> '46.3 %'. `digits` is a format of Python: '.0f' -> '46 %'."""
     return f"{100 * share:{digits}} %"
+
+
+def show_share(share: float) -> str:
+    """A share as a percentage of four digits, rounded down, as one below its goal must not read as the goal:
+    0.9 -> '90 %', 0.89998 -> '89.99 %'.
+    """
+    percent = Decimal(f"{100 * share:.12g}")  # In floating point 100 * 0.57 is a little below 57.
+    return f"{Context(prec=4, rounding=ROUND_DOWN).plus(percent).normalize():f} %"
 
 
 def show_clock(seconds: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +23,7 @@ from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
+from planner.files.document_values import refused_value
 from planner.fleet import Fleet
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.scaling import RateRequest, checked_scale
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from planner.api.results import PlanResult
     from planner.traffic.logs.log_reading import LogOptions
 
+MOST_SEED = 2**32 - 1  # As of the option --seed.
 KeysAndValues: TypeAlias = Mapping[str, Any]
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
 FleetLike: TypeAlias = "Fleet | PlanResult | KeysAndValues | str | Path"
@@ -66,6 +69,20 @@ def read_trace(
     if not isinstance(trace, pd.DataFrame):
         raise InputError(f"trace: expected a file, a DataFrame or a Trace, found {type(trace).__name__}")
     return frames.trace_of(trace, drop_invalid=drop_invalid, log_options=log_options)
+
+
+def checked_seed(seed: object) -> int:
+    """The seed as a plain int, also where it is one of numpy's; InputError for what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) <= MOST_SEED:
+        raise refused_value("seed", f"expected a whole number, 0 to {MOST_SEED}", seed)
+    return int(seed)
+
+
+def checked_time_limit(seconds: object) -> float:
+    """A time limit in s, which may be infinite; InputError for what is none."""
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
+        raise refused_value("time_limit_s", "expected seconds, more than 0", seconds)
+    return float(seconds)
 
 
 def requests_of(

@@ -56,6 +56,7 @@ class ManifestsResult(Result):
             "refused": rendered.refused,
             "notes": rendered.notes,
             "warnings": rendered.warnings,
+            **({"doubts": list(self.doubts)} if self.doubts else {}),
         }
 
     def to_frame(self) -> pd.DataFrame:

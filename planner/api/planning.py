@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 from planner import __version__
-from planner.api.inputs import KeysAndValues, TraceLike, read_trace, requests_of
+from planner.api.inputs import (
+    KeysAndValues,
+    TraceLike,
+    checked_seed,
+    checked_time_limit,
+    read_trace,
+    requests_of,
+)
 from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
@@ -63,6 +70,7 @@ def plan(
     SLO. A plan may take a limited amount of work (search/oracle/work_clock.py counts it), and `time_limit_s`
     of wall time. If one is used up, the best fleet so far is returned, with the status "best found".
     """
+    seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     report = shown_progress(progress)
 
     def plan_llms(questions: SeveralLlmsQuestion, catalog_rows: Catalog) -> SharedPlan:

@@ -67,7 +67,12 @@ class TaskDocument:
         return parse_task(self.document, self.catalog, where=str(self.path))
 
     def of_each_llm(self) -> dict[str, TaskDocument]:
-        """A question for each LLM, under the LLM's name: its own keys and those that all LLMs share."""
+        """A question for each LLM, under the LLM's name: its own keys and those that all LLMs share.
+
+        Raises InputError where the question is of one LLM.
+        """
+        if not self.has_several_llms:
+            raise InputError(f"{self.path}: llms: missing; this question is of one LLM")
         document = _without_traces_in_memory(self.document)
         shared = {key: document[key] for key in SHARED if key in document}
         return {

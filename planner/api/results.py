@@ -219,7 +219,7 @@ class PlanResult(PlanFiles):
     def sentences(self) -> list[str]:
         level0 = words.level0_line(self.plan.certificate)
         limit_lines = [
-            f"{line.limit.name}: {words.value_text(line)}, limit {words.seconds_text(line.limit.limit_s)}"
+            f"{line.limit.name}: {', limit '.join(words.value_and_limit(line))}"
             for line in self.plan.verdict.lines
         ]
         # A plan with three answers was searched for on paper first; `level0` is about that search.

@@ -10,7 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from planner.api.inputs import KeysAndValues, TraceLike, read_fleet, read_trace
+from planner.api.inputs import (
+    KeysAndValues,
+    TraceLike,
+    checked_seed,
+    checked_time_limit,
+    read_fleet,
+    read_trace,
+)
 from planner.api.questions import read_task
 from planner.api.results import Result
 from planner.documents import markets, planned_market
@@ -120,6 +127,7 @@ def schedule(
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
     its simulation may take as long again.
     """
+    seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     window_s = parse_quantity(window, "s", where="window")
     if window_s < LEAST_WINDOW_S:
         raise InputError(f"window: expected at least 1 s, found {window!r}")

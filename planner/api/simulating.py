@@ -34,7 +34,7 @@ from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import count_text, show_digits, show_s
+from planner.units import count_text, show_digits, show_share
 
 Fleets: TypeAlias = (
     "Mapping[str, inputs.FleetLike] | Iterable[inputs.FleetLike | tuple[str, inputs.FleetLike]]"
@@ -85,8 +85,8 @@ class SimulationResult(Result):
         return [
             *([rejected] if rejected else []),
             *[
-                f"{line.limit.name}: {words.value_text(line)}, limit {show_s(line.limit.limit_s)}"
-                + (f", {100 * line.kept_frac:.2f} % within" if line.judged else "")
+                f"{line.limit.name}: {', limit '.join(words.value_and_limit(line))}"
+                + (f", {show_share(line.kept_frac)} within" if line.judged else "")
                 for line in lines
             ],
         ]
@@ -306,25 +306,28 @@ def simulate(
     """
     if closed_loop < 0:
         raise InputError(f"closed_loop: must be >= 0, found {closed_loop}")
+    seeds = [inputs.checked_seed(each) for each in (seed if isinstance(seed, Iterable) else [seed])]
+    first_seed = seeds[0] if seeds else 0
     catalog_rows = read_catalog(catalog)
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
     judged_slo, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
-    first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)  # 0 if there is no seed at all.
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=traffic is not None, seed=first_seed
     )
     check_classes(judged_slo or Slo(()), whole_trace)
-    if isinstance(seed, int):
+    if not isinstance(seed, Iterable):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
-        requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+        requests = rate_request.of(spread_stamps(whole_trace, seed=first_seed), seed=first_seed)
         check_judged_classes(judged_slo or Slo(()), requests)  # A part of the trace may lack a class.
-        simulation = simulate_recorded(fleet_read, requests, judged_slo, seed=seed, closed_loop=closed_loop)
-        return SimulationResult(fleet_read, requests, judged_slo, simulation, seed, closed_loop)
+        simulation = simulate_recorded(
+            fleet_read, requests, judged_slo, seed=first_seed, closed_loop=closed_loop
+        )
+        return SimulationResult(fleet_read, requests, judged_slo, simulation, first_seed, closed_loop)
     question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, judged_slo, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")
-    runs = many_seeds.over_seeds(question, seed, executor=chosen_executor, with_requests=True)
+    runs = many_seeds.over_seeds(question, seeds, executor=chosen_executor, with_requests=True)
     return SeedsResult(fleet_read, judged_slo, runs)
 
 
@@ -346,7 +349,7 @@ def compare(
     `policies` of a fleet file, as in {"round robin": {"routing": "round-robin"}}; None stands for the fleet's
     own policies. `slo`, `traffic` and its keys are those of `simulate`.
     """
-    traffic = _merge_traffic(traffic, part)
+    seed, traffic = inputs.checked_seed(seed), _merge_traffic(traffic, part)
     catalog_rows = read_catalog(catalog)
     variants = [
         comparisons.Variant(

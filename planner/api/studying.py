@@ -390,6 +390,7 @@ def study_of(
     """A study on the traffic of a question. It plans several questions on that traffic, and keeps what it has
     simulated. Raises InputError where the traffic cannot be read.
     """
+    seed, time_limit_s = inputs.checked_seed(seed), inputs.checked_time_limit(time_limit_s)
     log_options = log_options_of(question.document, question.path)
     requests = inputs.requests_of(trace, question.task().described, seed=seed, log_options=log_options)
     return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))

@@ -133,6 +133,7 @@ def validate(
     from planner.runtime.validate import slice_of
     from planner.runtime.validate import validate as run
 
+    seed = inputs.checked_seed(seed)
     check_output_directory(Path(out))
     endpoint = _endpoint(how)
     catalog_rows, file = read_catalog(catalog), inputs.plan_file(plan)

@@ -339,17 +339,24 @@ def import_prices(
     """Read prices from SkyPilot's catalog of a cloud, or from what you pay (a FOCUS export, OpenCost);
     with -o DIR into DIR/prices.yaml, for --catalog DIR.
     """
-    from planner.documents.offers import offers_document
-    from planner.files.checked_files import check_output_directory, to_yaml, write_files
+    from planner.documents.offers import offers_document, offers_of_others
+    from planner.files.checked_files import check_output_directory, read_yaml, to_yaml, write_files
 
     if out is not None:
         check_output_directory(out)
-    offers, notes = _read_offers(file, read_catalog(catalog), provider=provider, date=date, region=region)
+    catalog_rows = read_catalog(catalog)
+    offers, notes = _read_offers(file, catalog_rows, provider=provider, date=date, region=region)
     document = offers_document(offers)
     # A reader gives offers of one provider only, and raises if there are no offers.
     provider_name = next(iter(offers.values()))[0].provider
     if out is not None:
-        write_files(out, {PRICES: to_yaml(document)})
+        path, merged = out / PRICES, dict(offers)
+        # A catalog holds the prices of several providers, each read from a list of its own.
+        earlier = offers_of_others(read_yaml(path), provider_name, str(path)) if path.exists() else {}
+        for name, others in earlier.items():
+            gpu = catalog_rows.gpu(name).name
+            merged[gpu] = (*merged.get(gpu, ()), *others)
+        write_files(out, {PRICES: to_yaml(offers_document(merged))})
     if json_output:
         print_json({"prices": document, "left_out": notes} | ({"directory": str(out)} if out else {}))
         return

@@ -223,10 +223,12 @@ def read_requests(
     return requests
 
 
-def print_warnings(warnings: Iterable[str]) -> None:
-    """Print warnings on stderr, before the answer on stdout, which may be JSON."""
-    for warning in warnings:
+def print_warnings(warnings: Iterable[str]) -> tuple[str, ...]:
+    """Print warnings on stderr, before the answer on stdout. Returns them for `print_json`."""
+    warning_list = tuple(warnings)
+    for warning in warning_list:
         typer.echo(f"warning: {warning}", err=True)
+    return warning_list
 
 
 def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:

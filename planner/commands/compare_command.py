@@ -78,8 +78,11 @@ def compare(
     with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        for _, path in paths:
-            print_warnings(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
+        doubts = print_warnings(
+            doubt
+            for _, path in paths
+            for doubt in fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows)
+        )
         # The requests as the trace has them: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_traffic = traffic is not None
         requests = read_requests(
@@ -100,7 +103,7 @@ def compare(
             progress("drawing")
             result.save(out, png=png)
     if json_output:
-        return print_json(result.to_dict(), requests.warnings)
+        return print_json(result.to_dict(), doubts + requests.warnings)
     comparison = result.comparison
     _print_table(comparison, markdown=markdown)
     notes = (f"note: {note}" for note in result.sentences())

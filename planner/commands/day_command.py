@@ -121,9 +121,10 @@ def day(
         "start": start,
     }
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
+    warnings: tuple[str, ...] = ()
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
-            print_warnings(
+            warnings = print_warnings(
                 fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
             )
         requests = (
@@ -131,7 +132,7 @@ def day(
             if trace is None
             else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         )
-        warnings = () if requests is None else requests.warnings
+        warnings += () if requests is None else requests.warnings
         day_result = run_day(
             slo,
             requests,
@@ -184,7 +185,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        print_warnings(
+        doubts = print_warnings(
             fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
         )
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
@@ -197,9 +198,8 @@ def run_controller(
             # Row 0 is the fleet that stands all day, the last row the controller.
             write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
     if as_json:
-        print_json(day_result.to_dict(), requests.warnings)
+        print_json(day_result.to_dict(), doubts + requests.warnings)
     else:
-        print_warnings(requests.warnings)
         print_answer(day_result.answer)
 
 

@@ -14,9 +14,11 @@ import typer
 
 from planner.commands import shared_options
 from planner.errors import InputError, PlannerError
+from planner.files.document_values import show_value
 from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
+MOST_DIGITS = 20  # Of a number of GPUs; Python reads no int of thousands of them.
 # A limit as people type it, "ttft p95 2 s" or "ttft-p95: 2 s"; its groups: metric, percentile, limit.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
@@ -161,13 +163,14 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
         gpu, colon, count = name.rpartition(":")
-        if colon and count.strip().isdecimal():
+        if colon and count.strip().isdecimal() and len(count) <= MOST_DIGITS:
             if gpu.strip() in counts:
                 raise InputError(f"--gpus {text!r}: {gpu.strip()} is given twice; give the sum of its GPUs")
             counts[gpu.strip()] = int(count)
         elif colon:
             raise InputError(
-                f"--gpus {text!r}: {count.strip()!r} is no number of GPUs; write {gpu.strip()}:16"
+                f"--gpus {show_value(text)}: {show_value(count.strip())} is no number of GPUs; write "
+                f"{gpu.strip()}:16"
             )
     if counts and len(counts) != len(names):
         raise InputError(f"--gpus {text!r}: give a number for every GPU, such as h100:16,l40s:8, or for none")

@@ -75,8 +75,9 @@ def plan_prefixes(
         refuse_to_overwrite([out / name for name in NAMES], trace, slo, fleet)
     with Progress() as progress:
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
+        doubts: tuple[str, ...] = ()
         if fleet is not None and placed_fleet is not None:
-            print_warnings(fleet_file_doubts(fleet, placed_fleet))
+            doubts = print_warnings(fleet_file_doubts(fleet, placed_fleet))
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)
@@ -88,7 +89,7 @@ def plan_prefixes(
     if out is not None:
         write_files(out, contents, outdated=NAMES)
     if json_output:
-        print_json(prefix_document(study), requests.warnings)
+        print_json(prefix_document(study), doubts + requests.warnings)
         return
     _print_summary(study.summary)
     if study.placed is not None:

@@ -1,6 +1,7 @@
 """Tables and JSON of commands on stdout."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from planner.domain import Slo
 from planner.slo_metrics import verdict_word
-from planner.units import count_text, show_clock, show_percent, show_s
+from planner.units import count_text, show_beside, show_clock, show_percent, show_s, show_share
 
 PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
 
@@ -30,9 +31,11 @@ def print_lines(*lines: str, style: str = "") -> None:
 
 
 def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
-    """Print a document, with the key `warnings` in front if there are any (those of the traffic)."""
-    if warning_list := list(warnings):
-        document = {"warnings": warning_list, **document}
+    """Print a document, with the key `warnings` in front if there are any: these, and then its own."""
+    if warning_list := list(dict.fromkeys(warnings)):
+        own = document.get("warnings", ())
+        merged = [*warning_list, *(each for each in own if each not in warning_list)]
+        document = {"warnings": merged} | document | {"warnings": merged}
     print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
 
 
@@ -100,29 +103,30 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
 
     window_count = verdict.get("windows", 0)
     for line in verdict["lines"]:
+        value, limit = value_beside(line["simulated_s"], line["limit_s"])
         add_row(
             line["limit"],
-            seconds_cell(line["limit_s"]),
-            seconds_cell(line["simulated_s"]),
-            show_percent(line["kept_frac"], ".2f") if line["judged"] else "-",
+            limit,
+            value,
+            show_share(line["kept_frac"]) if line["judged"] else "-",
             loud_verdict(verdict_word(line["holds"], line["judged"])),
         )
         if worst := line.get("worst_window"):
-            value, share = seconds_cell(worst.get("simulated_s")), show_percent(worst["kept_frac"], ".2f")
-            add_row(window_text(worst, window_count), "", value, share, "")
+            value, _ = value_beside(worst.get("simulated_s"), line["limit_s"])
+            add_row(window_text(worst, window_count), "", value, show_share(worst["kept_frac"]), "")
     if slo is not None and slo.attainment_frac is not None:
         add_row(
             "attainment",
             show_percent(slo.attainment_frac, "g"),
-            show_percent(verdict["attainment_frac"], ".2f"),
+            show_share(verdict["attainment_frac"]),
             "all limits at once",
             loud_verdict(verdict_word(verdict["attainment_holds"], verdict["is_judged"])),
         )
         if worst := verdict.get("attainment_worst_window"):
-            add_row(window_text(worst, window_count), "", show_percent(worst["kept_frac"], ".2f"), "", "")
+            add_row(window_text(worst, window_count), "", show_share(worst["kept_frac"]), "", "")
     for guarantee in verdict.get("tenants", ()):
         share, windows = guarantee["share_frac"], count_text(guarantee["windows"], "window")
-        share_text = "-" if share is None else show_percent(share)
+        share_text = "-" if share is None else show_share(share)
         worst_text = "nobody waited so long" if share is None else f"{guarantee['tenant']}, of {windows}"
         add_row(
             guarantee["guarantee"],
@@ -138,7 +142,12 @@ def simulated_text(line: dict[str, Any]) -> str:
     """What a line of an SLO comes to. Its percentile is never reached where too many requests are lost."""
     if not line["judged"]:
         return "not judged"
-    return "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
+    return "never" if line["simulated_s"] is None else value_beside(line["simulated_s"], line["limit_s"])[0]
+
+
+def value_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
+    """A value, "-" for None, and its limit, as `show_beside` writes them."""
+    return show_beside(math.nan if value_s is None else value_s, limit_s)
 
 
 def loud_verdict(verdict: str) -> str:

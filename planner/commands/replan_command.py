@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, print_warnings, refuse_to_overwrite
-from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
+from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text, value_beside
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
@@ -64,7 +64,7 @@ def replan(
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows)
         running = read_fleet(file, catalog_rows, slo=task)
-        print_warnings(fleet_file_doubts(file, running))
+        doubts = print_warnings(fleet_file_doubts(file, running))
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))
@@ -72,7 +72,7 @@ def replan(
             result.save(out)
     answer_document = result.to_dict()
     if json_output:
-        print_json(answer_document, study.trace.warnings)
+        print_json(answer_document, doubts + study.trace.warnings)
     else:
         _print_answer(answer_document, str(planned_on))
         if out is not None:
@@ -109,7 +109,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         {
             "metric": line["limit"],
             "limit": show_s(line["limit_s"]),
-            "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
+            "what runs": value_beside(line["running_s"], line["limit_s"])[0],
             "then": simulated_text(line),
         }
         for line in document["slo"]

@@ -105,9 +105,9 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
-        if caveats:  # Only a plan.yaml has a caveat, so there is a fleet; doubts about it are printed too.
-            print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
-        warnings = caveats + [line for read in traces.values() for line in read.warnings]
+        # Only a plan.yaml has a caveat, so there is a fleet; doubts about it are printed too.
+        doubts = print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)) if caveats else ())
+        warnings = [*caveats, *doubts] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,
             demand or traces,

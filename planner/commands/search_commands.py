@@ -23,7 +23,7 @@ from planner.commands.printed_tables import print_json, print_mapping, print_row
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
-from planner.units import count_text, show_digits, show_s
+from planner.units import count_text, show_beside, show_digits
 
 if TYPE_CHECKING:
     from planner.api.simulating import GoodputResult
@@ -107,7 +107,7 @@ def find_goodput(
     with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
-        print_warnings(fleet_file_doubts(file, searched_fleet))
+        doubts = print_warnings(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own; the SLO may be the plan's even if they are not.
         is_planned = trace is None and is_plan_folder(file) and (slo is None or not describes_traffic(slo))
@@ -138,7 +138,7 @@ def find_goodput(
             watch=note_rate,
         )
     if json_output:
-        print_json(result.to_dict(), requests.warnings)
+        print_json(result.to_dict(), doubts + requests.warnings)
     else:
         _print_goodput(result, is_planned=is_planned)
 
@@ -178,8 +178,9 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
             {"note": "not the plan's headroom, for which the plan's own requests arrive in less time"}, ""
         )
     rows = [
-        {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
-        for limit, value in result.fleet_goodput.values_s.items()
+        {"metric": limit.name, "limit": limit_text, "simulated": value_text}
+        for limit, value_s in result.fleet_goodput.values_s.items()
+        for value_text, limit_text in [show_beside(value_s, limit.limit_s)]
     ]
     print_rows(
         rows, f"at {show_digits(document['rate_rps'], 4)} requests/s, {document['requests']:,} requests"

@@ -32,7 +32,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.slo_metrics import latency_columns, verdict_word
-from planner.units import count_text, show_percent
+from planner.units import count_text, show_percent, show_share
 
 if TYPE_CHECKING:
     from planner.api.simulating import SimulationResult
@@ -123,12 +123,12 @@ def simulate(
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
-        print_warnings(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
+        doubts = print_warnings(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
-        _say_doubts(fleet, requests)
+        doubts += requests.warnings + _say_doubts(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         workers_text = count_text(fleet.workers, "worker")
         progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
@@ -137,11 +137,11 @@ def simulate(
         )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
-        print_warnings(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
+        doubts += print_warnings(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
         if out is not None:
             result.save(out)
     if json_output:
-        print_json(answer, requests.warnings)
+        print_json(answer, doubts)
     elif seeds == 1:
         title = f"{count_text(answer['requests'], 'request')} on {workers_text}"
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
@@ -157,21 +157,17 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
     return routing | ({"operators": result.operator_rows()} if operators else {})
 
 
-def _say_doubts(fleet: Fleet, requests: Trace) -> None:
-    """Print what a simulation of these requests on this fleet does not model, before it begins."""
+def _say_doubts(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
+    """Print and return what a simulation of these requests on this fleet does not model."""
     from planner.reports.fact_sentences import fact_sentences_of
     from planner.reports.words import spot_caveat
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
-    if spot := spot_caveat(fleet):
-        print_warnings([spot])
+    doubts = [spot] if (spot := spot_caveat(fleet)) else []
     if fleet.engine is not None and fleet.engine.is_nearest:
-        print_warnings([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
-    print_warnings(
-        fact_sentences_of(
-            [*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)]
-        )
-    )
+        doubts.append(f"engine {fleet.engine.title}: {fleet.engine.basis}")
+    uncounted = [*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)]
+    return print_warnings([*doubts, *fact_sentences_of(uncounted)])
 
 
 def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:
@@ -342,7 +338,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 "metric": line["limit"],
                 "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
-                "within": show_percent(line["kept_frac"]["mean"], ".2f") if line["judged"] else "-",
+                "within": show_share(line["kept_frac"]["mean"]) if line["judged"] else "-",
                 "kept by": f"{line['kept_by']} of {seeds_count} seeds" if line["judged"] else "not judged",
             }
             for line in summary["slo"]["lines"]
@@ -353,7 +349,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 {
                     "metric": "attainment",
                     "limit": show_percent(slo.attainment_frac, "g"),
-                    "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
+                    "simulated": f"{show_share(share['mean'])}, {show_share(share['least'])} at least",
                     "within": "all limits at once",
                     "kept by": "",
                 }

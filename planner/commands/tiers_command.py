@@ -45,7 +45,7 @@ def tiers(
         task = read_task(slo, catalog_rows).task()
         choices = choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
-        print_json(tiers_document(choices))
+        print_json(tiers_document(choices), study.trace.warnings)
         return
     print_rows([_cells(row, choices) for row in choices.answers], "KV tiers")
     break_even = [

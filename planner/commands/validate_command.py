@@ -186,10 +186,12 @@ def validate(
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        print_warnings(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
+        doubts = print_warnings(
+            fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows)
+        )
         requests = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, requests, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
-    _print_result(result, out, requests.warnings, json_output=json_output)
+    _print_result(result, out, doubts + requests.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not result.agrees:

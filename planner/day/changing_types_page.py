@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from planner.day.day_study import ChangingTypes, workers_over_time
-from planner.reports.fact_sentences import SAME_USD, percent_text
+from planner.reports.fact_sentences import SAME_USD
 from planner.reports.words import list_text, pool_text, usd_text
-from planner.units import HOUR_S, show_clock
+from planner.units import HOUR_S, show_clock, show_share
 
 # The columns of `pool_rows`. "Ready hours" are those of all workers of the pool together.
 POOLS_HEAD = ("Pool", "Worker", "Workers at most", "Ready hours", "First from", "Last until")
@@ -32,7 +32,7 @@ def types_lines(types: ChangingTypes | None) -> list[str]:
             f"Changing worker types within the day saves nothing that was found against the cheapest fleet's "
             f"optimum ({single}); proved: no more than {usd_text(most_usd)}."
         ]
-    share = percent_text(saved_usd / types.single_usd)
+    share = show_share(saved_usd / types.single_usd)
     return [
         f"If worker types change within the day, the optimum costs {usd_text(optimum.usd)}: "
         f"{usd_text(saved_usd)} ({share}) less than that of the cheapest single fleet ({single}); proved: "

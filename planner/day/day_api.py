@@ -14,7 +14,14 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.api.inputs import FleetLike, KeysAndValues, read_fleet, requests_of
+from planner.api.inputs import (
+    FleetLike,
+    KeysAndValues,
+    checked_seed,
+    checked_time_limit,
+    read_fleet,
+    requests_of,
+)
 from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
@@ -194,6 +201,7 @@ def day(
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
+    seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     began = time.monotonic()
     question = read_task(slo, catalog, **keys)
     day_section = _parse_section(question, terms or {})

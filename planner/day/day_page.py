@@ -408,7 +408,7 @@ def windows_csv(answer: DayAnswer) -> str:
         paid, ready = workers_over_time(row.run, len(pools), edges_s)
         for v, each in enumerate(row.windows):
             sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
-            begin = (row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}")
+            begin = (row.name, f"{each.start_s:.12g}", f"{each.end_s:.12g}", f"{rate[v]:.4f}")
             lines.append([*begin, *sizes, int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"])
     return _csv_text(head, lines)
 
@@ -422,7 +422,7 @@ def events_csv(answer: DayAnswer) -> str:
         (
             [
                 row.name,
-                f"{each.time_s:g}",
+                f"{each.time_s:.12g}",
                 pools[each.pool].name,
                 each.before,
                 each.after,

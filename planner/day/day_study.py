@@ -48,7 +48,7 @@ from planner.simulator.slo_verdict import WindowResult, attained_in_windows, in_
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace, window_numbers
-from planner.units import DAY_S, HOUR_S, show_s
+from planner.units import DAY_S, HOUR_S, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -137,7 +137,7 @@ class WindowVerdict:
     def kept_text(self) -> str:
         """The share that keeps the short limit, as the end of a sentence."""
         kept = "are served" if self.short_limit == SERVED else f"keep {self.short_limit}"
-        return f"{100 * self.kept_frac:.1f} % {kept}"
+        return f"{show_share(self.kept_frac)} {kept}"
 
 
 @dataclass(frozen=True, slots=True)

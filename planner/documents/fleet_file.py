@@ -80,6 +80,7 @@ from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
+from planner.units import show_amount
 
 Document = Mapping[str, Any]
 
@@ -394,9 +395,10 @@ def changed_plan_doubt(document: Document, path: Path, fleet: Fleet) -> str:
     for unit, written, own in rows:
         if isinstance(written, int | float) and not math.isclose(written, own, rel_tol=CHANGED_FRAC):
             return (
-                f"{path}: its workers are {own:g} {unit}, and it was planned with {written:g}: they were "
-                "changed since. latency and kv_tokens of workers, production, simulated and routers are of "
-                "the plan as it was; take latency and kv_tokens out of a worker on another GPU, or plan again"
+                f"{path}: its workers are {show_amount(own, unit)} {unit}, and it was planned with "
+                f"{show_amount(written, unit)}: they were changed since. latency and kv_tokens of "
+                "workers, production, simulated and routers are of the plan as it was; take latency and "
+                "kv_tokens out of a worker on another GPU, or plan again"
             )
     return ""
 

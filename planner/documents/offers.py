@@ -94,6 +94,18 @@ def offers_document(offers: Mapping[str, Sequence[ProviderOffer]]) -> dict[str, 
     }
 
 
+def offers_of_others(
+    written: Mapping[str, Any], provider: str, where: str
+) -> dict[str, tuple[ProviderOffer, ...]]:
+    """The offers by GPU in the content of a prices.yaml, without those of `provider`. Raises InputError."""
+    by_gpu = {gpu: parse_offers(rows, f"{where}: {gpu}") for gpu, rows in written.items()}
+    return {
+        gpu: others
+        for gpu, offers in by_gpu.items()
+        if (others := tuple(each for each in offers if each.provider.lower() != provider.lower()))
+    }
+
+
 def first_day(date: str) -> datetime.date | None:
     """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None for a text that is no date."""
     match = _DATE.fullmatch(date.strip())

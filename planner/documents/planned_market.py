@@ -232,5 +232,5 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
         "worker": name,
         **({"gpu": dict(part_gpus)} if other_gpus else one_gpu),
         "rate": f"{plan['rate_rps'] / parts:.12g} req/s",
-        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in part_gpus.items()):g} W",
+        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in part_gpus.items()):.12g} W",
     }

@@ -25,7 +25,7 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import count_text, finite_or_none, show_s
+from planner.units import count_text, finite_or_none, show_beside, show_share
 
 LEAST_REQUESTS = 100  # A trace is not thinned below this many requests: percentiles of fewer say little.
 # The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
@@ -177,8 +177,8 @@ def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
     """What a verdict misses, in words; the name of that constraint; and a relaxation that the run keeps."""
     if verdict.missed:
         worst = max(verdict.missed, key=lambda line: line.deciding_s / line.limit.limit_s)
-        name, value = worst.limit.name, show_s(worst.deciding_s)
-        return f"{name} is {value} there, limit {show_s(worst.limit.limit_s)}", name, f"{name} of {value}"
+        name, (value, limit) = worst.limit.name, show_beside(worst.deciding_s, worst.limit.limit_s)
+        return f"{name} is {value} there, limit {limit}", name, f"{name} of {value}"
     if verdict.rejected:
         return (
             f"{count_text(verdict.rejected, 'request')} fit no worker",
@@ -188,13 +188,13 @@ def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
     if not verdict.attainment_holds:
         needed, shares = slo.attainment_frac or 0.0, [verdict.attainment_frac]
         shares += [verdict.attainment_worst.kept_frac] if verdict.attainment_worst is not None else []
-        kept = f"{100 * min(shares):.4g} %"
-        reason = f"{kept} of requests keep all limits at once there, {100 * needed:.4g} % must"
+        kept = show_share(min(shares))
+        reason = f"{kept} of requests keep all limits at once there, {show_share(needed)} must"
         return reason, "attainment", f"attainment of {kept}"
     for line in verdict.guarantees:
         if not line.holds:
-            kept = f"{100 * line.least.share_frac:.4g} %"
+            kept = show_share(line.least.share_frac)
             name, needed = line.guarantee.name, line.guarantee.share_frac
-            reason = f"{name} is {kept} in a window there, {100 * needed:.4g} % is guaranteed"
+            reason = f"{name} is {kept} in a window there, {show_share(needed)} is guaranteed"
             return reason, name, f"{name} of {kept}"
     return "requests pile up there", "backlog", "other workers"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from planner.documents import facts
-from planner.reports.fact_sentences import SAME_FRAC, more_text, percent_text, relative_cost_text
+from planner.reports.fact_sentences import SAME_FRAC, more_text, relative_cost_text
 from planner.reports.words import Rows, list_text, pool_text
 from planner.search.evidence.plan import Plan
-from planner.units import show_amount, show_s
+from planner.units import show_amount, show_s, show_share
 
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
 # How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`. The text for "blocks" needs a figure,
@@ -142,11 +142,9 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
-    growth = f", {percent_text(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
+    growth = f", {show_share(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
     drift_frac = drawn.prefix_drift_frac
-    drift = (
-        f", {percent_text(drift_frac)} of the popularity of prefixes moved to others" if drift_frac else ""
-    )
+    drift = f", {show_share(drift_frac)} of the popularity of prefixes moved to others" if drift_frac else ""
     steps = (
         "step times of prefills and of decodes by the spread that was measured"
         if drawn.have_spread
@@ -165,7 +163,7 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
 
 def _decision_sentence(kept_in: facts.KeptIn) -> str:
     """What the test says of the share of all scenarios, by its decision (`facts.KeptIn`)."""
-    least, most = percent_text(kept_in.least_frac), percent_text(kept_in.most_frac)
+    least, most = show_share(kept_in.least_frac), show_share(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.scenario_count}"
     if kept_in.decision == "holds":
         return f"{text}: with 95 % confidence the SLO is kept in more than {least} of all scenarios."

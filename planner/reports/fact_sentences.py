@@ -15,7 +15,17 @@ from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import count_text, in_unit, show_amount, show_clock, show_digits, show_s, show_span
+from planner.units import (
+    count_text,
+    in_unit,
+    show_amount,
+    show_beside,
+    show_clock,
+    show_digits,
+    show_s,
+    show_share,
+    show_span,
+)
 
 LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0.
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
@@ -209,8 +219,8 @@ def prices_text(prices: Iterable[facts.Price]) -> str:
 def backlog_text(patient_frac: float, patience_s: float) -> str:
     """The result of the backlog test (slo_verdict.Verdict). Every screen and file shows it in these words."""
     values = (
-        f"of the requests that arrived in the last tenth of the run {percent_text(patient_frac)} waited "
-        f"no longer than {show_s(patience_s)}, {percent_text(STEADY_FRAC)} must"
+        f"of the requests that arrived in the last tenth of the run {show_share(patient_frac)} waited "
+        f"no longer than {show_s(patience_s)}, {show_share(STEADY_FRAC)} must"
     )
     if patient_frac >= STEADY_FRAC:
         return f"the backlog test holds: {values}"
@@ -227,12 +237,6 @@ def drawn_text(repeats: Repeats) -> str:
 def times_text(low: float, high: float) -> str:
     """The factors between which step times lie: 'x0.76-1.43'."""
     return f"x{low:.2f}-{high:.2f}"
-
-
-def percent_text(share: float) -> str:
-    """A share as a percentage: 0.9 -> '90 %', 0.9987 -> '99.87 %'; it never rounds up to 100 %."""
-    shown = f"{share * 100:.4g}"
-    return "> 99.99 %" if shown == "100" and share < 1 else f"{shown} %"
 
 
 def headroom_percent(frac: float) -> str:
@@ -276,11 +280,11 @@ def _(fact: facts.Outcome) -> str:
     reasons = [_slo_line_text(line) for line in fact.missed]
     if fact.attainment is not None:
         reasons.append(
-            f"{percent_text(fact.attainment.frac)} of requests keep all limits "
+            f"{show_share(fact.attainment.frac)} of requests keep all limits "
             f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
     reasons += [
-        f"tenant {each.tenant} gets {100 * each.share_frac:.1f} % of its fair share of service while its "
+        f"tenant {each.tenant} gets {show_share(each.share_frac)} of its fair share of service while its "
         f"work waits ({100 * each.needed_frac:g} % needed){_window_text(each.window_s)}"
         for each in fact.shares
     ]
@@ -292,9 +296,10 @@ def _(fact: facts.Outcome) -> str:
 def _slo_line_text(line: facts.At) -> str:
     """A line of the SLO with its value: "ttft p90 is 6 s, 85 % within 5 s (90 % needed)"."""
     limit = line.limit
+    value, limit_text = show_beside(line.value_s, limit.limit_s)
     return (
-        f"{limit.name} is {show_s(line.value_s)}, {percent_text(line.kept_frac)} within "
-        f"{show_s(limit.limit_s)} ({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
+        f"{limit.name} is {value}, {show_share(line.kept_frac)} within "
+        f"{limit_text} ({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
     )
 
 
@@ -353,8 +358,8 @@ def _written_text(under: facts.UnderRouter) -> str:
         return fact_sentence(outcome)
     if line is None:
         return "no limit has a figure"
-    window = _window_text(line.window_s)
-    return f"{line.limit.name} {show_s(line.value_s)}, limit {show_s(line.limit.limit_s)}{window}"
+    value, limit = show_beside(line.value_s, line.limit.limit_s)
+    return f"{line.limit.name} {value}, limit {limit}{_window_text(line.window_s)}"
 
 
 @fact_sentence.register
@@ -381,9 +386,10 @@ def _(fact: facts.NotDeployable) -> str:
 
 @fact_sentence.register
 def _(fact: facts.LimitBinds) -> str:
+    value, limit = show_beside(fact.value_s, fact.limit.limit_s)
     return (
-        f"{fact.limit.name} binds the {fact.pool} pool: at {show_s(fact.value_s)} instead of "
-        f"{show_s(fact.limit.limit_s)} one worker of {fact.worker_type} fewer would do, which saves "
+        f"{fact.limit.name} binds the {fact.pool} pool: at {value} instead of {limit} "
+        f"one worker of {fact.worker_type} fewer would do, which saves "
         f"{in_unit(fact.saves, fact.unit)}"
     )
 
@@ -410,7 +416,8 @@ def _(fact: facts.BoundPrice) -> str:
 
 @fact_sentence.register
 def _(fact: facts.PromisedAt) -> str:
-    return f"{fact.limit.name} is {show_s(fact.value_s)} where the limit is {show_s(fact.limit.limit_s)}"
+    value, limit = show_beside(fact.value_s, fact.limit.limit_s)
+    return f"{fact.limit.name} is {value} where the limit is {limit}"
 
 
 @fact_sentence.register
@@ -798,7 +805,7 @@ def _(fact: facts.ObligedWork) -> str:
     else:
         work = "no request"
     if fact.tail:
-        steady = percent_text(STEADY_FRAC)
+        steady = show_share(STEADY_FRAC)
         work += f", and all work of {steady} of the requests of the last tenth, by the backlog test"
     return (
         f"bound: a fleet must do {work}, to keep the SLO; a percentile of gaps adds nothing, since a few "
@@ -847,7 +854,7 @@ def _(fact: facts.GpusTooSmall) -> str:
 @fact_sentence.register
 def _(fact: facts.PrefixesUncounted) -> str:
     return (
-        f"prefix caches are not counted: {percent_text(fact.alike_frac)} of the input tokens stand at the "
+        f"prefix caches are not counted: {show_share(fact.alike_frac)} of the input tokens stand at the "
         "beginning of an earlier prompt, by their block ids; `policies: {prefix_cache: true}` "
         "counts what is found cached"
     )
@@ -918,7 +925,7 @@ def _(fact: facts.NodesBeyondStock) -> str:
 @fact_sentence.register
 def _(fact: facts.FewKeepAll) -> str:
     return (
-        f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
+        f"only {show_share(fact.attainment_frac)} of the requests keep all limits at once, though every line "
         f"holds: {', '.join(map(_late_text, fact.late))}; if more must, ask for it with "
         "slo: {attainment: 0.9}"
     )
@@ -928,8 +935,9 @@ def _late_text(late: facts.LateRequests) -> str:
     """For instance '57.2 % exceed 200 ms (tbt p99) in their longest gap, the worst takes 278.3 ms'."""
     limit = late.limit
     longest = " in their longest gap" if limit.metric_row.is_of_gaps else ""
-    exceeded = f"{100 * late.late_frac:.1f} % exceed {show_s(limit.limit_s)} ({limit.name}){longest}"
-    return f"{exceeded}, the worst takes {show_s(late.longest_s)}"
+    worst, limit_text = show_beside(late.longest_s, limit.limit_s)
+    exceeded = f"{100 * late.late_frac:.1f} % exceed {limit_text} ({limit.name}){longest}"
+    return f"{exceeded}, the worst takes {worst}"
 
 
 @fact_sentence.register
@@ -987,7 +995,7 @@ def _(fact: facts.ShortTrace) -> str:
 def _(fact: facts.OneTraceRedrawn) -> str:
     why = [f"lasts {show_s(fact.duration_s)}"] if fact.is_short else []
     changed_lengths = [
-        f"{what} of {percent_text(round(frac, 2))} of requests"
+        f"{what} of {show_share(round(frac, 2))} of requests"
         for what, frac in (("the prompts", fact.prompts_frac), ("the outputs", fact.outputs_frac))
         if frac
     ]
@@ -995,7 +1003,7 @@ def _(fact: facts.OneTraceRedrawn) -> str:
         why.append(f"changes in kind between its quarters ({' and '.join(changed_lengths)})")
     advice = "plan on a longer trace"
     if fact.growth_frac:
-        advice = f"beyond the {percent_text(fact.growth_frac)} growth that is planned for, {advice}"
+        advice = f"beyond the {show_share(fact.growth_frac)} growth that is planned for, {advice}"
     else:
         advice += ", or leave room with safety: {growth: 20 %}"
     return (
@@ -1041,7 +1049,7 @@ def _(fact: facts.OldPrices) -> str:
 
 @fact_sentence.register
 def _(fact: facts.NotCertified) -> str:
-    requested = percent_text(fact.asked_frac)
+    requested = show_share(fact.asked_frac)
     if not fact.have_spread:
         return (
             "not certified: how far these step times are from measured ones is not known, so every scenario "
@@ -1058,10 +1066,10 @@ def _(fact: facts.NotCertified) -> str:
 @fact_sentence.register
 def _(fact: facts.TooFewKept) -> str:
     most = fact.most_kept  # The fleet that is kept in the most scenarios.
-    kept = percent_text(most.kept_frac)
+    kept = show_share(most.kept_frac)
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
-        f"{percent_text(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
+        f"{show_share(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
         f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
         f"them, raise limits that are set, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
     )
@@ -1075,10 +1083,11 @@ def _(fact: facts.NoneTogether) -> str:
 
 @fact_sentence.register
 def _(fact: facts.IdleMisses) -> str:
+    enough, limit = show_beside(fact.enough_s, fact.limit.limit_s)
     return (
-        f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
-        f"in {fact.missed} of {fact.scenario_count} scenarios, as steps may take longer than predicted. No "
-        f"number of workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what "
+        f"not for production: even an idle worker misses {fact.limit.name} <= {limit} in "
+        f"{fact.missed} of {fact.scenario_count} scenarios, as steps may take longer than predicted. No "
+        f"number of workers cures that; relax the limit to {enough} or more (what "
         f"{fact.fastest}, the fastest, needs), measure the steps (plan profile), or add a faster GPU. "
         "Planned is the cheapest fleet on paper"
     )
@@ -1100,7 +1109,7 @@ def _(fact: facts.CheaperMiss) -> str:
 
 def misses_text(fact: facts.CheaperMiss, less: str = "cost {}less") -> str:
     """What is known of the cheaper fleets; `less` says in what way, with braces for how much less."""
-    over = f"over {percent_text(fact.less_frac)} " if fact.less_frac else ""
+    over = f"over {show_share(fact.less_frac)} " if fact.less_frac else ""
     cheaper_fleets = f"fleets with one worker type per pool that {less.format(over)}"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
-from planner.reports.fact_sentences import capitalise_first, fact_sentence, fact_sentences_of, percent_text
+from planner.reports.fact_sentences import capitalise_first, fact_sentence, fact_sentences_of
 from planner.reports.page import (
     chart_html,
     charts_html,
@@ -16,7 +16,7 @@ from planner.reports.page import (
 )
 from planner.reports.prefix_values import keep_alive_text
 from planner.search.evidence.plan import Plan
-from planner.units import count_text
+from planner.units import count_text, show_share
 
 LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
 # The command that simulates the plan again, as the report shows it.
@@ -95,7 +95,7 @@ def _fleet_section(plan: Plan) -> str:
     fewest = "no placement needs fewer" if node_count == placement.bound else f"at least {placement.bound}"
     note = f"On {count_text(node_count, 'node')} ({fewest})."
     if placement.cross_frac is not None:
-        note += f" {percent_text(placement.cross_frac)} of the KV blocks go from one node to another."
+        note += f" {show_share(placement.cross_frac)} of the KV blocks go from one node to another."
     nodes = table_html(*rows.node_rows(plan), caption="Workers on nodes", numeric=(1, 3))
     return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
 

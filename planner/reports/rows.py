@@ -11,14 +11,7 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, spread_of
-from planner.reports.fact_sentences import (
-    drawn_text,
-    fact_sentence,
-    percent_text,
-    prices_text,
-    router_text,
-    times_text,
-)
+from planner.reports.fact_sentences import drawn_text, fact_sentence, prices_text, router_text, times_text
 from planner.reports.screen import input_bases
 from planner.reports.words import (
     HOURS_PER_YEAR,
@@ -27,10 +20,9 @@ from planner.reports.words import (
     describe_fleet,
     guarantee_text,
     limit_text,
-    seconds_text,
     unpriced_text,
     usd_text,
-    value_text,
+    value_and_limit,
 )
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
@@ -44,10 +36,12 @@ from planner.units import (
     count_text,
     percentile_name,
     show_amount,
+    show_beside,
     show_clock,
     show_digits,
     show_percent,
     show_s,
+    show_share,
     show_w,
 )
 
@@ -136,13 +130,13 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
     """
     rows: list[tuple[str, ...]] = []
     for line in verdict.lines:
-        limit_s = line.limit.limit_s
+        limit_s, (value, limit) = line.limit.limit_s, value_and_limit(line)
         rows.append(
             (
                 limit_text(line.limit),
                 line.limit.name,
-                show_s(limit_s),
-                value_text(line),
+                limit,
+                value,
                 _margin_text(line.value_s, limit_s),
                 _share_text(line),
                 signed_verdict(line.holds, line.judged),
@@ -154,14 +148,14 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                     _worst_text(verdict, worst),
                     "",
                     "",
-                    seconds_text(worst.value_s),
+                    show_beside(worst.value_s, limit_s)[0],
                     _margin_text(worst.value_s, limit_s),
                     _share_text(worst),
                     signed_verdict(worst.holds, worst.judged),
                 )
             )
     if slo.attainment_frac is not None:
-        needed, attained = percent_text(slo.attainment_frac), percent_text(verdict.attainment_frac)
+        needed, attained = show_share(slo.attainment_frac), show_share(verdict.attainment_frac)
         rows.append(
             (
                 f"{needed} of requests keep all limits at once",
@@ -174,14 +168,14 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             )
         )
         if (worst := verdict.attainment_worst) is not None:
-            attained = percent_text(worst.kept_frac)
+            attained = show_share(worst.kept_frac)
             text = _worst_text(verdict, worst)
             rows.append((text, "", "", attained, "", attained, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
-        least, needed = promised.least, percent_text(promised.guarantee.share_frac)
+        least, needed = promised.least, show_share(promised.guarantee.share_frac)
         # A guarantee is judged in windows in which a tenant's work waits all the time; there may be none.
         least_text = (
-            f"{percent_text(least.share_frac)} ({least.tenant})"
+            f"{show_share(least.share_frac)} ({least.tenant})"
             if promised.windows
             else "nobody waited so long"
         )
@@ -218,7 +212,7 @@ def _margin_text(value_s: float, limit_s: float) -> str:
 
 def _share_text(line: LineVerdict | WindowResult) -> str:
     """The share of the judged values within the limit."""
-    return percent_text(line.kept_frac) if line.judged else "–"
+    return show_share(line.kept_frac) if line.judged else "–"
 
 
 def signed_verdict(holds: bool, judged: int) -> str:
@@ -243,8 +237,7 @@ def percentile_rows(plan: Plan) -> Rows:
             spreads.append((row.name.capitalize(), "", spread))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
-        (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))
-        for name, mark, values in spreads
+        (name, *(f"{mark}{show_s(seconds)}" for seconds in values.values())) for name, mark, values in spreads
     ]
     return head, rows
 
@@ -285,7 +278,7 @@ def cost_rows(plan: Plan) -> Rows:
         ),
     ]
     if power is not None:
-        at_rest = f"{percent_text(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
+        at_rest = f"{show_share(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
         values += [
             ("Power, expected", show_w(power.mean_w), at_rest),
@@ -549,7 +542,7 @@ def _step_times_row(pool: Pool) -> tuple[str, ...]:
         how = "fitted to measurements"
     error = "no measured error"
     if latency.mape_frac is not None:
-        error = f"held-out error {percent_text(latency.mape_frac)}"
+        error = f"held-out error {show_share(latency.mape_frac)}"
     if (spread := latency.spread) is not None:
         prefill, decode = (times_text(part.low, part.high) for part in (spread.prefill, spread.decode))
         error += f"; 90 % of what was measured: prefill {prefill}, decode {decode} ({spread.source})"

@@ -41,7 +41,6 @@ from planner.reports.fact_sentences import (
     fact_sentence,
     misses_text,
     more_text,
-    percent_text,
     router_text,
 )
 from planner.reports.words import (
@@ -59,7 +58,15 @@ from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
-from planner.units import HOURS_PER_MONTH, count_text, in_unit, percentile_name, show_digits, show_w
+from planner.units import (
+    HOURS_PER_MONTH,
+    count_text,
+    in_unit,
+    percentile_name,
+    show_digits,
+    show_share,
+    show_w,
+)
 
 # The words for each `robustness_facts.Strain`, which is what may grow until the SLO is missed: as a noun in
 # sentences, and as a change in the chart of what breaks first.
@@ -245,7 +252,7 @@ def growth_frac_of(plan: Plan) -> float:
 def grown_text(plan: Plan) -> str:
     """What follows "scenarios": " with 300 % more traffic", empty where no growth was asked for."""
     growth_frac = growth_frac_of(plan)
-    return f" with {percent_text(growth_frac)} more traffic" if growth_frac else ""
+    return f" with {show_share(growth_frac)} more traffic" if growth_frac else ""
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
@@ -353,8 +360,8 @@ def most_kept_of(plans: Iterable[Plan]) -> MostKept | None:
 def most_kept_text(most: MostKept) -> str:
     """What follows the sentence that no fleet was found: which one comes nearest, and how to plan it."""
     text = (
-        f" that is kept in {percent_text(most.asked_frac)} of scenarios; the most found to be kept is "
-        f"{percent_text(most.kept_frac)}, for {in_unit(most.value, most.unit)}"
+        f" that is kept in {show_share(most.asked_frac)} of scenarios; the most found to be kept is "
+        f"{show_share(most.kept_frac)}, for {in_unit(most.value, most.unit)}"
     )
     if most.kept_frac < LEAST_KEPT_FRAC:
         return text
@@ -456,7 +463,7 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
         return f"{_any_of(limits)} is missed"
     others = []
     if plan.slo.attainment_frac is not None:
-        others.append(f"attainment {percent_text(plan.slo.attainment_frac)}")
+        others.append(f"attainment {show_share(plan.slo.attainment_frac)}")
     if plan.slo.guarantees:
         others.append("a tenant's guarantee")
     return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
@@ -547,7 +554,7 @@ def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
     if (hit_frac := plan.simulation.token_hit_frac) is None:
         return []
     note = "the engines must have them on; policies: {prefix_cache: false} plans without"
-    return [KeyFigure("Prefix caches", f"{percent_text(hit_frac)} of prompt tokens hit", note)]
+    return [KeyFigure("Prefix caches", f"{show_share(hit_frac)} of prompt tokens hit", note)]
 
 
 def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
@@ -572,7 +579,7 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
     if more_gpus <= 0:
         return []
     growth = growth_frac_of(plan)
-    reserve = f"{percent_text(growth)} more traffic, other traffic" if growth else "other traffic"
+    reserve = f"{show_share(growth)} more traffic, other traffic" if growth else "other traffic"
     reserve += " of this kind and step times that may be longer"
     if by_type[0].keys() == by_type[1].keys():
         value = f"{paper_gpus} + {count_text(more_gpus, 'GPU')}"
@@ -629,7 +636,7 @@ def _commitment_figures(plan: Plan) -> list[KeyFigure]:
         return []
     value = list_text([f"{usd_text(each.usd_per_h)}/h for {TERMS[each.term]}" for each in offered])
     conditions = [
-        f"{TERMS[each.term]} if needed more than {percent_text(each.needed_frac)} of the time"
+        f"{TERMS[each.term]} if needed more than {show_share(each.needed_frac)} of the time"
         for each in offered
         if each.needed_frac is not None and each.needed_frac < 1
     ]
@@ -724,14 +731,14 @@ def _refusal_text(kept_frac: float, asked_frac: float | None) -> str:
     """Why a fleet that keeps the SLO in this share of scenarios did not pass their test."""
     if asked_frac is None or kept_frac < asked_frac:
         return "too few"
-    return f"too near {percent_text(asked_frac)} to pass their test"
+    return f"too near {show_share(asked_frac)} to pass their test"
 
 
 def more_traffic_name(growth_frac: float) -> str:
     """The name of the row of more traffic. Its percentage is against the traffic as written and includes the
     growth of the scenarios, as `safety: growth` would: "380 % more traffic" with 300 % growth.
     """
-    return f"{percent_text(more_than_written_frac(growth_frac))} more traffic"
+    return f"{show_share(more_than_written_frac(growth_frac))} more traffic"
 
 
 def more_than_written_frac(growth_frac: float) -> float:

@@ -8,13 +8,13 @@ from html import escape
 from planner.documents.certificate import facts_document, plain_values
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, screen, shared_screen
-from planner.reports.fact_sentences import SAME_FRAC, fact_sentences_of, percent_text, relative_cost_text
+from planner.reports.fact_sentences import SAME_FRAC, fact_sentences_of, relative_cost_text
 from planner.reports.output import Document
 from planner.reports.page import list_html, page_html, section_html, table_html
 from planner.reports.words import Rows, describe_fleet, list_text, price_text, slo_sentence
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import count_text, in_unit, show_amount
+from planner.units import count_text, in_unit, show_amount, show_share
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 # The note below the three answers.
@@ -201,7 +201,7 @@ def proof_lines(plan: SharedPlan) -> list[str]:
         f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value}.",
         f"With one worker type per pool for every LLM, {level0}.",
         f"Lower bound over all fleets of these worker types, under any policies: {bound}, a gap "
-        f"of {percent_text(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
+        f"of {show_share(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
         f"{count_text(plan.simulations, 'simulation')}, {count_text(plan.rounds, 'round')} of the master, "
         f"seed {plan.seed}.",
     ]

@@ -25,7 +25,6 @@ from planner.reports.fact_sentences import (
     fact_sentence,
     fact_sentences_of,
     left_out_words,
-    percent_text,
     relative_cost_text,
 )
 from planner.search.evidence.plan import Plan
@@ -33,7 +32,7 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import LineVerdict
-from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_s, show_span
+from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_beside, show_s, show_share, show_span
 
 # Facts that are about the best fleet on paper even where the plan is for production.
 OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
@@ -70,7 +69,7 @@ def commitment_rows(plan: Plan) -> Rows:
         # The row "on demand" has no such share. A term with a share of 1 or more never costs less.
         cheaper_if = ""
         if needed_frac is not None and needed_frac < 1:
-            cheaper_if = f"if needed more than {percent_text(needed_frac)} of the time"
+            cheaper_if = f"if needed more than {show_share(needed_frac)} of the time"
         note = "; ".join(each.sources)
         if each.at_planned:
             note += f"; as planned: {', '.join(each.at_planned)}"
@@ -102,7 +101,7 @@ def slo_sentence(plan: Plan) -> str:
     """Whether the simulated fleet keeps the SLO, in a sentence."""
     limits = list_text([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
-        limits += f", and {percent_text(plan.slo.attainment_frac)} of requests keep all of that at once"
+        limits += f", and {show_share(plan.slo.attainment_frac)} of requests keep all of that at once"
     for each in plan.slo.guarantees:
         limits += f", and {guarantee_text(each)}"
     if plan.slo.every_s is not None:
@@ -115,9 +114,7 @@ def slo_sentence(plan: Plan) -> str:
 def guarantee_text(guarantee: ServiceGuarantee) -> str:
     """'each tenant gets 90 % of its fair share of service while its work waits'."""
     who = "each tenant" if guarantee.tenant is None else f"tenant {guarantee.tenant}"
-    return (
-        f"{who} gets {percent_text(guarantee.share_frac)} of its fair share of service while its work waits"
-    )
+    return f"{who} gets {show_share(guarantee.share_frac)} of its fair share of service while its work waits"
 
 
 def option_flags(**requested: bool | None) -> list[str]:
@@ -159,7 +156,7 @@ def limit_text(limit: Limit) -> str:
     """For instance "of class chat 90 % of requests get their first token within 2 s"."""
     of_class = "" if limit.selector is None else f"of class {limit.selector.name} "
     return (
-        f"{of_class}{percent_text(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
+        f"{of_class}{show_share(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
     )
 
 
@@ -257,16 +254,12 @@ def too_small_text(certificate: Certificate) -> str:
     return f" (without those whose KV cache is too small for the longest request: {', '.join(named)}{more})"
 
 
-def value_text(line: LineVerdict) -> str:
-    """A line's simulated percentile. It is NaN if the simulation kept no records of this metric."""
+def value_and_limit(line: LineVerdict) -> tuple[str, str]:
+    """A line's simulated percentile, NaN if the simulation kept no records of this metric, and its limit."""
+    value, limit = show_beside(line.value_s, line.limit.limit_s)
     if not line.judged:
-        return "not judged"
-    return "not recorded" if math.isnan(line.value_s) else seconds_text(line.value_s)
-
-
-def seconds_text(seconds: float) -> str:
-    """A time for people; infinity is the time of what never happens."""
-    return "never" if seconds == math.inf else show_s(seconds)
+        return "not judged", limit
+    return "not recorded" if math.isnan(line.value_s) else value, limit
 
 
 def level0_line(certificate: Certificate) -> str:
@@ -325,12 +318,12 @@ def proof_lines(plan: Plan) -> list[str]:
         lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
-            f"{proved.capitalize()} saves {percent_text(certificate.level0_gap_frac)} against the best of "
+            f"{proved.capitalize()} saves {show_share(certificate.level0_gap_frac)} against the best of "
             "one type per pool."
         )
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
-        f"{percent_text(certificate.gap_frac)} to {proved}; the assumptions say what it takes for granted.",
+        f"{show_share(certificate.gap_frac)} to {proved}; the assumptions say what it takes for granted.",
         f"{'On paper, scenarios not counted: ' if certificate.answers else ''}"
         f"{count_text(certificate.simulations, 'simulation')}, {count_text(certificate.cuts, 'cut')}, "
         f"seed {certificate.seed}.",

@@ -23,7 +23,7 @@ from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
-from planner.units import percentile_name, show_percent, show_s
+from planner.units import percentile_name, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 # If other processes took a larger share of an engine's step times, the verdict says so. Even a small share
@@ -195,8 +195,8 @@ def verdict_text(validation: Validation) -> str:
     if not comparison.attainment_agrees:
         predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
         text += (
-            f" Attainment was predicted as {show_percent(predicted.attainment_frac)} and measured as "
-            f"{show_percent(measured.attainment_frac)} (allowed "
+            f" Attainment was predicted as {show_share(predicted.attainment_frac)} and measured as "
+            f"{show_share(measured.attainment_frac)} (allowed "
             f"{100 * comparison.tolerances.attainment_frac:g} points)."
         )
     if validation.setup.engine == "rehearsal":

@@ -36,7 +36,7 @@ from planner.runtime.validation_document import (
     verdict_text,
 )
 from planner.slo_metrics import METRICS, verdict_word
-from planner.units import show_s
+from planner.units import show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # A scatter chart has at most this many points, so that the page stays small.
@@ -151,7 +151,7 @@ def _headline_html(values: Mapping[str, Any]) -> str:
 
 def _share_text(frac: float | None) -> str:
     """A share as text, "12.34 %"; a dash where there is none."""
-    return "-" if frac is None else f"{100 * frac:.2f} %"
+    return "-" if frac is None else show_share(frac)
 
 
 def _errors_note(values: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise_program
 from planner.solvers.schedule_pricing import Cover, WindowsModel, search_schedule
 from planner.solvers.worker_rule import fit_worker_rule
-from planner.units import HOUR_S
+from planner.units import HOUR_S, show_amount
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -477,12 +477,13 @@ def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> Planne
     excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
     more = {limit: amount for limit, amount in excess.items() if amount}
     changes = " and ".join(
-        f"{amount:g} more {limit.unit} of {limit.gpu or limit.name}" for limit, amount in more.items()
+        f"{show_amount(amount, limit.unit)} more {limit.unit} of {limit.gpu or limit.name}"
+        for limit, amount in more.items()
     )
     fewest = "" if point.status == "optimal" else " (or less)"
+    exceeded = ", ".join(f"{limit.name} ({show_amount(limits[limit], limit.unit)})" for limit in more)
     return InfeasibleError(
-        f"the demand does not fit {', '.join(f'{limit.name} ({limits[limit]:g})' for limit in more)}; "
-        f"with {changes} it would{fewest}",
+        f"the demand does not fit {exceeded}; with {changes} it would{fewest}",
         kind="capacity",
         constraint=[limit.name for limit in more],
         relaxation=changes,

@@ -11,7 +11,6 @@ the last token, because only an SLO tells whether a backlog grows.
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,7 +18,7 @@ from typing import Any
 
 from planner.documents.fleet_file import fleet_document
 from planner.documents.slo import slo_document
-from planner.domain import ROUNDING, Limit, Metric, Slo
+from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
@@ -37,7 +36,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS, verdict_word
 from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
-from planner.units import HOUR_S, show_digits, show_s
+from planner.units import HOUR_S, show_digits, show_s, show_share
 
 MOST_CURVES = 8  # A chart has at most this many, because more colours are hard to tell apart.
 # The files of `plan compare -o DIR`.
@@ -271,7 +270,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         *([line("USD/h by the GPU", "by_gpu_usd_per_h", "{:,.2f}".format)] if is_by_node else []),
         line("GPUs", "gpus", str),
         line("SLO", "verdict", lambda word: word.upper() if word == "missed" else word),
-        line("requests that keep all limits", "attainment_frac", _percent),
+        line("requests that keep all limits", "attainment_frac", show_share),
         line("backlog steady", "steady", str),
         ("kept in scenarios", [_kept_text(cells) for cells in variant_cells]),
         line("holds to more traffic", "holds_to_traffic_frac", more_text),
@@ -321,11 +320,6 @@ def _kept_text(cells: dict[str, Any]) -> str:
 def _by_price(row: VariantRow) -> tuple[float, float]:
     """The sort key of a variant: its bill, then the price of its GPUs without idle ones of whole nodes."""
     return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
-
-
-def _percent(share: float) -> str:
-    """The share in per cent, rounded down, so that 100.00 % means every request."""
-    return f"{math.floor(1e4 * share * (1 + ROUNDING)) / 100:.2f} %"
 
 
 def _price_text(row: VariantRow) -> str:

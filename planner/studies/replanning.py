@@ -52,7 +52,7 @@ from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 from planner.studies.what_if import Study, StudyAnswer, answer_document
 from planner.traffic.kinds import BY_CHANCE, OTHER_FRAC
 from planner.traffic.trace import Trace
-from planner.units import finite_or_none
+from planner.units import finite_or_none, in_unit, show_amount
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -211,7 +211,7 @@ def _limits_exceeded(limits: FleetLimits, counts: Counts) -> tuple[str, ...]:
     """The limits of the question that a fleet exceeds, for instance "stock of l40s-48g: 2 of 1 GPUs"."""
     uses = [(limit, amount, limits.used(limit, workers_of(counts))) for limit, amount in limits.rows()]
     return tuple(
-        f"{limit.name}: {used:g} of {amount:g} {limit.unit}"
+        f"{limit.name}: {show_amount(used, limit.unit)} of {in_unit(amount, limit.unit)}"
         for limit, amount, used in uses
         if used > amount * (1 + ROUNDING)
     )

@@ -14,7 +14,7 @@ from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe_fleet, usd_text
 from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, LiveDrift, WatchedPlan
 from planner.studies.replanning import Replan
-from planner.units import count_text, finite_or_none, show_digits, show_s
+from planner.units import count_text, finite_or_none, show_beside, show_digits, show_s
 
 # The quantities that may drift (plan_watch.Reference.what): the name in sentences, and the unit.
 WHAT = {
@@ -141,12 +141,13 @@ def _latency_line(line: LatencyLine) -> str:
         return f"{line.limit.name}: nothing counted in the last hour"
     between = f"{show_s(line.low_s)} to {show_s(line.high_s) if math.isfinite(line.high_s) else 'more'}"
     verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
-    planned = "" if line.planned_s is None else f", predicted {show_s(line.planned_s)}"
+    planned_text, limit_text = show_beside(line.planned_s or math.nan, line.limit.limit_s)
+    planned = "" if line.planned_s is None else f", predicted {planned_text}"
     why = ""
     if line.is_kept is None:
         is_few = line.requests < FEWEST_REQUESTS
         why = " (too few)" if is_few else " (the limit lies within a bucket)"
-    return f"{line.limit.name} <= {show_s(line.limit.limit_s)}: {between}{planned}: {verdict}{why}"
+    return f"{line.limit.name} <= {limit_text}: {between}{planned}: {verdict}{why}"
 
 
 def _load_line(watched: WatchedPlan) -> str:

@@ -253,7 +253,7 @@ def check_description(description: Description) -> None:
         are_too_few = requests < LEAST_DRAWN
         enough_s = (LEAST_DRAWN if are_too_few else MOST_DRAWN) / description.mean_rps
         raise InputError(
-            f"duration: {description.mean_rps:g} requests/s for {description.duration_s:g} s are "
+            f"duration: {description.mean_rps:g} requests/s for {description.duration_s:.10g} s are "
             f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set "
             f"duration to {enough_s:.6g} s or {'more' if are_too_few else 'less'}"
         )

@@ -590,7 +590,7 @@ class TraceRows:
                 f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"
             )
         return np.concatenate([ticks[:first], ticks[first:] + (before - after)]), (
-            f"{self.path.name}: the clock starts again once, from {before:g} to {after:g}: the {first} "
+            f"{self.path.name}: the clock starts again once, from {before:.15g} to {after:.15g}: the {first} "
             f"requests before and the {len(ticks) - first} from there on are taken as two logs, the second "
             "from where the first ends",
         )

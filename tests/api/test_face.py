@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -433,3 +434,33 @@ def test_validate_refuses_what_cannot_run(tmp_path: Path) -> None:
     longest = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [10**8], "output_tokens": [5]})
     with pytest.raises(fleetplan.InputError, match=r"a request of 100,000,005 tokens, and a worker of this"):
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", longest, engine="rehearsal")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", True, None, 2**70])
+def test_a_seed_that_is_none_is_refused_in_one_line(seed: Any) -> None:
+    """-1 and "x" ended in NumPy's ValueError, 1.5 in its TypeError, 2**70 in an OverflowError."""
+    with pytest.raises(fleetplan.InputError, match=r"seed: expected a whole number, 0 to 4294967295, found"):
+        fleetplan.plan(None, seed=seed)
+
+
+@pytest.mark.parametrize("limit", [math.nan, 0, -1.0, "x", None])
+def test_a_time_limit_that_is_none_is_refused_in_one_line(limit: Any) -> None:
+    """NaN ended in "cannot convert float NaN to integer"."""
+    with pytest.raises(fleetplan.InputError, match=r"time_limit_s: expected seconds, more than 0, found"):
+        fleetplan.plan(None, time_limit_s=limit)
+
+
+@pytest.mark.long
+def test_numpys_numbers_are_seeds() -> None:
+    """`simulate` took np.int64(3) for a list of seeds: "'numpy.int64' object is not iterable"."""
+    seeds: Any = [3, np.int64(3)]
+    one, other = (fleetplan.simulate(small(), table(), seed=seed) for seed in seeds)
+    assert one.to_dict() == other.to_dict()
+    many: Any = np.arange(2)
+    assert len(fleetplan.simulate(small(), table(), seed=many, executor="serial").runs) == 2
+
+
+def test_a_question_of_one_llm_has_no_questions_of_each() -> None:
+    """It ended in KeyError: 'llms'."""
+    with pytest.raises(fleetplan.InputError, match="llms: missing; this question is of one LLM"):
+        fleetplan.read_task(SLO).of_each_llm()

@@ -26,6 +26,7 @@ from shares import every, some
 
 from fleetplan import __main__
 from planner import __version__, cli
+from planner.commands.printed_tables import print_json
 from planner.errors import InputError
 from planner.search.evidence import certify
 
@@ -227,11 +228,11 @@ def test_a_promised_attainment_is_shown_where_the_limits_are(run: Run, tmp_path:
     document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
     assert document["simulated_attainment_frac"] == 1.0
     said = run("--slo", slo, "--trace", trace, "-o", tmp_path / "out", "--verbose").out
-    assert re.search(r"attainment.*90 %.*100.00 %.*all limits at once.*kept", said)
+    assert re.search(r"attainment.*90 %.*100 %.*all limits at once.*kept", said)
     slo.write_text(SMALL_SLO.replace("slo: {", "slo: {attainment: 0.9, e2e: {p50: 1 us}, "))
     asked = ("simulate", "--fleet", tmp_path / "out" / "plan.yaml", "--trace", trace, "--slo", slo)
-    assert re.search(r"attainment.*90 %.*0.00 %.*all limits at once.*MISSED", run(*asked).out)
-    assert re.search(r"attainment.*90 %.*0.00 %, 0.00 at least", run(*asked, "--seeds", 2).out)
+    assert re.search(r"attainment.*90 %.* 0 %.*all limits at once.*MISSED", run(*asked).out)
+    assert re.search(r"attainment.*90 %.* 0 %, 0 % at least", run(*asked, "--seeds", 2).out)
 
 
 @pytest.mark.slow
@@ -487,7 +488,7 @@ def test_a_limit_on_gaps_of_answers_of_one_token_is_not_judged(
     simulated = run(*line)
     assert f"SLO: {verdict}" in simulated.out
     (row,) = [row for row in simulated.out.splitlines() if "tbt p99" in row]
-    assert "not judged" in row and "100.00 %" not in row and "kept" not in row
+    assert "not judged" in row and "100 %" not in row and "kept" not in row
     document = json.loads(run(*line, "--json").out)["slo"]
     assert document["holds"] and document["is_judged"] is (verdict == "kept")
     assert document["lines"][-1]["judged"] == 0
@@ -856,3 +857,28 @@ def test_an_option_of_one_value_given_twice_is_refused(command: str) -> None:
     outcome = script("plan", *command.split(), "--trace", "a.csv", "--slo", "slo.yaml", "--trace=b.csv")
     text = " ".join(outcome.err.replace("│", "").split())
     assert outcome.code == 2 and "--trace is given twice" in text and "plan trace FILE FILE" in text
+
+
+def test_an_answer_has_its_own_warnings_and_those_of_the_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    """A day's own list stood in the place of the traffic's."""
+    print_json({"a": 1, "warnings": ["own", "both"]}, ["both", "traffic"])
+    assert json.loads(capsys.readouterr().out) == {"warnings": ["both", "traffic", "own"], "a": 1}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "line", ["simulate --fleet PLAN", "compare --fleet it=PLAN", "prefixes TRACE --fleet PLAN"]
+)
+def test_what_is_doubted_on_the_console_is_in_the_json(
+    planned: Planned, run: Run, tmp_path: Path, line: str
+) -> None:
+    plan = yaml.safe_load((planned.folder / "plan.yaml").read_text())
+    plan["workers"][0]["count"] += 1
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    words = line.replace("PLAN", str(tmp_path / "plan.yaml")).split()
+    outcome = run(*words, "--trace", str(TRACE), "--json")
+    warnings = json.loads(outcome.out)["warnings"]
+    assert any("they were changed since" in warning for warning in warnings)
+    assert [f"warning: {each}" for each in warnings] == [
+        row for row in outcome.err.splitlines() if row.startswith("warning: ")
+    ]

@@ -71,6 +71,8 @@ def test_gpus_have_counts_or_not() -> None:
         parse_stock("h100:16,l40s")
     with pytest.raises(InputError, match="'x' is no number of GPUs; write h100:16"):
         parse_stock("h100:x")
+    with pytest.raises(InputError, match=r"'9{50,}\.\.\. is no number of GPUs; write h100:16"):
+        parse_stock(f"h100:{'9' * 5000}")  # Python reads no int of so many digits.
     with pytest.raises(InputError, match="h100 is given twice; give the sum"):
         parse_stock("h100:16,h100:4")
     for text in ("4xH100", "h100x4", "4 x h100"):

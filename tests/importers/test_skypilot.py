@@ -126,6 +126,21 @@ def test_the_command_writes_a_catalog_whose_prices_a_question_takes(tmp_path: Pa
     assert yaml.safe_load((out / "prices.yaml").read_text()) == json.loads(answer.stdout)["prices"]
 
 
+def test_the_prices_of_other_providers_stay(tmp_path: Path) -> None:
+    """The list of a second provider was written over that of the first."""
+    out, file = tmp_path / "own", str(written(tmp_path))
+    for provider in ("first", "second", "second"):
+        arguments = ["catalog", "prices", file, "--provider", provider, "-o", str(out)]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    own = yaml.safe_load((out / "prices.yaml").read_text())
+    terms = {
+        provider: [row["term"] for row in own["h100-80g"] if row["provider"] == provider]
+        for provider in ("first", "second")
+    }
+    assert terms["first"] == terms["second"] and len(terms["first"]) == len(set(terms["first"]))
+    assert {row["provider"] for row in own["h100-80g"]} == {"first", "second"}
+
+
 def test_parts_of_a_gpu_are_left_out(tmp_path: Path) -> None:
     """Azure's list has sixths of an A10; the whole file was refused for them."""
     path = tmp_path / "azure.csv"

@@ -18,7 +18,7 @@ from planner.policies import QUEUE, ROUTING
 from planner.reports.fact_sentences import fact_sentence, moved_text
 from planner.reports.output import plain_value
 from planner.solvers.repeats import Interval
-from planner.units import show_digits
+from planner.units import show_beside, show_digits, show_share
 
 KNOWN: dict[Any, Any] = {
     float: 0.25,
@@ -114,6 +114,26 @@ def test_digits_are_shown_without_an_exponent() -> None:
     shown = [show_digits(value, 4) for value in (15_325.4, 9_999.6, 9_999.4, 1_234.0, 0.01234567, 0.0)]
     assert shown == ["15,325", "10,000", "9,999", "1,234", "0.01235", "0"]
     assert show_digits(1250.0, 3) == "1,250" and show_digits(-99.96, 3) == "-100"
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.9, "90 %"), (0.89998, "89.99 %"), (0.999999, "99.99 %"), (0.57, "57 %"), (0.0123456, "1.234 %")],
+)
+def test_a_share_below_its_goal_does_not_read_as_the_goal(share: float, shown: str) -> None:
+    """89.998 % of 90 % read "90 %"; 100 x 0.57 is 56.99999999999999."""
+    assert show_share(share) == shown
+
+
+def test_a_latency_beside_its_limit_has_the_digits_that_tell_them_apart() -> None:
+    """2.0004 s of at most 2 s read "2.00 s" beside "2.00 s", with the verdict that it is missed."""
+    assert show_beside(2.0004, 2.0) == ("2.0004 s", "2.0000 s")
+    assert show_beside(131.0, 130.0) == ("2.18 min", "2.17 min")
+    assert show_beside(0.5, 0.2) == ("500 ms", "200 ms") and show_beside(2.0, 2.0) == ("2.00 s", "2.00 s")
+    assert show_beside(math.inf, 2.0) == ("never", "2.00 s") and show_beside(math.nan, 2.0)[0] == "-"
+    missed = facts.At(Limit("ttft", 0.9, 2.0), 2.0004, 0.89998)
+    said = fact_sentence(facts.Outcome((missed,)))
+    assert said == "ttft p90 is 2.0004 s, 89.99 % within 2.0000 s (90 % needed)"
 
 
 @pytest.mark.parametrize(

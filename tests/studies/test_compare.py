@@ -33,7 +33,6 @@ from planner.studies.fleet_comparison import (
     NAMES,
     FleetComparison,
     Variant,
-    _percent,
     compare_fleets,
     comparison_lines,
     comparison_summary,
@@ -360,10 +359,3 @@ def test_a_trace_or_fleet_is_not_written_over(here: Path) -> None:
     line = ["compare", "--trace", "compare.csv", "--fleet", "one.yaml", "-o", "."]
     error = CliRunner().invoke(app, line).exception
     assert isinstance(error, InputError) and "would be written over" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("share", "shown"), [(0.57, "57.00 %"), (0.69, "69.00 %"), (0.99999, "99.99 %"), (1.0, "100.00 %")]
-)
-def test_shares_are_rounded_down_but_not_by_their_last_bit(share: float, shown: str) -> None:
-    assert _percent(share) == shown

@@ -13,7 +13,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_json
 from planner.reports import charts
 from planner.reports.drawing import live_spec
-from planner.units import show_percent, show_s
+from planner.units import show_s, show_share
 from ui import draw
 from ui.session import open_session
 from ui.store import Document, read_as
@@ -140,7 +140,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
 
 def _percent_text(frac: Any) -> str:
     """A share in percent; a dash for None."""
-    return "-" if frac is None else show_percent(frac, ".4g")
+    return "-" if frac is None else show_share(frac)
 
 
 page()

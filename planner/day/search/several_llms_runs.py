@@ -37,8 +37,8 @@ def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s:
     first_s, last_s = min(ends_s), max(ends_s)
     if last_s - first_s > max(step_s, MOST_EARLIER_FRAC * last_s):
         raise InputError(
-            f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
-            "all of them the same span (traffic: window, or duration where it is described)"
+            f"llms: the traffic of one ends after {first_s:.10g} s, that of another after {last_s:.10g} s; "
+            "give all of them the same span (traffic: window, or duration where it is described)"
         )
     # If the day is a whole number of steps, a rounding error must not add one more.
     steps = max(int(np.ceil(first_s / step_s - ROUNDING)), 1)

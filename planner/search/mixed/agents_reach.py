@@ -21,7 +21,7 @@ from planner.search.problem.options import decode_options, mixed_options, prefil
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Verdict
-from planner.units import show_s
+from planner.units import show_beside, show_s, show_share
 
 # The counts of workers that are simulated, per agent. Half a worker is among them because every worker's
 # prefix cache begins without the system prompt, so that fewer workers than agents may do better.
@@ -139,14 +139,14 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
     )
     # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
     attained = [
-        f"{line.limit.name} of {show_s(line.deciding_s)}"
+        f"{line.limit.name} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
         if math.isfinite(line.deciding_s)
-        else f"{100 * line.deciding_frac:.4g} % within the limit on {line.limit.name}, the rest never served"
+        else f"{show_share(line.deciding_frac)} within the limit on {line.limit.name}, the rest never served"
         for line in missed
     ]
     limits = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
     if misses_attainment:
-        attained.append(f"{100 * nearest.verdict.attainment_frac:.4g} % of requests that keep all limits")
+        attained.append(f"{show_share(nearest.verdict.attainment_frac)} of requests that keep all limits")
         limits.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
     slo_text, attained_text = " and ".join(limits), " and ".join(attained)
     relaxed_s = {

@@ -21,6 +21,7 @@ from planner.search.mixed.least_limits import (
     find_attained_limits,
     find_least_limits,
     least_floors,
+    rounded_up,
     ways_of_limits_text,
 )
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
@@ -33,7 +34,7 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
 from planner.solvers.whole_nodes import enough_for
-from planner.units import HOURS_PER_MONTH, show_s
+from planner.units import HOURS_PER_MONTH, show_amount, show_beside, show_s
 
 # Numbers for which no measurement is named are set by hand.
 # After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
@@ -81,23 +82,24 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
     means that all fleets within the limits were simulated and miss it.
     """
     limit, best_s, name = floors[0]
+    best, limit_text = show_beside(best_s, limit.limit_s)
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
     ways = find_least_limits(problem, floors)
-    least = show_s(max(best_s, limit.limit_s))
+    least = show_s(rounded_up(max(best_s, limit.limit_s)))
     help_ = (
         f"relax {ways_of_limits_text(ways)}{_fleet_found_text(problem)}"
         if ways
         else f"relax {limit.name} to {least} or more ({_far_more_text(problem)})"
     )
     why = (
-        f"is below what any worker can do even when idle: the fastest ({name}) needs {show_s(best_s)}{also}"
+        f"is below what any worker can do even when idle: the fastest ({name}) needs {best}{also}"
         if best_s > limit.limit_s
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
     return InfeasibleError(
-        f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
+        f"latency: {limit.name} <= {limit_text} {why}. No number of workers cures that; {help_}, "
         f"or add a faster GPU{_with_caches_text(problem)}{_none_fits_text(problem)}"
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
@@ -132,7 +134,7 @@ def _none_fits_text(problem: Problem) -> str:
         return ""
     smallest = min(problem.types, key=lambda worker: worker.gpus)
     limits = ", ".join(
-        f"{limit.name} {amount:g}{'' if limit.unit == 'GPUs' else f' {limit.unit}'}"
+        f"{limit.name} {show_amount(amount, limit.unit)}{'' if limit.unit == 'GPUs' else f' {limit.unit}'}"
         for limit, amount in problem.limits.rows()
     )
     return (

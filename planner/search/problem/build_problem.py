@@ -32,7 +32,7 @@ from planner.solvers.required_work import compute_slo_work
 from planner.traffic.classes import check_judged_classes
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
-from planner.units import show_s
+from planner.units import show_beside
 
 # --max-num-batched-tokens of the worker to which a relative SLO refers.
 REFERENCE_BATCHED_TOKENS = 8192
@@ -53,9 +53,10 @@ class OutOfReachError(InfeasibleError):
     def __init__(self, problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> None:
         self.problem, self.floors = problem, floors
         limit, least_s, name = floors[0]
+        least, limit_text = show_beside(least_s, limit.limit_s)
         super().__init__(
-            f"latency: {limit.name} <= {show_s(limit.limit_s)} is below what any worker can do even when "
-            f"idle: the fastest ({name}) needs {show_s(least_s)}",
+            f"latency: {limit.name} <= {limit_text} is below what any worker can do even when "
+            f"idle: the fastest ({name}) needs {least}",
             kind="latency",
             constraint=limit.name,
             relaxation=f"{limit.name} > {least_s:.6g} s, how much more is unknown",

@@ -17,7 +17,7 @@ from planner.search.problem.idle_limits import Judged, requests_to_judge, unreac
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
-from planner.units import show_s
+from planner.units import show_beside
 
 # The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit. So the
 # percentiles of a scenario are assumed to be longer than those of the trace by less than a third (1 / 0.75).
@@ -99,12 +99,13 @@ def _unreachable_limits(
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     """The error that even idle workers miss a limit in too many scenarios, with what would help."""
+    enough, limit_text = show_beside(idle.enough_s, idle.limit.limit_s)
     limit, or_less_safety = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
-        f"{limit.name} <= {show_s(limit.limit_s)}, as steps may take longer than predicted: no "
+        f"{limit.name} <= {limit_text}, as steps may take longer than predicted: no "
         f"number of workers keeps it in {100 * idle.asked_frac:g} % of scenarios. Relax it to "
-        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){or_less_safety}, measure "
+        f"{enough} or more (what {idle.fastest}, the fastest, needs){or_less_safety}, measure "
         "the steps (plan profile), or add a faster GPU",
         kind="latency",
         constraint=limit.name,

@@ -29,6 +29,7 @@ from planner.errors import Change, InfeasibleError
 from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
+from planner.units import in_unit
 
 # At most this many plans are made after the first, each of which takes as long as the first. With three kinds
 # of GPUs there are six ways to leave out one or two of them.
@@ -84,8 +85,9 @@ def plan_by_bill(
         return replace(without_limit, limits=(*without_limit.limits, cost_use))
     change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
     raise InfeasibleError(
-        f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
-        f"are sold so. Raise {change}; or, where you rent GPUs singly, say fleet: {{sold_as: {{GPU: gpu}}}}",
+        f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}, as nodes are paid "
+        f"whole where GPUs are sold so. Raise {change}; or, "
+        "where you rent GPUs singly, say fleet: {sold_as: {GPU: gpu}}",
         kind="capacity",
         constraint=COST.name,
         ways=[[change]],

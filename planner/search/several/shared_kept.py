@@ -23,7 +23,7 @@ from planner.search.problem.plan_problem import Problem, with_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.search.several.joint_limits import problem_within, serve_in_turn
 from planner.solvers.master import FleetLimits
-from planner.units import in_unit
+from planner.units import in_unit, show_amount
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,8 @@ class CommonShare:
         # The fleets are counts of workers per option.
         workers = [(option.type, count) for counts in self.fleets for option, count in counts]
         return ", ".join(
-            f"{self.limits.used(limit, workers):g} of {amount:g} {limit.unit} ({limit.name})"
+            f"{show_amount(self.limits.used(limit, workers), limit.unit)} of "
+            f"{in_unit(amount, limit.unit)} ({limit.name})"
             for limit, amount in self.limits.rows()
         )
 

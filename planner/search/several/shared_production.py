@@ -47,6 +47,7 @@ from planner.search.several import joint_limits
 from planner.search.several.shared_kept import CommonShare, find_common_share
 from planner.search.several.shared_paper import slice_of
 from planner.solvers.master import FleetLimits
+from planner.units import in_unit, show_amount
 
 # After the last failed test a fleet is tested with at most this many workers more in a pool. Set by hand.
 MOST_GROWN = 2
@@ -363,7 +364,7 @@ def _infeasible_error(
     """
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
     used_texts = [
-        f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
+        f"{show_amount(used, limit.unit)} of {in_unit(amount, limit.unit)} ({limit.name})"
         for limit, amount in limits.rows()
         if (used := limits.used(limit, alone)) > amount * (1 + ROUNDING)
     ]

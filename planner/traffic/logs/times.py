@@ -173,8 +173,8 @@ class LogClock:
             named_unit = "s"  # Programs write all other units as whole numbers.
         if named_unit is None:
             raise UnsureError(
-                f"{where}: column {self.name} counts from {values[0]:g}, in s, ms, us or ns; say which, for "
-                f"instance --map arrival={self.name}:s",
+                f"{where}: column {self.name} counts from {values[0]:.15g}, in s, ms, us or ns; say which, "
+                f"for instance --map arrival={self.name}:s",
                 f"arrival={self.name}:s",
             )
         self.unit = named_unit
