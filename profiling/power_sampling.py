@@ -70,7 +70,9 @@ class GpuPower:
 
 
 def open_gpu() -> GpuPower | None:
-    """The first visible GPU, or None where there is no NVML, no driver or no GPU."""
+    """The first visible GPU, or None where there is no NVML, no driver or no GPU, or where CUDA's order of
+    several GPUs was chosen to be another than NVML's. Call it before CUDA begins, whose order it sets.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # An older pynvml package warns that it is deprecated.
@@ -78,9 +80,13 @@ def open_gpu() -> GpuPower | None:
     except ImportError:
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    # NVML numbers GPUs by their place on the PCI bus, and CUDA the fastest first where it is not told.
+    order = os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         pynvml.nvmlInit()
         if visible.isdigit():
+            if order != "PCI_BUS_ID" and pynvml.nvmlDeviceGetCount() > 1:
+                return None
             handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
         else:
             handle = pynvml.nvmlDeviceGetHandleByUUID(visible)

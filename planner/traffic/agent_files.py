@@ -241,7 +241,9 @@ def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], in
         turns = row.get("turns")
         if not isinstance(turns, list) or not turns:
             raise TraceError(f"{where}: expected an object with a list of turns, found {show_value(row)}")
-        session = row.get("session_id") or ("line", where)  # Without a name each line is a session.
+        session = row.get("session_id")
+        if session is None or session == "":  # Without a name each line is a session.
+            session = ("line", where)
         if isinstance(session, list | dict):
             raise TraceError(f"{where}: session_id: expected a text, found {show_value(session)}")
         calls = sessions.setdefault(session, [])

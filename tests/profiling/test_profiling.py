@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from profiling.machine import catalog_name, describe_machine
 from profiling.measure import Budget, Subject, measure_into, profile, profile_summary
 from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
 from profiling.operators import shape_of
-from profiling.power_sampling import GpuPower, PowerSampler
+from profiling.power_sampling import GpuPower, PowerSampler, open_gpu
 from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
@@ -446,3 +447,25 @@ def test_all_reduces_between_sizes_and_beyond() -> None:
     assert [found.once_s(n) for n in (1, 2, 4, 8)] == pytest.approx([1e-5, 2e-5, 4e-5, 8e-5])
     assert found.step_s(3, 2) == pytest.approx(6 * 2e-5)
     assert found.to_csv().splitlines()[1:] == ["128,2,2,0.01", "512,2,2,0.04"]
+
+
+@pytest.mark.parametrize(("order", "measured"), [(None, 1), ("PCI_BUS_ID", 1), ("FASTEST_FIRST", None)])
+def test_the_gpu_whose_power_is_read_is_the_one_that_cuda_uses(
+    monkeypatch: pytest.MonkeyPatch, order: str | None, measured: int | None
+) -> None:
+    """CUDA numbers the fastest GPU 0 unless told otherwise, NVML the first on the bus."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    nvml = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetPowerUsage=lambda handle: 1000 * handle,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    gpu = open_gpu()
+    assert (None if gpu is None else gpu.handle) == measured
+    assert os.environ["CUDA_DEVICE_ORDER"] == (order or "PCI_BUS_ID")

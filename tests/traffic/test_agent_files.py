@@ -124,6 +124,13 @@ def test_conversations_of_aiperf(tmp_path: Path) -> None:
     assert trace.prefix_block_tokens == 16 and "estimated" in trace.warnings[0]
 
 
+def test_a_conversation_may_have_the_number_0(tmp_path: Path) -> None:
+    """Its two lines were read as a conversation each: the second prompt was 16 tokens, not 16 + 32 + 16."""
+    rows = [{"session_id": 0, "turns": [turn("q" * 64)]}, {"session_id": 0, "turns": [turn("q" * 64)]}]
+    trace = read_trace(written(tmp_path / "turns.jsonl", *rows))
+    assert sorted(trace.input_tokens.tolist()) == [16, 64]
+
+
 def test_answers_of_two_conversations_are_not_shared(tmp_path: Path) -> None:
     """Both ask the same; what is answered lies between."""
     rows = [{"turns": [turn("q" * 64), turn("q" * 64)]}] * 2

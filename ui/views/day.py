@@ -157,7 +157,7 @@ def _slo_file_input(session: BrowserSession, form: Form) -> None:
         else:
             _redraw_with(uploaded_form)
     if form["own"] is None:
-        st.caption("None yet.")
+        st.caption("None yet: upload one, or paste it below as text and apply.")
     else:
         st.caption(draw.escape_markdown(f"LLM: {form['own'].get('llm')}"))
 
