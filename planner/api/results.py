@@ -19,8 +19,8 @@ from planner.reports import figures, output, several_llms_report, words
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.report import render_report
 from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import Bill
 from planner.search.several.shared_plan import SharedPlan
-from planner.solvers.master import paid_usd_per_h
 
 # What `repr` shows at most: characters of a line, rows of the table, characters of a cell, and sentences.
 REPR_COLUMNS, REPR_ROWS, REPR_CELL, REPR_SENTENCES = 100, 8, 24, 6
@@ -107,9 +107,12 @@ class PlanFiles(Result):
     @property
     def cost_usd_per_h(self) -> float:
         """What the fleets of all LLMs cost together, by whole nodes where only these are sold [USD/h]."""
-        return paid_usd_per_h(
-            (pool.type, pool.count) for fleet in self.fleets.values() for pool in fleet.running_pools
-        )
+        return self.bill.usd_per_h
+
+    @property
+    @abstractmethod
+    def bill(self) -> Bill:
+        """What is paid for all fleets, on the nodes on which their workers are placed."""
 
     @property
     def workers(self) -> int:
@@ -204,6 +207,11 @@ class PlanResult(PlanFiles):
         return {self.plan.fleet.llm.name: self.plan.fleet}
 
     @property
+    def bill(self) -> Bill:
+        """What is paid for the fleet, on the nodes on which its workers are placed."""
+        return self.plan.bill
+
+    @property
     def status(self) -> str:
         """One of `Status` in documents/certificate.py, such as "certified"."""
         return self.plan.status
@@ -256,6 +264,11 @@ class SharedPlanResult(PlanFiles):
     @property
     def fleets(self) -> Mapping[str, Fleet]:
         return {name: plan.fleet for name, plan in self.shared.plans.items()}
+
+    @property
+    def bill(self) -> Bill:
+        """What is paid for all fleets, on the nodes that they share."""
+        return self.shared.bill
 
     @property
     def status(self) -> str:

@@ -24,6 +24,7 @@ from planner import cli
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.facts import OldPrices
 from planner.files import checked_files
+from planner.solvers.placement import NodePlacement, PlacedNode
 
 EXAMPLES = checked_files.repository_dir("examples")
 SLO = EXAMPLES / "slo.yaml"
@@ -217,6 +218,15 @@ def test_what_a_plan_says_of_itself(planned: PlanResult) -> None:
     frame = planned.to_frame()
     assert frame["workers"].sum() == 6 and frame["cost_usd_per_h"].sum() == pytest.approx(39.04)
     assert planned.report().startswith("<!doctype html>")
+
+
+def test_the_cost_is_that_of_the_nodes_on_which_workers_are_placed(planned: PlanResult) -> None:
+    """With a topology that takes a node more the result had the price of the fewest."""
+    kinds = [each.gpu for each in planned.bill.nodes for _ in range(each.count)]
+    nodes = tuple(PlacedNode(f"n{k}", kind, "rack", ()) for k, kind in enumerate([*kinds, kinds[0]]))
+    placed = replace(planned, plan=replace(planned.plan, placement=NodePlacement(nodes, None, 1, True)))
+    assert placed.cost_usd_per_h == pytest.approx(placed.to_dict()["cost_usd_per_h"])
+    assert placed.cost_usd_per_h > planned.cost_usd_per_h + 1
 
 
 def test_the_best_fleet_on_paper_is_named_so_beside_a_dearer_plan(planned: PlanResult) -> None:
