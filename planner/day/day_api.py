@@ -301,6 +301,8 @@ def _parse_section(question: TaskDocument, terms: Mapping[str, Any]) -> DaySecti
     day_section = parse_day(section, f"{question.path}: day")
     if question.has_several_llms and day_section.is_oracle:
         raise InputError("oracle: takes one LLM; leave it out, or give a question of one")
+    if question.has_several_llms and section.get("fleets") == ALL_FLEETS:
+        raise InputError("day: fleets: all takes one LLM; leave it out, or give a question of one")
     if question.has_several_llms and day_section.types == CHANGE_TYPES:
         raise InputError("day: types: change takes one LLM; leave it out, or give a question of one")
     if day_section.types == CHANGE_TYPES and not day_section.optimum:
@@ -397,7 +399,9 @@ def _day_together(
         raise InputError(
             f"{question.path}: day: every: the SLOs have windows of {intervals_text}; name one grid for all"
         )
-    questions, note = {}, PAPER_NOTE if standing is None else ""
+    questions, note = {}, ""
+    if standing is None:
+        note = f"{PAPER_NOTE}; fleets of other GPUs and splits are compared for one LLM alone"
     for part in parts:
         task = part.task
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(

@@ -206,6 +206,8 @@ def test_what_is_refused() -> None:
         fleetplan.PlannerError, match="stock of l40s-48g: the workers at time zero take 1 more"
     ):
         fleetplan.day(question(3), traces, standing=both)
+    with pytest.raises(InputError, match="day: fleets: all takes one LLM"):  # It was passed over in silence.
+        asked(fleets="all")
     with pytest.raises(fleetplan.PlannerError, match="trace: missing"):
         one = {"llm": NAME, "slo": PROMISE, "fleet": {"gpus": {"l40s-48g": 4}}}
         fleetplan.day(one, None, standing=STANDING)
