@@ -11,7 +11,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work
 from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
-from planner.units import show_percent
+from planner.units import count_text, show_percent
 
 if TYPE_CHECKING:
     from planner.studies.tier_study import TierAnswer, TierStudy
@@ -80,12 +80,13 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
     from planner.studies.tier_study import show_sizes
 
     none_found = "none keeps the SLO" if row.is_exhausted else "none found"
+    idle = f", {count_text(row.idle_gpus, 'GPU')} idle" if row.idle_gpus else ""
     cut_short = "" if row.is_exhausted else " (search cut short)"
     return {
         "tiers": show_sizes(row.sizes) + (" (best)" if row is choices.best else ""),
         "USD/h": f"{row.usd_per_h:,.2f}" if row.fleet is not None else none_found,
         "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
-        "fleet": "" if row.fleet is None else describe_fleet(row.fleet) + cut_short,
+        "fleet": "" if row.fleet is None else describe_fleet(row.fleet) + idle + cut_short,
         "hits GPU, memory, disk": " / ".join(
             show_percent(share) for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
         ),
@@ -118,6 +119,7 @@ def _row_document(row: TierAnswer) -> dict[str, Any]:
         "usd_per_h": row.usd_per_h if math.isfinite(row.usd_per_h) else None,
         "tiers_usd_per_h": row.tiers_usd_per_h,
         "fleet": None if row.fleet is None else describe_fleet(row.fleet),
+        "idle_gpus": row.idle_gpus,
         "gpu_hit_frac": row.gpu_hit_frac,
         "memory_hit_frac": row.memory_hit_frac,
         "disk_hit_frac": row.disk_hit_frac,

@@ -33,6 +33,7 @@ from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.search.evidence.plan import AgentFigures, agent_figures
 from planner.search.oracle.work_clock import time_limit
+from planner.search.problem.bill import bill_fleet
 from planner.search.problem.idle_limits import idle_prefill_s
 from planner.search.problem.owned_first import objective_paid
 from planner.simulator.replay import simulate
@@ -67,14 +68,16 @@ class TierAnswer:
     """The cheapest fleet found with tiers of these sizes; None if none keeps the SLO.
 
     `usd_per_h` is the cost of GPUs and tiers, infinite without a fleet, and `tiers_usd_per_h` that of the
-    tiers alone. The `hit_frac`s are shares of prompt tokens: found on GPUs, in memory or the store, on disk.
-    `is_exhausted` is False if the search was cut short.
+    tiers alone; both have the `idle_gpus` of whole nodes, which are paid with their memory. The `hit_frac`s
+    are shares of prompt tokens: found on GPUs, in memory or the store, on disk. `is_exhausted` is False if
+    the search was cut short.
     """
 
     sizes: TierSizes
     usd_per_h: float
     tiers_usd_per_h: float
     fleet: Fleet | None = None
+    idle_gpus: int = 0
     gpu_hit_frac: float = 0.0
     memory_hit_frac: float = 0.0
     disk_hit_frac: float = 0.0
@@ -302,6 +305,7 @@ def _answer_with_tiers(
         disk_hit_frac=disk_hit_frac,
         agents=agent_figures(problem.trace, simulation, usd_per_h),
         is_exhausted=fleet_search.level0.search.is_exhausted,
+        idle_gpus=bill_fleet(fleet).idle_gpus,
     )
 
 

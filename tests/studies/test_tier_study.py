@@ -17,6 +17,7 @@ from planner.commands.tiers_command import best_line
 from planner.documents.kv_tiers import KvTier, read_kv_tiers
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import CatalogError, InfeasibleError, InputError
+from planner.search.problem.bill import bill_fleet
 from planner.studies import tier_study
 from planner.studies.tier_study import (
     TierAnswer,
@@ -132,6 +133,17 @@ def test_searches_that_are_cut_short_prove_nothing() -> None:
     with pytest.raises(InfeasibleError, match="searches were cut short") as caught:
         choose_tiers(Study(documents(0), CATALOG, work_s=1e-6), question(), TIERS)
     assert not caught.value.is_proved
+
+
+@pytest.mark.long
+def test_idle_gpus_of_a_node_are_paid_with_their_memory() -> None:
+    """One of 8 GPUs is in use: the price had all of them, the share of the tiers one, and nothing said so."""
+    node = {"gpus": ["h100-80g"], "sold_as": {"h100-80g": "node"}, "max_num_batched_tokens": [2048]}
+    study = Study(documents(0), CATALOG, time_limit_s=600)
+    answer = tier_study._answer_with_tiers(study, question(fleet=node), TierSizes(24e9), TIERS, 10.0)
+    assert answer.fleet is not None and (answer.fleet.gpus, answer.idle_gpus) == (1, 7)
+    assert answer.tiers_usd_per_h == pytest.approx(8 * 480 / 730)
+    assert answer.usd_per_h == pytest.approx(bill_fleet(answer.fleet).usd_per_h)
 
 
 @pytest.mark.long
