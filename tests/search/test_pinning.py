@@ -223,7 +223,7 @@ def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) 
     assert {w for prefix in alone for w in prefix.workers} == {0, 1, 2, 3}
 
 
-def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: Trace) -> None:
+def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: Trace, tmp_path: Path) -> None:
     """300 of these prompts on machines with one L40S. Prompts up to twice as long leave less room for pinned
     prefixes, which are placed anew for them; routers that cannot pin are simulated without."""
     known = replace(CATALOG, gpus={**CATALOG.gpus, GPU.name: replace(GPU, gpus_per_node=1)})
@@ -242,6 +242,11 @@ def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: T
     assert 0 < pins.bound <= pins.best_load <= pins.load <= pins.quick_load
     assert f"a gap of {100 * pins.gap_frac:.2f} %" in fact_sentence(pins)
     assert found.certificate.routers
+    # Read back, its prefixes were placed anew, without what keeps them in the caches.
+    answer.save(tmp_path)
+    again = fleetplan.read_plan(tmp_path, known)
+    assert again.to_dict()["prefixes"] == answer.to_dict()["prefixes"]
+    assert again.files(pages=False)["warm-up.json"] == (tmp_path / "warm-up.json").read_text()
 
 
 @pytest.mark.long

@@ -5,12 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.documents.plan_folder import read_written
+from planner.documents.plan_folder import WrittenPlan, read_written
 from planner.search.evidence.certify import MOST_PREFIXES_S
 from planner.search.evidence.findings import place_workers
 from planner.search.evidence.plan import Plan
-from planner.search.prefixes.prefix_placing import pool_prefixes
+from planner.search.prefixes.keep_alive import with_keep_alive
+from planner.search.prefixes.pinning import Pinning
+from planner.search.prefixes.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge_slo
 
 
@@ -24,7 +27,6 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     verdict = judge_slo(simulation, written.slo)
     for k, line in enumerate(verdict.lines):
         written.check_percentile(line.limit, k, line.value_s)  # InputError if the file says another value.
-    rng = np.random.default_rng(written.certificate.seed)
     plan = Plan(
         status=written.status,
         fleet=written.fleet,
@@ -40,10 +42,25 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
         warnings=written.warnings,
         throughput=written.throughput,
         placement=place_workers(written.fleet),
-        prefixes=pool_prefixes(
-            written.fleet, simulation, written.trace, time_limit_s=MOST_PREFIXES_S, rng=rng
-        ),
+        prefixes=_prefixes(written, simulation),
         made=written.made,
         requested_rps=written.requested_rps,
     )
     return plan, written.command
+
+
+def _prefixes(written: WrittenPlan, simulation: Simulation) -> tuple[PoolPrefixes, ...]:
+    """The prefixes of each pool. Pinned ones are where the fleet has them: the quick placement of the search,
+    or the polished one.
+    """
+    fleet, trace = written.fleet, written.trace
+    rng = np.random.default_rng(written.certificate.seed)
+    if not fleet.pinned:
+        return pool_prefixes(fleet, simulation, trace, time_limit_s=MOST_PREFIXES_S, rng=rng)
+    pinning = Pinning(trace)
+    pinning.polish(fleet.pools)
+    if pinning.pinned_prefixes(fleet.pools) != fleet.pinned:
+        pinning.use(fleet.pools)
+    pinned = pinning.with_session_hits(fleet.pools)
+    prefixes = pool_prefixes(fleet, simulation, trace, time_limit_s=MOST_PREFIXES_S, rng=rng, pinned=pinned)
+    return with_keep_alive(prefixes, fleet, simulation, trace)
