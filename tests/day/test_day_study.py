@@ -41,6 +41,7 @@ from planner.simulator.slo_verdict import judge_slo, keeps_all, missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.traffic.trace import Trace
+from planner.units import show_share
 
 EVERY_S = 60.0
 SLO = Slo((Limit("ttft", 0.9, 1.0), Limit("tbt", 0.99, 0.5)), every_s=EVERY_S)
@@ -200,7 +201,7 @@ def test_a_window_with_a_request_that_is_not_served_is_missed() -> None:
     in_last = trace.arrival_s >= last.start_s
     served = (unserved.run.simulation.status[in_last] == 0).mean()
     assert 0.9 < served < 1 and last.kept_frac == served
-    assert last.kept_text == f"{100 * served:.1f} % are served"
+    assert last.kept_text == f"{show_share(served)} are served"
     assert min(rows, key=lambda row: score_day(row, MissTerms(1.0))) is kept
 
 

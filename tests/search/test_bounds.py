@@ -35,6 +35,7 @@ from planner.solvers.master import Option, attention_s, least_seconds, recompute
 from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser_lengths, distinct_lengths
+from planner.units import show_share
 
 LLM = "meta-llama/Llama-3.1-70B"
 
@@ -85,7 +86,7 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     (warning,) = fact_sentences_of(
         few_keep_all_warnings(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
     )
-    assert warning.startswith(f"only {100 * verdict.attainment_frac:.1f} % of the requests keep all limits")
+    assert warning.startswith(f"only {show_share(verdict.attainment_frac)} of the requests keep all limits")
     assert "exceed 75 ms (tbt p99) in their longest gap, the worst takes" in warning
     assert "ttft" not in warning or "exceed 2.00 s (ttft p90)" in warning
     assert not few_keep_all_warnings(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
