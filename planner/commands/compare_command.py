@@ -78,11 +78,8 @@ def compare(
     with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        doubts = print_warnings(
-            doubt
-            for _, path in paths
-            for doubt in fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows)
-        )
+        files = [(path, read_fleet(path, rows, slo=slo)) for _, path in paths]
+        doubts = print_warnings(d for file in files for d in fleet_file_doubts(*file, slo=slo, catalog=rows))
         # The requests as the trace has them: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_traffic = traffic is not None
         requests = read_requests(

@@ -124,15 +124,13 @@ def day(
     warnings: tuple[str, ...] = ()
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
-            warnings = print_warnings(
-                fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
-            )
+            standing = read_fleet(fleet, catalog, slo=slo)
+            warnings = print_warnings(fleet_file_doubts(fleet, standing, slo=slo, catalog=catalog))
         requests = (
             None
             if trace is None
             else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         )
-        warnings += () if requests is None else requests.warnings
         day_result = run_day(
             slo,
             requests,
@@ -145,7 +143,7 @@ def day(
         )
         written = () if out is None else day_result.save(out)
     if json_output:
-        print_json(day_result.to_dict(), warnings)
+        print_json(day_result.to_dict(), warnings + (() if requests is None else requests.warnings))
         return
     if isinstance(day_result, DayResult):
         if day_result.is_oracle:

@@ -21,6 +21,7 @@ from planner.runtime.launch import API_KEYS
 
 if TYPE_CHECKING:
     from planner.api.validating import ValidationKeys, ValidationResult
+    from planner.documents.catalog import Catalog
     from planner.documents.warm_up import WarmPrompt
     from planner.fleet import Fleet
     from planner.runtime.analysis import ValidationSetup
@@ -158,7 +159,7 @@ def validate(
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
     """
-    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
+    from planner.api.inputs import plan_file
     from planner.api.validating import need_aiohttp, traffic_beside_plan, validate
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
@@ -185,10 +186,7 @@ def validate(
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
-        # A wrong fleet file ends the command before a long trace is read.
-        doubts = print_warnings(
-            fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows)
-        )
+        doubts = print_warnings(_doubts_of(file, slo, rows))
         requests = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, requests, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
     _print_result(result, out, doubts + requests.warnings, json_output=json_output)
@@ -196,6 +194,13 @@ def validate(
         raise typer.Exit(SLO_MISSED)
     if strict and not result.agrees:
         raise typer.Exit(PREDICTION_OFF)
+
+
+def _doubts_of(file: Path, slo: Path | None, catalog: Catalog) -> list[str]:
+    """What is doubtful in a fleet file; a wrong one ends the command here, before a long trace is read."""
+    from planner.api.inputs import fleet_file_doubts, read_fleet
+
+    return fleet_file_doubts(file, read_fleet(file, catalog, slo=slo), slo=slo, catalog=catalog)
 
 
 def _parse_prices(text: str | None) -> tuple[float, float] | None:

@@ -201,14 +201,12 @@ def day(
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
-    seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
-    began = time.monotonic()
+    seed, time_limit_s, began = checked_seed(seed), checked_time_limit(time_limit_s), time.monotonic()
     question = read_task(slo, catalog, **keys)
     day_section = _parse_section(question, terms or {})
     if question.has_several_llms:
-        return _day_together(
-            question, trace, standing, day_section, catalog, seed, began + time_limit_s, progress
-        )
+        until = began + time_limit_s
+        return _day_together(question, trace, standing, day_section, catalog, seed, until, progress)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = _static_fleet_question(question.task())
