@@ -205,9 +205,14 @@ def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[s
         if (causes := find_causes(answer, row)) is None:
             return []  # No optimum is known.
         by_cause = [getattr(causes, cause.name) for cause in fields(causes)]
-        cells = [str(len(value)) if isinstance(value, tuple) else f"{value:+,.2f}" for value in by_cause]
-        table_rows.append((row.name, f"{causes.usd:+,.2f}", *cells))
+        cells = [str(len(value)) if isinstance(value, tuple) else change_text(value) for value in by_cause]
+        table_rows.append((row.name, change_text(causes.usd), *cells))
     return table_rows
+
+
+def change_text(usd: float) -> str:
+    """USD with its sign, but for less than half a cent: "+1.67", "0.00"."""
+    return f"{usd:+,.2f}" if abs(usd) >= 0.005 else "0.00"
 
 
 OWN_CONTROLLER = "fleetplan"  # The controller of this program, beside those of others.
@@ -228,5 +233,5 @@ def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
     return [
         dict(zip(head, (cause, *cells), strict=True))
         for cause, *cells in by_cause
-        if any(cell not in ("0", "+0.00", "-0.00") for cell in cells)
+        if any(cell not in ("0", "0.00") for cell in cells)
     ]

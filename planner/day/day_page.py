@@ -267,7 +267,9 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
         f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
         worst_text,
         effects,
-        "-" if regret is None else f"{regret:+,.2f} USD ({signed_percent_text(regret, _best_usd(answer))})",
+        "-"
+        if regret is None
+        else f"{day_causes.change_text(regret)} USD ({signed_percent_text(regret, _best_usd(answer))})",
     )
 
 

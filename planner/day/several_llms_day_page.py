@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from planner.day import day_page
+from planner.day import day_causes, day_page
 from planner.day.day_manifests import controller_manifests
 from planner.day.several_llms_day import JointAnswer, JointDay
 from planner.reports import charts
@@ -117,7 +117,8 @@ def joint_table(answer: JointAnswer) -> Rows:
         regret = answer.regret_usd(row)
         above = "-"
         if regret is not None and answer.optimum is not None:
-            above = f"{regret:+,.2f} USD ({day_page.signed_percent_text(regret, answer.optimum.day.usd)})"
+            percent = day_page.signed_percent_text(regret, answer.optimum.day.usd)
+            above = f"{day_causes.change_text(regret)} USD ({percent})"
         by_llm = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
         table_rows.append(
             (

@@ -476,11 +476,14 @@ def _lost_text(plan: Plan, lost: Lost) -> str:
     return _missed_text(plan, lost.missed)
 
 
-def _lost_worker_text(lost: Lost) -> str:
-    """Which worker is lost: "1 decode worker of 2", with the pool's name where its role has several pools."""
+def _lost_worker_text(plan: Plan, lost: Lost) -> str:
+    """Which worker is lost: "1 decode worker of 2", with its GPU or pool where its role has several pools."""
     pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
     role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
-    return f"1 {role} worker of {lost.workers}" + (f" in {lost.pool}" if number else "")
+    labels = {pool.name: label for pool, label in _labelled_pools(plan.fleet)}
+    label = labels.get(lost.pool, lost.pool)
+    where = f" in {label}" if label == lost.pool else f" on {label}"
+    return f"1 {role} worker of {lost.workers}" + (where if number else "")
 
 
 # -- key figures --------------------------------------------------------------------------------------------
@@ -688,7 +691,7 @@ def breaks_first(plan: Plan) -> KeyFigure:
     missed_loss = next((each for each in losses if not each.holds), None)
     if missed_loss is not None:
         missed = _lost_text(plan, missed_loss)
-        value = f"{_lost_worker_text(missed_loss)} lost"
+        value = f"{_lost_worker_text(plan, missed_loss)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
         return KeyFigure("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
     spare = "; any one worker may be lost on the traffic as written" if losses else ""
@@ -965,7 +968,7 @@ def _worst_loss(losses: Sequence[Lost]) -> list[Lost]:
 
 def _break_by_loss(plan: Plan, lost: Lost) -> Breaks:
     """The row of a lost worker. Where the plan holds without it, the bar is its share of a pool."""
-    label = f"loss of {_lost_worker_text(lost)}"
+    label = f"loss of {_lost_worker_text(plan, lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
     # The plan stands no part of the loss: the row comes first and has no bar.

@@ -389,6 +389,14 @@ def test_causes_in_a_terminal_are_those_of_the_page(answer: DayAnswer) -> None:
     assert day_causes.cause_columns(none) == []
 
 
+@pytest.mark.parametrize(
+    ("usd", "text"), [(-0.001, "0.00"), (0.0, "0.00"), (-0.83, "-0.83"), (1.674, "+1.67")]
+)
+def test_a_cause_of_nothing_has_no_sign(usd: float, text: str) -> None:
+    """The table had "-0.00" and "+0.00" beside each other."""
+    assert day_causes.change_text(usd) == text
+
+
 def test_causes_by_hand() -> None:
     """Two workers for 2 h at 3600 USD/h each; the optimum has the second for 1000 s.
 

@@ -152,7 +152,9 @@ def test_pools_of_one_role_are_told_apart_by_their_gpus() -> None:
     assert "unchecked: step times of l4-24g" in screen.measured_inputs_figure([screen.input_bases(plan)]).note
     kept_in = KeptIn(5, 10, 0.85, 0.95, "fails", False)
     drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((1, 2), kept_in, 0.9))
-    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn))
+    robustness = replace(a_robustness(), losses=(Lost("mixed-0", 2, False, ()),))
+    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn, robustness=robustness))
+    assert screen.breaks_first(plan).value == "1 mixed worker of 2 on l4-24g lost"
     assert "with 3 workers (1 l4-24g + 2 h100-80g) the SLO" in screen.why_nothing_cheaper(plan)[0]
 
 
