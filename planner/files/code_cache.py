@@ -14,6 +14,8 @@ cache folder. NUMBA_CACHE_DIR replaces both.
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import hashlib
@@ -90,6 +92,7 @@ class CodeCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
+        target_context.refresh()  # Loads the functions that the code calls, as Numba's own cache does.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:

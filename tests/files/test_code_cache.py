@@ -13,7 +13,6 @@ from typing import Any
 
 import numba
 import pytest
-from numba.core.cpu import CPUContext
 
 from planner.files import code_cache
 
@@ -176,12 +175,3 @@ def test_what_another_source_left_is_deleted(tmp_path: Path) -> None:
     assert module(tmp_path, SOURCE.replace("factor * x", "factor + x")).scaled_by(3)(2) == 5
     (after,) = kept(tmp_path)
     assert after != before
-
-
-def test_code_is_loaded_without_the_declarations_of_numba(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To declare all that Numba knows takes 0.1 s and loads scipy.linalg; compiled code calls none of it."""
-    assert module(tmp_path).scaled_by(3)(2) == 6
-    monkeypatch.setattr(CPUContext, "refresh", lambda self: pytest.fail("declared"))
-    assert module(tmp_path).scaled_by(3)(2) == 6
