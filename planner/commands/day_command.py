@@ -114,13 +114,8 @@ def day(
     if out is not None:
         check_output_directory(out)
         refuse_to_overwrite([out / name for name in day_page.NAMES], slo, trace, fleet)
-    terms: dict[str, str | bool | None] = {
-        "controllers": controllers,
-        "every": every,
-        "train": train,
-        "start": start,
-    }
-    terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
+    terms: dict[str, str | bool | None] = {"controllers": controllers, "every": every, "train": train}
+    terms |= {"start": start, "storage": storage, "billing": billing, "oracle": oracle or None}
     warnings: tuple[str, ...] = ()
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
