@@ -866,9 +866,7 @@ def test_an_answer_has_its_own_warnings_and_those_of_the_traffic(capsys: pytest.
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "line", ["simulate --fleet PLAN", "compare --fleet it=PLAN", "prefixes TRACE --fleet PLAN"]
-)
+@pytest.mark.parametrize("line", ["simulate --fleet PLAN", "compare --fleet it=PLAN"])
 def test_what_is_doubted_on_the_console_is_in_the_json(
     planned: Planned, run: Run, tmp_path: Path, line: str
 ) -> None:
