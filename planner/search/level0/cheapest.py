@@ -19,6 +19,8 @@ corner of each is simulated at a time, because which corner is worth it depends 
 others.
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
 import math

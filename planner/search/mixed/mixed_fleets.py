@@ -137,7 +137,13 @@ def search_mixed_fleets(
                 best, value = smallest, objective_of(smallest)
         else:
             cuts.append(counts)
-        problem.watch(SearchProgress(problem.without_tie_break(value) if best is not None else None))
+        problem.watch(
+            SearchProgress(
+                problem.without_tie_break(value) if best is not None else None,
+                problem.lower or None,  # 0 is the bound before one is computed.
+                oracle.simulations,
+            )
+        )
     if best is not None:
         best = tuple((option, count) for option, count in best if count)
         # Exchanges may cost half as much as proposals of a cheaper fleet.

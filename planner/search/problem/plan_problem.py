@@ -47,11 +47,13 @@ def report_nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search has come: the best value, in the objective's unit, None if not known yet. `fleet()`
-    builds the fleet whose value it is, which takes time if prefixes are pinned.
+    """How far a search has come: the best value and the lower bound, in the objective's unit, None if not
+    known yet. `fleet()` builds the fleet whose value is `best`, which takes time if prefixes are pinned.
     """
 
     best: float | None
+    bound: float | None
+    simulations: int
     fleet: Callable[[], Fleet] | None = None
 
 
