@@ -53,7 +53,9 @@ class LinkedProgram(JITCodeLibrary):
                 todo += [other for other in library._linking_libraries if other not in libraries]
                 libraries.update(dict.fromkeys(todo))
         self._linking_libraries = list(libraries)
-        self._own_names = {function.name for function in self._final_module.functions}
+        self._own_names = {
+            function.name for function in self._final_module.functions if not function.is_declaration
+        }
         super().finalize()
 
     def _optimize_final_module(self):

@@ -58,6 +58,14 @@ def test_only_the_whole_is_machine_code() -> None:
         assert all(library.get_pointer_to_function("any") == 0 for library in parts)
 
 
+def test_all_but_the_whole_is_internal() -> None:
+    """LLVM may move what is called once to its caller, and drop it, if nobody outside calls it: also `_sum`
+    and `_at`, which the whole itself calls."""
+    _whole(np.array([3.0]), 1)
+    for compiled in _whole.overloads.values():
+        assert all("_whole" in name for name in compiled.library._own_names)
+
+
 def test_no_index_is_looked_at_for_its_sign() -> None:
     """Numba counts an index below 0 from the end; `values[i]` of the functions here is one read."""
     _whole(np.array([3.0]), 1)
