@@ -410,7 +410,7 @@ class State(NamedTuple):
     sequence: npt.NDArray[np.int64]  # (E,) of entities due at one moment the smallest comes first
     heap: npt.NDArray[np.int64]  # (E,) the entities that are due, by (due_s, sequence): event_heap.py
     heap_index: npt.NDArray[np.int64]  # (E,) each entity's place in `heap`, NONE: it has none
-    counters: npt.NDArray[np.int64]  # (COUNTERS,) indexed by the constants SIZE to PREFILLED below
+    counters: npt.NDArray[np.int64]  # (COUNTERS,) indexed by the constants SIZE to REFUSED below
     paused: npt.NDArray[np.float64]  # (2,) the last event that was no arrival before a pause, and its time
     # Of distserve.py and splitwise.py alone:
     ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
@@ -465,8 +465,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
     IN_DOUBT,  # How many more of the last requests must decode before LATEST_S for the backlog test.
     PREFILLED,  # 1: every prompt arrives computed, on the first worker.
     READING,  # The root of the heap of requests whose prompts API servers make tokens of, by when these end.
-) = range(7, 25)
-COUNTERS = 25
+    REFUSED,  # Requests that were rejected so far.
+) = range(7, 26)
+COUNTERS = 26
 
 # The indices of State.policy.
 (

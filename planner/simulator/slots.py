@@ -40,6 +40,7 @@ from planner.simulator.layout import (
     LEAVING,
     NONE,
     ONE,
+    REFUSED,
     REJECTED,
     RESTING,
     ROUTING,
@@ -267,6 +268,7 @@ def _reject_one(state, r):
     request = state.requests[r]
     request.status = REJECTED
     state.counters[DONE] += 1
+    state.counters[REFUSED] += 1
     if in_window(state, request.arrival_s):
         if np.isnan(request.first_token_s):
             count_value(state, TTFT, np.inf, request.arrival_s, r)

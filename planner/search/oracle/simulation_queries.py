@@ -22,7 +22,7 @@ from planner.policies import STEPWISE
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
 from planner.simulator.initial_state import engine_of
-from planner.simulator.layout import FINISHED, State
+from planner.simulator.layout import REFUSED, State
 from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
@@ -96,7 +96,7 @@ def keeps_slo(
     patience_s = slo.patience_s(judged_span_s(trace))
     if is_decided_by_counts(fleet, trace, slo):
         is_kept = read_if_kept(
-            lambda state: _all_are_served(state) and _is_steady(state, trace, patience_s),
+            lambda state: state.counters[REFUSED] == 0 and _is_steady(state, trace, patience_s),
             fleet,
             trace,
             slo.limits,
@@ -125,11 +125,6 @@ def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
         and slo.attainment_frac is None
         and slo.every_s is None
     )
-
-
-def _all_are_served(state: State) -> bool:
-    """Whether no request was rejected, at the end of a run."""
-    return bool((state.requests["status"] == FINISHED).all())
 
 
 def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
