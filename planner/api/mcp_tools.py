@@ -6,6 +6,8 @@ The docstrings of public functions are what a client reads. Every tool returns w
 If no fleet keeps the SLO, the tool returns that as an answer. Bad input raises InputError, with one line.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
