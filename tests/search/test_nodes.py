@@ -146,8 +146,8 @@ def test_pairs_cost_the_same_one_by_one_and_together(seed: int) -> None:
 
 @pytest.mark.slow
 def test_full_nodes_of_cheap_gpus_beat_a_dear_node_that_is_half_empty() -> None:
-    """10 H100 and 4 A100 are cheapest by the GPU, 37.46 USD/h, and take three nodes, 62.96; a node of each GPU
-    is 39.04.
+    """10 H100 and 4 A100 are cheapest by the GPU, 37.46 USD/h, and take three nodes, 62.96; a node of each
+    GPU is 39.04.
     """
     asked = traffic(1, rate_rps=26.0, requests=300)
     fleet = {"gpus": ["a100-80g", "h100-80g"], "max_num_batched_tokens": 2048}
