@@ -11,6 +11,7 @@ from planner.units import percentile_name
 
 Metric = str  # A key of slo_metrics.METRICS.
 KV_BLOCK_TOKENS = 16  # vLLM's default.
+MOST_SEED = 2**32 - 1  # The largest seed that a question takes.
 SPOT = "@spot"  # The suffix in the name of a GPU that is rented on the spot market.
 OWNED = "@owned"  # The suffix in the name of an owned GPU, which costs no new money.
 # Sums of floats have rounding errors: prices, amounts and rates that differ by at most this share count as

@@ -149,10 +149,11 @@ def show_s(seconds: float, more: int = 0) -> str:
     return f"{seconds / HOUR_S:.{1 + more}f} h"
 
 
-def show_beside(value_s: float, limit_s: float) -> tuple[str, str]:
-    """A duration and its limit as `show_s` writes them, with digits enough to tell them apart:
+def show_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
+    """A duration, '-' for None, and its limit as `show_s` writes them, with digits enough to tell them apart:
     2.0004 and 2 -> '2.0004 s', '2.0000 s'.
     """
+    value_s = math.nan if value_s is None else value_s
     pairs = [(show_s(value_s, more), show_s(limit_s, more)) for more in range(10)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 

@@ -20,7 +20,7 @@ from planner.documents.fleet_in_question import complete_fleet
 from planner.documents.log_columns import KEYS as LOG_OPTION_KEYS
 from planner.documents.log_columns import log_options_of, parse_log_options
 from planner.documents.slo import parse_slo
-from planner.domain import Slo
+from planner.domain import MOST_SEED, Slo
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.files.document_values import refused_value
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from planner.api.results import PlanResult
     from planner.traffic.logs.log_reading import LogOptions
 
-MOST_SEED = 2**32 - 1  # As of the option --seed.
 KeysAndValues: TypeAlias = Mapping[str, Any]
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
 FleetLike: TypeAlias = "Fleet | PlanResult | KeysAndValues | str | Path"

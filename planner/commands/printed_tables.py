@@ -1,7 +1,6 @@
 """Tables and JSON of commands on stdout."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -103,7 +102,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
 
     window_count = verdict.get("windows", 0)
     for line in verdict["lines"]:
-        value, limit = value_beside(line["simulated_s"], line["limit_s"])
+        value, limit = show_beside(line["simulated_s"], line["limit_s"])
         add_row(
             line["limit"],
             limit,
@@ -112,7 +111,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             loud_verdict(verdict_word(line["holds"], line["judged"])),
         )
         if worst := line.get("worst_window"):
-            value, _ = value_beside(worst.get("simulated_s"), line["limit_s"])
+            value, _ = show_beside(worst.get("simulated_s"), line["limit_s"])
             add_row(window_text(worst, window_count), "", value, show_share(worst["kept_frac"]), "")
     if slo is not None and slo.attainment_frac is not None:
         add_row(
@@ -142,12 +141,7 @@ def simulated_text(line: dict[str, Any]) -> str:
     """What a line of an SLO comes to. Its percentile is never reached where too many requests are lost."""
     if not line["judged"]:
         return "not judged"
-    return "never" if line["simulated_s"] is None else value_beside(line["simulated_s"], line["limit_s"])[0]
-
-
-def value_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
-    """A value, "-" for None, and its limit, as `show_beside` writes them."""
-    return show_beside(math.nan if value_s is None else value_s, limit_s)
+    return "never" if line["simulated_s"] is None else show_beside(line["simulated_s"], line["limit_s"])[0]
 
 
 def loud_verdict(verdict: str) -> str:

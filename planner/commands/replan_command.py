@@ -9,12 +9,12 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, print_warnings, refuse_to_overwrite
-from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text, value_beside
+from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
-from planner.units import HOUR_S, count_text, parse_quantity, show_digits, show_s
+from planner.units import HOUR_S, count_text, parse_quantity, show_beside, show_digits, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
@@ -109,7 +109,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         {
             "metric": line["limit"],
             "limit": show_s(line["limit_s"]),
-            "what runs": value_beside(line["running_s"], line["limit_s"])[0],
+            "what runs": show_beside(line["running_s"], line["limit_s"])[0],
             "then": simulated_text(line),
         }
         for line in document["slo"]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from planner.domain import MOST_SEED
 from planner.errors import InputError
 from planner.units import parse_quantity
 
@@ -50,7 +51,7 @@ DropOption = Annotated[
         help="Leave out requests without input or output tokens even where they are more than 20 %.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 OutOption = Annotated[Path, out_file("The file to write.")]

@@ -422,8 +422,10 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
 
 def _check_pattern(name: str, where: str) -> None:
     """Raise CatalogError for a rule after "re:" that is no regular expression."""
+    if not name.startswith("re:"):
+        return
     try:
-        re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+        re.compile(name.removeprefix("re:"))
     except re.error as error:
         raise CatalogError(f"{where}: {name!r} is no regular expression: {error}") from None
 

@@ -141,7 +141,7 @@ def _latency_line(line: LatencyLine) -> str:
         return f"{line.limit.name}: nothing counted in the last hour"
     between = f"{show_s(line.low_s)} to {show_s(line.high_s) if math.isfinite(line.high_s) else 'more'}"
     verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
-    planned_text, limit_text = show_beside(line.planned_s or math.nan, line.limit.limit_s)
+    planned_text, limit_text = show_beside(line.planned_s, line.limit.limit_s)
     planned = "" if line.planned_s is None else f", predicted {planned_text}"
     why = ""
     if line.is_kept is None:

@@ -498,6 +498,13 @@ def test_a_limit_on_gaps_of_answers_of_one_token_is_not_judged(
     assert verdict in next(row for row in compared.splitlines() if "SLO" in row.split())
 
 
+def _add_worker_by_hand(planned: Planned, path: Path) -> None:
+    """Write plan.yaml with a worker more than was planned."""
+    plan = yaml.safe_load((planned.folder / "plan.yaml").read_text())
+    plan["workers"][0]["count"] += 1
+    path.write_text(yaml.safe_dump(plan))
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -517,9 +524,7 @@ def test_every_command_doubts_a_plan_that_was_changed_by_hand(
     planned: Planned, run: Run, tmp_path: Path, line: str
 ) -> None:
     """A worker more than was planned: what plan.yaml says of the plan is not true of it."""
-    plan = yaml.safe_load((planned.folder / "plan.yaml").read_text())
-    plan["workers"][0]["count"] += 1
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    _add_worker_by_hand(planned, tmp_path / "plan.yaml")
     given = {"PLAN": str(tmp_path / "plan.yaml"), "SLO": str(SLO), "NEW": str(tmp_path / "new")}
     for word, value in given.items():
         line = line.replace(word, value)
@@ -870,9 +875,7 @@ def test_an_answer_has_its_own_warnings_and_those_of_the_traffic(capsys: pytest.
 def test_what_is_doubted_on_the_console_is_in_the_json(
     planned: Planned, run: Run, tmp_path: Path, line: str
 ) -> None:
-    plan = yaml.safe_load((planned.folder / "plan.yaml").read_text())
-    plan["workers"][0]["count"] += 1
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    _add_worker_by_hand(planned, tmp_path / "plan.yaml")
     words = line.replace("PLAN", str(tmp_path / "plan.yaml")).split()
     outcome = run(*words, "--trace", str(TRACE), "--json")
     warnings = json.loads(outcome.out)["warnings"]
