@@ -241,9 +241,10 @@ def day(
     if day_section.fleets == ALL_FLEETS:
         fleets |= other_queues(task, fleets)
 
-    def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
+    def day_of(fleet: Fleet, left_s: float, missed_usd: float | None) -> DayAnswer:
+        question = _day_question(fleet, limits, requests, task, day_section, facts, note)
         return study_day(
-            _day_question(fleet, limits, requests, task, day_section, facts, note),
+            question if missed_usd is None else replace(question, missed_usd=missed_usd),
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,

@@ -81,15 +81,16 @@ def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Flee
 
 def cheapest_fleet(
     fleets: dict[str, Fleet],
-    day_of: Callable[[Fleet, float], DayAnswer],
+    day_of: Callable[[Fleet, float, float | None], DayAnswer],
     deadline: float,
     types_of: Callable[[dict[str, DayAnswer], float], ChangingTypes] | None = None,
 ) -> DayAnswer:
     """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
     fleet.
 
-    `day_of` simulates a fleet's day within some seconds. For every fleet a missed window costs as much as for
-    the first one. An error in the day of the first fleet is raised; another fleet's row gives it as `why`.
+    `day_of` simulates a fleet's day within some seconds, with a cost of a missed window [USD]: None for the
+    first fleet, which is to find it, and for all others what the first found. An error in the day of the
+    first fleet is raised; another fleet's row gives it as `why`.
     `types_of` finds within some seconds what changing worker types saves; None: that is not searched.
     """
     first_label = next(iter(fleets))
@@ -97,19 +98,20 @@ def cheapest_fleet(
     shares = len(fleets) + (1 if types_of is not None else 0)
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
+    missed_usd: float | None = None
     for k, (label, fleet) in enumerate(fleets.items()):
         left_s = deadline - time.monotonic()
         if label != first_label and left_s <= 0:
             rows[label] = FleetDay(label, describe_with_queue(fleet), why="the time limit came first")
             continue
         try:
-            answer = day_of(fleet, max(left_s / (shares - k), LEAST_TIME_S))
+            answer = day_of(fleet, max(left_s / (shares - k), LEAST_TIME_S), missed_usd)
         except PlannerError as error:
             if label == first_label:
                 raise
             rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
-        answers[label] = answer
+        answers[label], missed_usd = answer, answers.get(first_label, answer).missed_usd
         best, optimum = answer.winner, answer.optimum
         rows[label] = FleetDay(
             label,

@@ -201,7 +201,7 @@ def test_types_are_searched_when_the_days_of_fleets_take_all_of_the_time() -> No
     deadlines = iter((1e12, 1e12, 0.0))
     clock = SimpleNamespace(monotonic=lambda: 1e12 - next(deadlines))
     with mock.patch.object(day_fleets, "time", clock):
-        answer = cheapest_fleet(fleets, lambda fleet, _: by_fleet[id(fleet)], 1e12, types_of)
+        answer = cheapest_fleet(fleets, lambda fleet, *_: by_fleet[id(fleet)], 1e12, types_of)
     assert answer.types is searched[0] and answer.types.optimum is not None
     assert answer.types.optimum.proved_usd > 0
 

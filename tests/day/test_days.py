@@ -135,8 +135,29 @@ def test_a_fleet_chosen_by_its_day_is_not_called_the_cheapest_on_paper(found: Da
         assert day_page.standing_line(chosen).endswith(f"; {note}.")
 
 
-def _day_of(days: dict[int, DayAnswer], fleet: Fleet, _: float) -> DayAnswer:
-    return days[id(fleet)]
+def _day_of(days: dict[int, DayAnswer], fleet: Fleet, _: float, missed_usd: float | None) -> DayAnswer:
+    answer = days[id(fleet)]
+    if missed_usd is None:
+        return answer
+    return replace(answer, question=replace(answer.question, missed_usd=missed_usd))
+
+
+def test_a_missed_window_costs_as_much_for_every_fleet(found: DayResult) -> None:
+    """The second fleet stands for 0.3 of the first one's price, so at its own price of a window a controller
+    for 0.1 that misses half of them won: 0.1 + 0.5 x 0.3 < 0.3. At the first one's price it is 0.6.
+    """
+    windows = tuple(replace(each, holds=True) for each in found.answer.static.windows)
+    half = len(windows) // 2
+    missing = (*(replace(each, holds=False) for each in windows[:half]), *windows[half:])
+    static = replace(found.answer.static, windows=windows)
+    first = replace(found.answer, rows=(static,))
+    cheap = replace(static, usd=0.3 * static.usd)
+    second = replace(first, rows=(cheap, replace(cheap, name="hpa", usd=0.1 * static.usd, windows=missing)))
+    assert second.winner.name == "hpa"
+    fleets = {"first": first.question.fleet, "second": replace(first.question.fleet)}
+    days = {id(fleets["first"]): first, id(fleets["second"]): second}
+    row = cheapest_fleet(fleets, partial(_day_of, days), time.monotonic() + 60).fleets[1]
+    assert (row.controller, row.missed, row.is_chosen) == ("static", 0, True)
 
 
 def test_orders_of_the_queue_are_tried_over_the_day() -> None:
