@@ -80,7 +80,7 @@ class DayQuestion:
     unit_s: float
     step_s: float
     train_frac: float = 0.0
-    missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
+    missed_usd: float | None = None  # The cost of a missed window; None: see `MissTerms.of`.
     missed_frac: float | None = None  # The share of windows that may be missed; None: misses cost USD.
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
@@ -303,12 +303,12 @@ class DayAnswer:
     @property
     def missed_usd(self) -> float:
         """The cost that one missed window adds to a day."""
-        return missed_usd_of(self.question, self.static)
+        return self.miss_terms.usd
 
     @property
     def miss_terms(self) -> MissTerms:
         """How missed windows count in the comparison of these days."""
-        return MissTerms(self.missed_usd, self.question.missed_frac)
+        return MissTerms.of(self.question, self.static)
 
     @property
     def winner(self) -> ControllerDay:
@@ -336,26 +336,10 @@ def study_day(
     cannot be split as `train_frac` says, or is of a kind that changing pools cannot serve.
     """
     deadline = time.monotonic() + time_limit_s
-    check_step(question)
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / HOUR_S:.3g} h")
-    train, judged = split_training(question.trace, question.train_frac)
-    # The controllers' tables and rules are made of this traffic.
-    known_traffic = judged if train is None else train
-    judged_question = replace(question, trace=judged)
-    progress("how much traffic each number of workers carries")
-    knowledge = gather_knowledge(question, known_traffic, train)
-    capacity = knowledge.capacity
-    progress(f"{STATIC}: the day")
-    rows = [simulate_controller(judged_question, parse_controller(STATIC, None), knowledge)]
-    miss_terms = MissTerms(missed_usd_of(question, rows[0]), question.missed_frac)
-    left_out = list[tuple[str, str]]()
-    others = [each for each in chosen if each.row.name != STATIC]  # The static day is in `rows` already.
-    inputs = DayInputs(judged_question, train, knowledge, miss_terms, deadline - time.monotonic())
-    for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
-        if row is None:
-            left_out.append((each.row.name, why_not))
-        else:
-            rows.append(row)
+    inputs, days, left_out = run_controllers([question], chosen, deadline, progress)
+    (judged_question,), (train,), (knowledge,) = inputs.questions, inputs.trains, inputs.knowledge
+    rows = [row for (row,) in days]
     best_day, why = None, "it was not requested"
     if optimum:
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
@@ -365,33 +349,78 @@ def study_day(
             )
         except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
             why = str(error)
-    warnings = warnings_of(question, train, rows)
-    return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
+    return DayAnswer(
+        question,
+        judged_question.trace,
+        tuple(rows),
+        best_day,
+        why,
+        knowledge.capacity,
+        left_out,
+        warnings_of(question, train, rows),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayInputs:
-    """What a process needs to run any controller of a day.
+    """What a process needs to run any controller of a day; tuples have an entry for each LLM.
 
-    The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any. Tuning
-    may take `left_s` seconds. This is no deadline, because the clocks of two processes may not agree.
+    The questions have the judged traffic; `trains` is the traffic on which parameters are chosen, if any.
+    Tuning may take `left_s` seconds. This is no deadline, because the clocks of two processes may not agree.
     """
 
-    question: DayQuestion
-    train: Trace | None
-    knowledge: Knowledge
-    miss_terms: MissTerms
+    questions: tuple[DayQuestion, ...]
+    trains: tuple[Trace | None, ...]
+    knowledge: tuple[Knowledge, ...]
+    miss_terms: tuple[MissTerms, ...]
     left_s: float
 
-    def knowledge_of(self, chosen: ChosenController) -> Knowledge:
-        """What this controller may know (the function `knowledge_of`)."""
-        return knowledge_of(chosen, self.knowledge, self.question.trace)
+    def knowledge_of(self, chosen: ChosenController) -> list[Knowledge]:
+        """What this controller may know of each LLM (the function `knowledge_of`)."""
+        return [
+            knowledge_of(chosen, known, question.trace)
+            for known, question in zip(self.knowledge, self.questions, strict=True)
+        ]
 
 
-def _run_controllers(
+def run_controllers(
+    questions: Sequence[DayQuestion], chosen: Sequence[ChosenController], deadline: float, progress: Progress
+) -> tuple[DayInputs, list[list[ControllerDay]], tuple[tuple[str, str], ...]]:
+    """Simulate the static fleets, and every controller after it is tuned where traffic trains.
+
+    All LLMs of the questions share one stock. Returns what the controllers were given; a row of days, one for
+    each LLM, for every controller, the static fleets first; and the controllers left out with their reasons.
+    """
+    trains, judged = split_questions(questions)
+    progress("how much traffic each number of workers carries")
+    # The controllers' tables and rules are made of the traffic that trains, if there is some.
+    knowledge = [
+        gather_knowledge(question, later.trace if train is None else train, train)
+        for question, train, later in zip(questions, trains, judged, strict=True)
+    ]
+    progress(f"{STATIC}: the day")
+    rows = [simulate_controllers(judged, [parse_controller(STATIC, None)] * len(judged), knowledge)]
+    inputs = DayInputs(
+        tuple(judged),
+        tuple(trains),
+        tuple(knowledge),
+        tuple(map(MissTerms.of, judged, rows[0])),
+        deadline - time.monotonic(),
+    )
+    left_out = list[tuple[str, str]]()
+    others = [each for each in chosen if each.row.name != STATIC]  # The static day is in `rows` already.
+    for each, (row, why_not) in zip(others, _run_each(inputs, others, progress), strict=True):
+        if row is None:
+            left_out.append((each.row.name, why_not))
+        else:
+            rows.append(row)
+    return inputs, rows, tuple(left_out)
+
+
+def _run_each(
     inputs: DayInputs, chosen: Sequence[ChosenController], progress: Progress
-) -> list[tuple[ControllerDay | None, str]]:
-    """For each controller, in order, its day and ""; or None and the reason why the day could not run.
+) -> list[tuple[list[ControllerDay] | None, str]]:
+    """For each controller, in order, its days and ""; or None and the reason why they could not run.
 
     Days run here one by one, or side by side in the processes of the executor where there are some.
     """
@@ -407,39 +436,45 @@ def _run_controllers(
     sent = executors.run_items(_run_to_send, chosen, shared=inputs)
     for each, (row, settings, why_not) in zip(chosen, sent, strict=True):
         if row is not None:
-            row = replace(row, chosen=replace(each, **settings), knowledge=inputs.knowledge_of(each))
+            row = [
+                replace(day, chosen=replace(each, **of_llm), knowledge=known)
+                for day, of_llm, known in zip(row, settings, inputs.knowledge_of(each), strict=True)
+            ]
         rows.append((row, why_not))
     return rows
 
 
 def _run_to_send(
     inputs: DayInputs, chosen: ChosenController
-) -> tuple[ControllerDay | None, dict[str, Any], str]:
-    """What a process of the executor sends back: the day or None, the tuned settings, and why it is None.
+) -> tuple[list[ControllerDay] | None, list[dict[str, Any]], str]:
+    """What a process of the executor sends back: the days or None, the tuned settings of each, and why None.
 
-    The day comes without the controller and the knowledge, which the caller has already.
+    Days come without the controller and the knowledge, which the caller has already.
     """
     row, why_not = _run_controller(inputs, chosen, report_nothing)
-    if row is None or row.chosen is None:
-        return row, {}, why_not
-    settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
-    return replace(row, chosen=None, knowledge=None), settings, why_not
+    settings = [
+        {"settings": day.chosen.settings, "by_role": day.chosen.by_role} for day in row or () if day.chosen
+    ]
+    return row and [replace(day, chosen=None, knowledge=None) for day in row], settings, why_not
 
 
 def _run_controller(
     inputs: DayInputs, chosen: ChosenController, progress: Progress
-) -> tuple[ControllerDay | None, str]:
-    """The day of one controller, tuned first if there is traffic to train on; else None and the reason."""
+) -> tuple[list[ControllerDay] | None, str]:
+    """The days of one controller, tuned first where traffic trains; else None and the reason."""
+    deadline = time.monotonic() + inputs.left_s
     try:
-        tuned, settings_count = chosen, 1
-        if inputs.train is not None:
-            training_question = replace(inputs.question, trace=inputs.train)
-            deadline = time.monotonic() + inputs.left_s
-            tuned, settings_count = tune_controller(
-                training_question, chosen, inputs.knowledge, inputs.miss_terms, deadline, progress
+        tuned = [
+            (chosen, 1)
+            if train is None
+            else tune_controller(replace(question, trace=train), chosen, known, terms, deadline, progress)
+            for question, train, known, terms in zip(
+                inputs.questions, inputs.trains, inputs.knowledge, inputs.miss_terms, strict=True
             )
-        row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(chosen))
-        return replace(row, settings_count=settings_count), ""
+        ]
+        controllers = [controller for controller, _ in tuned]
+        days = simulate_controllers(inputs.questions, controllers, inputs.knowledge_of(chosen))
+        return [replace(day, settings_count=n) for day, (_, n) in zip(days, tuned, strict=True)], ""
     except InputError as error:
         return None, str(error)
 
@@ -513,6 +548,18 @@ def terms_of(question: DayQuestion) -> DayTerms:
     )
 
 
+def split_questions(questions: Sequence[DayQuestion]) -> tuple[list[Trace | None], list[DayQuestion]]:
+    """Of each question the traffic that trains, and the question with the judged traffic alone.
+
+    Raises InputError where a grid has too many steps, or traffic cannot be split.
+    """
+    for question in questions:
+        check_step(question)
+    parts = [split_training(question.trace, question.train_frac) for question in questions]
+    judged = [replace(question, trace=later) for question, (_, later) in zip(questions, parts, strict=True)]
+    return [train for train, _ in parts], judged
+
+
 def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
     """Split the trace into the training part (None without one) and the judged part, which starts at 0 s."""
     if not train_frac:
@@ -533,12 +580,6 @@ def _training_end_s(trace: Trace, train_frac: float) -> float:
     return float(trace.arrival_s[0]) + train_frac * trace.duration_s
 
 
-def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
-    """The cost of a missed window: as the question says, or what the static fleet pays for a window."""
-    static_window_usd = static.usd / len(static.windows)
-    return static_window_usd if question.missed_usd is None else question.missed_usd
-
-
 @dataclass(frozen=True, slots=True)
 class MissTerms:
     """How missed windows count where days are compared.
@@ -549,6 +590,14 @@ class MissTerms:
 
     usd: float
     most_frac: float | None = None
+
+    @classmethod
+    def of(cls, question: DayQuestion, static: ControllerDay) -> MissTerms:
+        """The terms of a question. A missed window costs what it says, or what its static fleet, with this
+        day, pays for a window.
+        """
+        usd = static.usd / len(static.windows) if question.missed_usd is None else question.missed_usd
+        return cls(usd, question.missed_frac)
 
     def score(self, usd: float, missed: int, windows: int) -> tuple[int, float, int]:
         """The sort key of a day with this bill: windows missed above the share, cost, windows missed."""
@@ -568,11 +617,33 @@ def simulate_controller(
     question: DayQuestion, chosen: ChosenController, knowledge: Knowledge
 ) -> ControllerDay:
     """The day of one controller, simulated on the question's traffic."""
-    slo, controller = question.slo, chosen(knowledge)
-    part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
-    (run,) = simulate_together([part], question.stock)
-    row = summarize_run(question, chosen.row.name, run, chosen.parameters())
-    return replace(row, chosen=chosen, knowledge=knowledge)
+    return simulate_controllers([question], [chosen], [knowledge])[0]
+
+
+def simulate_controllers(
+    questions: Sequence[DayQuestion], chosen: Sequence[ChosenController], knowledge: Sequence[Knowledge]
+) -> list[ControllerDay]:
+    """The day of each LLM under its controller, all simulated at the same time on one stock of GPUs."""
+    fleets = [
+        ElasticFleet(
+            question.fleet,
+            question.trace,
+            question.pools,
+            controller(known),
+            question.slo.limits,
+            question.slo.every_s,
+        )
+        for question, controller, known in zip(questions, chosen, knowledge, strict=True)
+    ]
+    runs = simulate_together(fleets, questions[0].stock)
+    return [
+        replace(
+            summarize_run(question, controller.row.name, run, controller.parameters()),
+            chosen=controller,
+            knowledge=known,
+        )
+        for question, controller, known, run in zip(questions, chosen, knowledge, runs, strict=True)
+    ]
 
 
 def summarize_run(

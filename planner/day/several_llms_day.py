@@ -10,36 +10,30 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.day.controllers.knowledge import Knowledge
-from planner.day.controllers.table import ChosenController, parse_controller
+from planner.day.controllers.table import ChosenController
 from planner.day.day_study import (
     LEAST_OPTIMUM_S,
     OPTIMUM,
-    STATIC,
     ControllerDay,
     DayAnswer,
     DayQuestion,
     MissTerms,
     Optimum,
-    check_step,
     controller_status,
-    gather_knowledge,
-    knowledge_of,
-    missed_usd_of,
+    run_controllers,
     score_day,
-    split_training,
+    simulate_controllers,
+    split_questions,
     summarize_run,
     terms_of,
-    tune_controller,
     warnings_of,
 )
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.several_llms_runs import JointRuns, joint_terms
 from planner.domain import row_of
-from planner.errors import InputError, PlannerError
+from planner.errors import PlannerError
 from planner.search.problem.plan_problem import Progress, report_nothing
-from planner.simulator.elastic import ElasticFleet, simulate_together
 from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, most_paid_gpus
 
 
@@ -122,8 +116,7 @@ class JointAnswer:
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
     """The best day: each LLM's part is scored by `score_day`, and the scores are added up."""
     miss_terms = [
-        MissTerms(missed_usd_of(question, part), question.missed_frac)
-        for question, part in zip(questions, rows[0].parts, strict=True)
+        MissTerms.of(question, part) for question, part in zip(questions, rows[0].parts, strict=True)
     ]
 
     def score(row: JointDay) -> tuple[int, float, int]:
@@ -150,23 +143,12 @@ def study_day_together(
     at different times.
     """
     deadline = time.monotonic() + time_limit_s
-    llm_names, llm_questions = list(questions), list(questions.values())
-    for question in llm_questions:
-        check_step(question)
+    llm_questions = list(questions.values())
     stock = llm_questions[0].stock
-    parts = [split_training(question.trace, question.train_frac) for question in llm_questions]
-    judged = [
-        replace(question, trace=later) for question, (_, later) in zip(llm_questions, parts, strict=True)
-    ]
+    _, judged = split_questions(llm_questions)
     terms = joint_terms([terms_of(question) for question in judged], stock, judged[0].step_s)
-    progress("how much traffic each number of workers carries")
-    knowledge_by_llm = [
-        gather_knowledge(question, later if train is None else train, train)
-        for question, (train, later) in zip(llm_questions, parts, strict=True)
-    ]
-    rows, tuned_by_row, left_out = _run_controllers(
-        llm_questions, judged, chosen, knowledge_by_llm, terms, deadline, progress
-    )
+    inputs, days, left_out = run_controllers(llm_questions, chosen, deadline, progress)
+    rows = [_joint_day(day[0].name, day, terms) for day in days]
     best_day, no_optimum = None, "it was not requested"
     if optimum:
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
@@ -174,27 +156,27 @@ def study_day_together(
             best_day = _find_optimum(judged, rows, terms, deadline, progress)
         except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
             no_optimum = str(error)
-    on_least_gpus = tuple[JointDay, ...]()
+    on_least_gpus = list[JointDay]()
     if best_day is not None and terms.is_paid_all_day:
         limited = _limit_to_paid_gpus(best_day, judged)
         # The first row is the static fleet, whose sizes a limit cannot change.
-        on_least_gpus = tuple(
-            _simulate_day(limited, tuned, knowledge_by_llm, terms) for tuned in tuned_by_row[1:]
-        )
+        for row in rows[1:]:
+            controllers = [part.chosen for part in row.parts if part.chosen is not None]
+            limited_days = simulate_controllers(limited, controllers, inputs.knowledge_of(controllers[0]))
+            on_least_gpus.append(_joint_day(row.name, limited_days, terms))
     winner = _best_row(rows, llm_questions)
     answers = {}
-    for llm_index, llm in enumerate(llm_names):
-        train, later = parts[llm_index]
-        own_rows = tuple(replace(row.parts[llm_index], name=row.name) for row in rows)
+    for llm_index, (llm, question) in enumerate(questions.items()):
+        own_rows = tuple(row.parts[llm_index] for row in rows)
         answers[llm] = DayAnswer(
-            question=llm_questions[llm_index],
-            judged=later,
+            question=question,
+            judged=judged[llm_index].trace,
             rows=own_rows,
             optimum=None if best_day is None else best_day.parts[llm_index],
             no_optimum=no_optimum,
-            capacity=knowledge_by_llm[llm_index].capacity,
-            left_out=tuple(left_out),
-            warnings=warnings_of(llm_questions[llm_index], train, own_rows),
+            capacity=inputs.knowledge[llm_index].capacity,
+            left_out=left_out,
+            warnings=warnings_of(question, inputs.trains[llm_index], own_rows),
             winner_name=winner.name,
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))
@@ -204,47 +186,10 @@ def study_day_together(
         optimum=best_day,
         no_optimum=no_optimum,
         stock=stock,
-        left_out=tuple(left_out),
+        left_out=left_out,
         warnings=warnings,
-        on_least_gpus=on_least_gpus,
+        on_least_gpus=tuple(on_least_gpus),
     )
-
-
-def _run_controllers(
-    llm_questions: Sequence[DayQuestion],
-    judged: Sequence[DayQuestion],
-    chosen: Sequence[ChosenController],
-    knowledge_by_llm: Sequence[Knowledge],
-    terms: DayTerms,
-    deadline: float,
-    progress: Progress,
-) -> tuple[list[JointDay], list[list[tuple[ChosenController, int]]], list[tuple[str, str]]]:
-    """Simulate the day with the fleets that stand all day, and with every controller.
-
-    Returns the days, the settings of each controller for every LLM with the number of settings tried, and
-    the controllers that could not run with their reasons.
-    """
-    rows: list[JointDay] = []
-    tuned_by_row: list[list[tuple[ChosenController, int]]] = []
-    left_out: list[tuple[str, str]] = []
-    static = parse_controller(STATIC, None)
-    for controller in (static, *(other for other in chosen if other.row.name != STATIC)):
-        name = controller.row.name
-        progress(f"{name}: the day")
-        try:
-            tuned = [
-                _tune_controller(question, controller, knowledge, rows, llm_index, deadline)
-                for llm_index, (question, knowledge) in enumerate(
-                    zip(llm_questions, knowledge_by_llm, strict=True)
-                )
-            ]
-            rows.append(_simulate_day(judged, tuned, knowledge_by_llm, terms))
-            tuned_by_row.append(tuned)
-        except InputError as error:
-            if name == STATIC:
-                raise
-            left_out.append((name, str(error)))
-    return rows, tuned_by_row, left_out
 
 
 def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
@@ -261,60 +206,6 @@ def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) ->
         ]
         limited.append(replace(question, pools=tuple(pools), stock=dict(optimum.day.paid_gpus)))
     return limited
-
-
-def _tune_controller(
-    question: DayQuestion,
-    chosen: ChosenController,
-    knowledge: Knowledge,
-    rows: Sequence[JointDay],
-    llm_index: int,
-    deadline: float,
-) -> tuple[ChosenController, int]:
-    """A controller with its best settings for one LLM, and the number of settings simulated."""
-    train, _ = split_training(question.trace, question.train_frac)
-    if train is None or chosen.row.name == STATIC:
-        return chosen, 1
-    miss_terms = MissTerms(missed_usd_of(question, rows[0].parts[llm_index]), question.missed_frac)
-    return tune_controller(
-        replace(question, trace=train), chosen, knowledge, miss_terms, deadline, report_nothing
-    )
-
-
-def _simulate_day(
-    judged: Sequence[DayQuestion],
-    tuned: Sequence[tuple[ChosenController, int]],
-    knowledge_by_llm: Sequence[Knowledge],
-    terms: DayTerms,
-) -> JointDay:
-    """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated."""
-    parts, used_knowledge = [], []
-    for question, (chosen, _), knowledge in zip(judged, tuned, knowledge_by_llm, strict=True):
-        used_knowledge.append(knowledge_of(chosen, knowledge, question.trace))
-        parts.append(
-            ElasticFleet(
-                fleet=question.fleet,
-                trace=question.trace,
-                pools=question.pools,
-                controller=chosen(used_knowledge[-1]),
-                limits=question.slo.limits,
-                every_s=question.slo.every_s,
-            )
-        )
-    runs = simulate_together(parts, judged[0].stock)
-    name = tuned[0][0].row.name
-    days = [
-        replace(
-            summarize_run(question, name, run, chosen.parameters()),
-            chosen=chosen,
-            knowledge=knowledge,
-            settings_count=settings_count,
-        )
-        for question, run, (chosen, settings_count), knowledge in zip(
-            judged, runs, tuned, used_knowledge, strict=True
-        )
-    ]
-    return _joint_day(name, days, terms)
 
 
 def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
