@@ -15,6 +15,7 @@ from plans import LLM, a_pool, mixed, pairs
 from policy_tables import tables
 
 from planner import manifests
+from planner.documents.fleet_file import RouterRow
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests.deployed_routing import routing_notes
@@ -160,6 +161,18 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     # There is no plan.yaml beside a fleet.yaml, and its routers were not simulated.
     notes = manifests.render(fleet, 5000, "dynamo").notes["dynamo"]
     assert notes == [f"{replaced}whether an SLO is kept so was not simulated."]
+
+
+def test_files_of_another_target_than_the_plan_is_for_say_so_first() -> None:
+    """Only the target of `plan --target` is simulated; the others' files pointed to results that do not exist."""
+    fleet = replace(mixed(count=2), policies=Policies(routing="pending-tokens"))
+    row = RouterRow("llm-d", "llm-d's endpoint picker", "pending-tokens", "kept", kept=True)
+    rendered = manifests.render(fleet, 5000, router_rows=[row])
+    told = "NOT SIMULATED: this fleet was planned for llm-d, and kubernetes routes otherwise: plan for it with"
+    assert rendered.files["kubernetes.yaml"].startswith(f"# {told}")
+    assert f"**{told}" in rendered.files["README.md"] and rendered.warnings["kubernetes"].startswith(told)
+    assert "whether an SLO is kept so was not simulated." in rendered.notes["kubernetes"][0]
+    assert "llm-d" not in rendered.warnings and "NOT SIM" not in rendered.files["llm-d/router.values.yaml"]
 
 
 @pytest.mark.parametrize("queue", QUEUE)

@@ -89,6 +89,7 @@ class Progress:
         # once, so this time says nothing of how long the rest takes.
         self.waited_s = 0.0
         self.waiting_since_s: float | None = None
+        self.printed_percent = 0  # Of the work that a search may take.
         # The context in which the last message came, as the work of a search is counted by context.
         self.context = copy_context()
         self.has_ended = threading.Event()
@@ -165,13 +166,18 @@ class Progress:
                 self._print_stamped(f"still: {self.stage}{self._work_text()}")
 
     def _work_text(self) -> str:
-        """How much a search has used of the work that it may take, as text; empty without a time limit."""
+        """How much a search has used of the work that it may take, as text; empty without a time limit, and
+        if it is no more than was printed before.
+        """
         from planner.search.oracle.work_clock import now_s, work_limit_s
 
         if math.isinf(self.limit_s):
             return ""
-        used_frac = min(self.context.run(now_s) / work_limit_s(self.limit_s), 1.0)
-        return f"; {100 * used_frac:.0f} % of the work that a plan may take is done"
+        used_percent = round(100 * min(self.context.run(now_s) / work_limit_s(self.limit_s), 1.0))
+        if used_percent <= self.printed_percent:
+            return ""
+        self.printed_percent = used_percent
+        return f"; {used_percent} % of the work that a plan may take is done"
 
     def __enter__(self) -> Self:
         NOTICES.addHandler(self.notices)

@@ -86,7 +86,7 @@ class Rendered:
     """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
 
     `notes`: target -> what it routes or queues by that was not simulated. `warnings`: target -> that the SLO
-    is missed there.
+    is missed there, or that the plan is for another target.
     """
 
     files: dict[str, str]
@@ -126,20 +126,26 @@ def render(
             kv_store.refuse_store(fleet, name)
             sglang_engine.refuse_sglang(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
-            target_notes = deployed_routing.routing_notes(fleet, name, is_simulated=bool(router_rows))
+            row = next((row for row in router_rows if row.target == name), None)
+            target_notes = deployed_routing.routing_notes(fleet, name, is_simulated=row is not None)
         except InputError as error:
             if target != "all":
                 raise
             refused[name] = str(error)
         else:
-            warning = next((_missed_warning(row) for row in router_rows if row.target == name), "")
+            warning = _missed_warning(row) if row else ""
+            if router_rows and row is None and target_notes:
+                warning = (
+                    f"NOT SIMULATED: this fleet was planned for {', '.join(row.target for row in router_rows)}, "
+                    f"and {name} routes otherwise: plan for it with `plan --target {name}`."
+                )
             files |= deployed_routing.with_first_line(
                 deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
             )
             notes[name] = target_notes
             if warning:
                 warnings[name] = warning
-    readme = _write_readme(fleet, max_model_len, notes, refused, router_rows)
+    readme = _write_readme(fleet, max_model_len, notes, refused, warnings, router_rows)
     return Rendered({"README.md": readme, **files}, refused, notes, warnings)
 
 
@@ -165,6 +171,7 @@ def _write_readme(
     max_model_len: int,
     notes: dict[str, list[str]],
     refused: dict[str, str],
+    warnings: dict[str, str],
     router_rows: Sequence[RouterRow],
 ) -> str:
     """README.md: how each target is deployed, what it cannot run, and what differs from the simulation."""
@@ -194,7 +201,7 @@ def _write_readme(
     for name, note_lines in notes.items():
         target = TARGETS[name]
         versions = f"For {engine_command.versions_sentence(target.ENGINE, fleet)}"
-        warning = next((_missed_warning(row) for row in router_rows if row.target == name), "")
+        warning = warnings.get(name, "")
         lines += ["", f"## {name}", "", *([f"**{_table_cell(warning)}**", ""] if warning else []), versions]
         lines += ["", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *note_lines])}"]
