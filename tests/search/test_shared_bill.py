@@ -18,7 +18,8 @@ from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
 from planner.reports.fact_sentences import fact_sentence
 from planner.search.several.several_llms import plan_together
-from planner.search.several.shared_bill import _is_better
+from planner.search.several.shared_bill import _is_better, plan_by_bill
+from planner.search.several.shared_plan import AnswerTotal
 
 SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
@@ -113,3 +114,26 @@ def test_of_equal_bills_the_plan_that_survives_a_loss_is_better() -> None:
     assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0, None))
     assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, 5.0))
     assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, None))
+
+
+def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
+    """On 8 H100 chat and coder idled 2; with a loss chat took 5 H200 beside them, 55.84 USD/h, where a second
+    node of H100 is 47.84. No plan was made on H100 alone.
+    """
+    asked: list[set[str]] = []
+
+    def plan(question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> Any:
+        asked.append(set(question.parts[0].task.stock))
+        if len(asked) > 1:
+            raise InfeasibleError("none", kind="capacity", constraint="stock")
+        h100 = SimpleNamespace(type=SimpleNamespace(gpu=SimpleNamespace(name="h100-80g")))
+        return SimpleNamespace(
+            status="certified",
+            value=17.94,
+            bill=SimpleNamespace(usd_per_h=23.92, idle_gpus=2, nodes=()),
+            answers=(AnswerTotal("with-a-loss", 25.93, 55.84, gpus=frozenset({"h100-80g", "a100-80g"})),),
+            as_one_fleet=SimpleNamespace(running_pools=[h100]),
+        )
+
+    plan_by_bill(plan, question(), lambda: False, lambda _: None)
+    assert {"h100-80g"} in asked and {"a100-80g"} in asked

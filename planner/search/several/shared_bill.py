@@ -6,7 +6,8 @@ kinds are planned too:
 
     1. Plan by GPU prices, on all of the stock.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
-       GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
+       GPU that it uses, with each of these kinds alone (or of those that its fleets with a loss use, if they
+       use more), and without all kinds that idled in any plan.
     3. Repeat step 2 with the next such plan, as long as there is one whose GPUs in use cost less than the
        least bill found.
     4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
@@ -123,7 +124,8 @@ def _least_bill_plan(
         expanded.add(parent)
         used_kinds = _kinds_used(parent_plan)
         without_one = [parent | {kind} for kind in used_kinds]
-        with_one_alone = [kinds - {kind} for kind in used_kinds] if len(used_kinds) > 1 else []
+        loss_kinds = sorted({*used_kinds, *_kinds_with_a_loss(parent_plan)})
+        with_one_alone = [kinds - {kind} for kind in loss_kinds] if len(loss_kinds) > 1 else []
         without_idle = parent.union(
             _kind_of_gpu(nodes.gpu)
             for shared in feasible.values()
@@ -259,11 +261,22 @@ def _as_answer_for_all_stock(
 
 
 def _kinds_used(shared: SharedPlan) -> list[str]:
-    """The kinds of GPUs that the plan rents, in the order of their names. Owned GPUs are not among them,
-    because `_without_kinds` leaves them in the stock.
+    """The kinds of GPUs that the plan rents, in the order of their names."""
+    return sorted(_rented_kinds(pool.type.gpu.name for pool in shared.as_one_fleet.running_pools))
+
+
+def _kinds_with_a_loss(shared: SharedPlan) -> set[str]:
+    """The kinds of GPUs that the fleets with a loss rent; none if there are no such fleets."""
+    return _rented_kinds(
+        gpu for total in shared.answers if total.name == "with-a-loss" for gpu in total.gpus
+    )
+
+
+def _rented_kinds(gpus: Iterable[str]) -> set[str]:
+    """The kinds of these GPUs without those that are owned, because `_without_kinds` leaves these in the
+    stock.
     """
-    gpus = {pool.type.gpu.name for pool in shared.as_one_fleet.running_pools}
-    return sorted({_kind_of_gpu(gpu) for gpu in gpus if market_of(gpu) != OWNED})
+    return {_kind_of_gpu(gpu) for gpu in gpus if market_of(gpu) != OWNED}
 
 
 def _kind_of_gpu(gpu: str) -> str:
