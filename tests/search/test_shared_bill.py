@@ -19,7 +19,6 @@ from planner.errors import InfeasibleError
 from planner.reports.fact_sentences import fact_sentence
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_bill import _is_better, plan_by_bill
-from planner.search.several.shared_plan import AnswerTotal
 
 SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
@@ -127,11 +126,14 @@ def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
         if len(asked) > 1:
             raise InfeasibleError("none", kind="capacity", constraint="stock")
         h100 = SimpleNamespace(type=SimpleNamespace(gpu=SimpleNamespace(name="h100-80g")))
+        with_a_loss = SimpleNamespace(workers=[SimpleNamespace(gpu=gpu) for gpu in ("h100-80g", "a100-80g")])
+        certificate = SimpleNamespace(find_answer=lambda _: with_a_loss)
         return SimpleNamespace(
             status="certified",
             value=17.94,
             bill=SimpleNamespace(usd_per_h=23.92, idle_gpus=2, nodes=()),
-            answers=(AnswerTotal("with-a-loss", 25.93, 55.84, gpus=frozenset({"h100-80g", "a100-80g"})),),
+            answers=(SimpleNamespace(name="with-a-loss", paid_usd_per_h=55.84),),
+            plans={"chat": SimpleNamespace(certificate=certificate)},
             as_one_fleet=SimpleNamespace(running_pools=[h100]),
         )
 

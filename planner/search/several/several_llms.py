@@ -282,8 +282,7 @@ def _answer_totals(
             value += objective_paid(llm.problem, counts)
             pools += llm.problem.oracle.fleet(counts).pools
         bill = bill_fleet(Fleet(on_paper[0].problem.llm, tuple(pools)))
-        gpus = frozenset(pool.type.gpu.name for pool in pools)
-        totals.append(AnswerTotal(name, value, bill.usd_per_h, gpus=gpus))
+        totals.append(AnswerTotal(name, value, bill.usd_per_h))
     return tuple(totals)
 
 

@@ -267,9 +267,8 @@ def _kinds_used(shared: SharedPlan) -> list[str]:
 
 def _kinds_with_a_loss(shared: SharedPlan) -> set[str]:
     """The kinds of GPUs that the fleets with a loss rent; none if there are no such fleets."""
-    return _rented_kinds(
-        gpu for total in shared.answers if total.name == "with-a-loss" for gpu in total.gpus
-    )
+    answers = [plan.certificate.find_answer("with-a-loss") for plan in shared.plans.values()]
+    return _rented_kinds(workers.gpu for answer in answers if answer for workers in answer.workers)
 
 
 def _rented_kinds(gpus: Iterable[str]) -> set[str]:

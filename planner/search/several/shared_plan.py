@@ -31,15 +31,13 @@ class AnswerTotal:
     """One of the three answers (on paper, production, with a loss) for all LLMs.
 
     `value` is the sum of their fleets' objectives, and `paid_usd_per_h` the bill on nodes that they share.
-    Both are None if some LLM has no such fleet within the limits; `lacks` names these LLMs. `gpus` are the
-    names of the GPUs in use.
+    Both are None if some LLM has no such fleet within the limits; `lacks` names these LLMs.
     """
 
     name: AnswerName
     value: float | None
     paid_usd_per_h: float | None
     lacks: tuple[str, ...] = ()
-    gpus: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
