@@ -168,7 +168,9 @@ def test_files_of_another_target_than_the_plan_is_for_say_so_first() -> None:
     fleet = replace(mixed(count=2), policies=Policies(routing="pending-tokens"))
     row = RouterRow("llm-d", "llm-d's endpoint picker", "pending-tokens", "kept", kept=True)
     rendered = manifests.render(fleet, 5000, router_rows=[row])
-    told = "NOT SIMULATED: this fleet was planned for llm-d, and kubernetes routes otherwise: plan for it with"
+    told = (
+        "NOT SIMULATED: this fleet was planned for llm-d, and kubernetes routes otherwise: plan for it with"
+    )
     assert rendered.files["kubernetes.yaml"].startswith(f"# {told}")
     assert f"**{told}" in rendered.files["README.md"] and rendered.warnings["kubernetes"].startswith(told)
     assert "whether an SLO is kept so was not simulated." in rendered.notes["kubernetes"][0]

@@ -62,7 +62,9 @@ def test_a_long_stage_says_how_much_of_the_allowed_work_is_done(
 
     limited = told(100.0)
     assert "still: production; 25 % of the work that a plan may take is done\n" in limited
-    assert limited.count("25 %") == 1 and "still: production\n" in limited  # Said again only when it has grown.
+    assert (
+        limited.count("25 %") == 1 and "still: production\n" in limited
+    )  # Said again only when it has grown.
     assert "still: production\n" in told(math.inf)
 
 
