@@ -164,7 +164,7 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
 
 
 def test_files_of_another_target_than_the_plan_is_for_say_so_first() -> None:
-    """Only the target of `plan --target` is simulated; the others' files pointed to results that do not exist."""
+    """Only the target of `plan --target` is simulated; the others' files pointed to missing results."""
     fleet = replace(mixed(count=2), policies=Policies(routing="pending-tokens"))
     row = RouterRow("llm-d", "llm-d's endpoint picker", "pending-tokens", "kept", kept=True)
     rendered = manifests.render(fleet, 5000, router_rows=[row])

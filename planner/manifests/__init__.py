@@ -135,9 +135,10 @@ def render(
         else:
             warning = _missed_warning(row) if row else ""
             if router_rows and row is None and target_notes:
+                planned_for = ", ".join(row.target for row in router_rows)
                 warning = (
-                    f"NOT SIMULATED: this fleet was planned for {', '.join(row.target for row in router_rows)}, "
-                    f"and {name} routes otherwise: plan for it with `plan --target {name}`."
+                    f"NOT SIMULATED: this fleet was planned for {planned_for}, and {name} routes otherwise: "
+                    f"plan for it with `plan --target {name}`."
                 )
             files |= deployed_routing.with_first_line(
                 deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
