@@ -26,7 +26,6 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.importers.silicon import silicon_table
-from planner.importers.silicon_fits import LEAST_KV_TOKENS
 from planner.models.latency import PREFILLS, Array
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
@@ -121,7 +120,7 @@ def read_tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[KernelTabl
     rng = np.random.default_rng(0)
     llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
     for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
-        if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
+        if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp):
             continue
         try:
             table = silicon_table(llm, gpu, tp)

@@ -28,7 +28,7 @@ from planner.domain import Gpu
 from planner.errors import PlannerError
 from planner.files.checked_files import to_yaml, write_files
 from planner.importers.silicon import SYSTEMS, Kernels
-from planner.importers.silicon_fits import LEAST_KV_TOKENS, TPS, file_name, fit_kernels, silicon_fits
+from planner.importers.silicon_fits import TPS, file_name, fit_kernels, silicon_fits
 from planner.importers.silicon_mxfp8 import mxfp8_operation_ms
 from planner.importers.splitwise_tables import HARDWARE, splitwise_table
 from planner.models.latency import Array
@@ -198,7 +198,7 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
                 splitwise, llama, gpu, "llama2-70b", (2, 4, 8)
             )
         h100, h200 = catalog.gpu("h100-80g"), catalog.gpu("h200-141g")
-        tps = tuple(tp for tp in TPS if fits_memory(bloom, h200, tp, least_kv_tokens=LEAST_KV_TOKENS))
+        tps = tuple(tp for tp in TPS if fits_memory(bloom, h200, tp))
         documents["bloom--h200-141g.yaml"] = derived_file(splitwise, bloom, h100, h200, "bloom-176b", tps)
     return documents
 

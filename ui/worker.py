@@ -273,7 +273,7 @@ def _find_sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
     before = study.answer(parse_task(request["question"], study.catalog))
     return {
         "changes": [
-            what_if.moved_document(changed, before)
+            what_if.change_document(changed, before)
             | {
                 "more": what_if.difference_text(changed, before),
                 "costs_the_same": what_if.costs_the_same(changed, before),

@@ -18,8 +18,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
 from planner.fleet import Fleet
-from planner.papers import fleet_goodput as rates
-from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
+from planner.papers.fleet_goodput import FleetGoodput, Watch, fleet_goodput, goodput_document
 from planner.papers.goodput import TOLERANCE_FRAC
 from planner.parallel.executors import Executor, is_executor_set
 from planner.reports import output, words
@@ -28,9 +27,8 @@ from planner.search.oracle.scenarios import Scenarios
 from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
 from planner.studies import operator_times, routing_moments, tenants
-from planner.studies import seeds as many_seeds
 from planner.studies.fleet_safety import scenarios_for
-from planner.studies.seeds import SeedRun
+from planner.studies.seeds import SeedRun, SeedsQuestion, over_seeds, seeds_document
 from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
@@ -162,7 +160,7 @@ class SeedsResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan simulate --seeds N --json` prints."""
-        return many_seeds.seeds_document(self.runs)
+        return seeds_document(self.runs)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per metric and percentile: mean, interval and range over the seeds."""
@@ -178,8 +176,7 @@ class SeedsResult(Result):
 
     def save(self, file: str | Path) -> None:
         """Write the requests.csv of the first seed under this name."""
-        # Runs without `with_requests` have None here; those of `simulate` have requests.
-        _write_csv(Path(file), self.runs[0].requests_csv or "")
+        _write_csv(Path(file), self.runs[0].requests_csv)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -248,7 +245,7 @@ class GoodputResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""
-        return rates.goodput_document(self.fleet_goodput)
+        return goodput_document(self.fleet_goodput)
 
     def to_frame(self) -> pd.DataFrame:
         """The limit and the simulated seconds at that rate, one row per limit."""
@@ -325,10 +322,9 @@ def simulate(
             fleet_read, requests, judged_slo, seed=first_seed, closed_loop=closed_loop
         )
         return SimulationResult(fleet_read, requests, judged_slo, simulation, first_seed, closed_loop)
-    question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, judged_slo, closed_loop)
+    question = SeedsQuestion(fleet_read, whole_trace, rate_request, judged_slo, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")
-    runs = many_seeds.over_seeds(question, seeds, executor=chosen_executor, with_requests=True)
-    return SeedsResult(fleet_read, judged_slo, runs)
+    return SeedsResult(fleet_read, judged_slo, over_seeds(question, seeds, executor=chosen_executor))
 
 
 def compare(
@@ -424,7 +420,7 @@ def goodput(
     seeds: int = 3,
     tolerance_frac: float = TOLERANCE_FRAC,
     catalog: CatalogLike = None,
-    watch: rates.Watch = lambda *_: None,
+    watch: Watch = lambda *_: None,
 ) -> GoodputResult:
     """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds. If the
     fleet is a plan, or its folder, the plan's SLO and requests are taken where none are given.

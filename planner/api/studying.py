@@ -79,7 +79,7 @@ class WhatIfResult(Result):
         before, moved = self.before, self.moved
         changed = {
             key: value
-            for key, value in what_if_study.moved_document(moved, before).items()
+            for key, value in what_if_study.change_document(moved, before).items()
             if key != "answer"
         }
         before_document = after_document = None
@@ -119,7 +119,7 @@ class SensitivityResult(Result):
         return {
             "plan": what_if_study.study_document(self.before),
             "headroom": asdict(self.headroom),
-            "changes": [what_if_study.moved_document(moved, self.before) for moved in self.moves],
+            "changes": [what_if_study.change_document(moved, self.before) for moved in self.moves],
         }
 
     def to_frame(self) -> pd.DataFrame:

@@ -100,11 +100,11 @@ def _print_parts(
     """
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
-    _print_wrapped(console, verdict, columns, style="bold")
+    for line in textwrap.wrap(verdict, columns, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(line, style="bold"))  # A path longer than a line is not broken.
     for cards in groups:
         console.print()
         for card in cards:
-            # An answer without a fleet has the price "none", and `kept` says why.
             price = "" if card.price == "none" else card.price
             # The plan's fleet stands once, in the verdict or else in the plan's card.
             is_told_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
@@ -142,12 +142,6 @@ def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:
     if has_busy_hours(trace):
         next_step += "; plan day, as the rate rises and falls: a fleet for the peak is paid at all hours"
     _print_labelled(console, "Next", next_step + ("" if verbose else "; --verbose prints all tables"), LINE)
-
-
-def _print_wrapped(console: Console, text: str, columns: int, *, style: str = "") -> None:
-    """Print a text in lines of at most this many columns; a longer word, such as a path, is not broken."""
-    for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False):
-        console.print(Text(line, style=style))
 
 
 def _print_labelled(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:

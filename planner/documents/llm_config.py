@@ -125,9 +125,7 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     }
     if layer_fields := _fields_if_uniform(groups, formats):
         return Llm(**fields, **layer_fields)
-    return Llm(
-        **fields, **summarise_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head")
-    )
+    return Llm(**fields, **summarise_groups(groups, hidden, where), head_weights=formats.head)
 
 
 def _language_part(config: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +161,7 @@ def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict
         attention.heads, attention.kv_heads, attention.head_dim, attention.head_dim, weights=weights
     )
     is_plain_block = not (block.shared_width or block.inner)
-    if attention != plain or not is_plain_block or formats.format_if_named("lm_head") != "bf16":
+    if attention != plain or not is_plain_block or formats.head != "bf16":
         return None
     return {
         "layers": groups[0].count,

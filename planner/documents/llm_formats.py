@@ -96,11 +96,12 @@ class Formats:
                     return format
         return self.experts if is_expert else self.default
 
-    def format_if_named(self, module: str) -> str:
-        """The format of a module that is quantised only where a rule names it, such as the output head."""
-        if format := self.names.get(module):
+    @property
+    def head(self) -> str:
+        """The format of the output head, which is quantised only where a rule names it."""
+        if format := self.names.get("lm_head"):
             return format
-        ends_so = (format for name, format in self.names.items() if name.endswith(f".{module}"))
+        ends_so = (format for name, format in self.names.items() if name.endswith(".lm_head"))
         return next(ends_so, "bf16")
 
     def _format_by_rule(self, module: str) -> str | None:

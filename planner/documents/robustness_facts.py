@@ -51,6 +51,7 @@ class AtWorkers:
 
     @property
     def workers(self) -> int:
+        """The workers of all pools."""
         return sum(self.counts)
 
 
@@ -83,7 +84,7 @@ class HeadroomFact:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The fleet on traffic as written without one of a pool's `workers`; spare and spot ones are all up."""
+    """The fleet on traffic as written, without one of a pool's `workers`. No spot worker is interrupted."""
 
     pool: str
     workers: int

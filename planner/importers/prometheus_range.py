@@ -361,9 +361,14 @@ def counter_increase(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap
         # After a staleness marker there was nothing to count, so that it is no gap.
         gaps = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
         for k in gaps:
-            total[(edges_s[1:] > t_s[k] + _SAME_S) & (edges_s[:-1] < t_s[k + 1] - _SAME_S)] = np.nan
+            total[_overlapping(edges_s, t_s[k], t_s[k + 1])] = np.nan
     is_known = is_covered & (edges_s[:-1] >= first - _SAME_S) & (edges_s[1:] <= last + _SAME_S)
     return np.where(is_known, total, np.nan)
+
+
+def _overlapping(edges_s: Floats, start_s: float, end_s: float) -> npt.NDArray[np.bool_]:
+    """The intervals (N,) that have a part between two times; edges within _SAME_S of a time lie at it."""
+    return np.asarray((edges_s[1:] > start_s + _SAME_S) & (edges_s[:-1] < end_s - _SAME_S))
 
 
 def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
@@ -377,7 +382,8 @@ def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[
 def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """The mean of a gauge over each interval, summed over its instances; NaN where unknown.
 
-    A sample holds until the next one, but no longer than `gap_s`.
+    A sample holds until the next one, but no longer than `gap_s`. An interval in which none holds for a while
+    is unknown, unless the series had ended.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
@@ -401,6 +407,8 @@ def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: fl
         integral = np.where(starts_before > 0, integral_at_start[span] + values[span] * elapsed_s, 0.0)
         area += np.diff(integral)
         is_covered |= (edges_s[1:] > starts[0]) & (edges_s[:-1] < ends[-1])
+        for k in np.flatnonzero((np.diff(row.t_s) > gap_s) & is_number[:-1]):
+            area[_overlapping(edges_s, row.t_s[k] + gap_s, row.t_s[k + 1])] = np.nan
     return np.where(is_covered, area / np.diff(edges_s), np.nan) if n else area
 
 

@@ -186,13 +186,14 @@ def silicon_table(
 
 
 def joint_seconds(
-    llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, ep: bool, dp: int, folder: Path | None = None
+    llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, dp: int, folder: Path | None = None
 ) -> Floats:
-    """Seconds of a step of `dp` ranks that go into experts and into sending tokens there and back.
+    """Seconds of a step of `dp` ranks, whose GPUs have whole experts, that go into experts and into sending
+    tokens there and back.
 
     One value for each of `tokens`, which are those of all ranks together.
     """
-    kernels = _find_kernels(llm, gpu, tp, ep, folder, dp)
+    kernels = _find_kernels(llm, gpu, tp, True, folder, dp)
     return np.array([kernels.joint_ms(n) for n in tokens]) / 1e3
 
 

@@ -32,7 +32,6 @@ DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 # The tokens of a step at which the times of shared experts are computed, the corners of the fit: 1, 2, 3, 4,
 # 6, 8, 12 and so on to 98,304.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))
-LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens is too small for real prompts.
 OFF_GRID_STEPS = (
     900  # Each fit is compared with this many random steps, which are not in its table; set by hand.
 )
@@ -84,7 +83,7 @@ def silicon_fits(
         if not llm.splits_over(tp):
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
             continue
-        has_memory = fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS)
+        has_memory = fits_memory(llm, gpu, tp)
         if not has_memory:
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: {NO_MEMORY}")
         expert_splits = _expert_splits(llm, tp) if has_memory else ()
@@ -98,7 +97,7 @@ def silicon_fits(
         rank_choices = _rank_choices(llm, gpu, tp) if experts_of is None else ()
         for dp, all2all in rank_choices:
             try:
-                if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
+                if fits_memory(llm, gpu, tp, dp=dp):
                     rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
             except InputError as error:
                 left_out.append(str(error))
@@ -179,7 +178,7 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
         if all2all:
             experts_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
             return np.array([experts_ms(n) for n in tokens]) / 1e3
-        return silicon.joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
+        return silicon.joint_seconds(llm, gpu, tp, tokens, dp=dp, folder=folder)
 
     latency = ranks_latency(own, experts_s(JOINT_TOKENS))
     # The seed is the TP, so that the same fit is always judged on the same steps.

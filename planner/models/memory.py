@@ -62,6 +62,8 @@ GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
 # A mixture with so few dense layers has them first (DeepSeek-V3, Kimi-K2, GLM-5); more are spread (Llama 4).
 MOST_FIRST_DENSE = 3
+# A worker that holds fewer KV tokens is too small for real prompts. Set by hand.
+LEAST_KV_TOKENS = 4096
 # Bytes of a layer's captured CUDA graphs, by what the layer is (`_graph_bytes`).
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
@@ -366,9 +368,9 @@ def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
     return tuple(least + (pp - 1 - longer_stages <= stage < pp - 1) for stage in range(pp))
 
 
-def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
-    """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
-    return worker_memory(llm, gpu, tp, dp=dp).kv_tokens >= least_kv_tokens
+def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, dp: int = 1) -> bool:
+    """Whether a worker holds the weights and at least LEAST_KV_TOKENS, with vLLM's usual settings."""
+    return worker_memory(llm, gpu, tp, dp=dp).kv_tokens >= LEAST_KV_TOKENS
 
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:

@@ -75,7 +75,7 @@ STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts":
 # The names of a plan's answers, as headings.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"  # As the plan.
-# What a fleet has less of that is better for the objective; in the braces stands by how much.
+# By objective, what is said of fleets that are better; in the braces stands by how much.
 _LESS = {"cost": "cost {}less", "gpus": "have {}fewer GPUs", "power": "draw {}less power"}
 # Why there is no answer "with a loss" where spot workers could be bought and none is.
 NO_SPOT_BOUGHT = (
@@ -117,14 +117,14 @@ class Card:
     """
 
     name: str
-    price: str
-    difference: str  # What the answer costs more or less than the plan.
-    month: str
+    price: str  # "none" for an answer without a fleet; `fleet` then says why.
     fleet: str
-    kept: str
-    holds: str
-    breaks: str  # Which limit is missed first beyond `holds`.
     is_plan: bool
+    difference: str = ""  # What the answer costs more or less than the plan.
+    month: str = ""
+    kept: str = ""
+    holds: str = ""
+    breaks: str = ""  # Which limit is missed first beyond `holds`.
     has_plans_fleet: bool = False
 
 
@@ -341,12 +341,9 @@ def paper_card(fleet: Fleet, paid: Bill) -> Card:
     return Card(
         name=NAMES["on-paper"],
         price=f"{usd_text(paid.usd_per_h)}/h",
-        difference="",
         month=f"{month_text(paid.usd_per_h)} per month",
         fleet=describe_fleet(fleet),
         kept="kept on the traffic as it is written; no scenarios were requested",
-        holds="",
-        breaks="",
         is_plan=True,
     )
 
@@ -375,7 +372,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         why = "no fleet within the limits was found"
         if is_plan and (most := most_kept_of([plan])):
             why += most_kept_text(most)
-        return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
+        return Card(name, "none", why, is_plan)
     # Without a bill of whole nodes the price is that of the GPUs in use.
     answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
@@ -438,9 +435,7 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     if abs(more) < SAME_USD:
         return SAME_COST
     percent = f"{100 * more / planned_usd_per_h:+.0f}" if planned_usd_per_h else ""
-    share = (
-        f" ({percent} %)" if percent.strip("+-0") else ""
-    )  # Of less than half a percent the amount says it.
+    share = f" ({percent} %)" if percent.strip("+-0") else ""  # "+0 %" would hide that there is a difference.
     return f"{usd_text(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
@@ -456,7 +451,7 @@ def _any_of(limits: Sequence[Limit]) -> str:
 
 
 def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
-    """What is missed: these limits, or without any what else the SLO may fail by: attainment, a guarantee,
+    """What is missed: these limits or, if there are none, what else an SLO may miss: attainment, a guarantee,
     the backlog.
     """
     if limits:
@@ -662,9 +657,9 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
     """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
     a headroom that comes from the plan's answer.
     """
-    headroom, values = headroom_of(plan), plan.certificate.robustness
-    if values is not None and values.holds:
-        return list(values.holds)
+    headroom, robustness = headroom_of(plan), plan.certificate.robustness
+    if robustness is not None and robustness.holds:
+        return list(robustness.holds)
     if headroom is None:
         return []
     return [
@@ -842,21 +837,21 @@ def _is_plan_free(plan: Plan) -> bool:
 def why_nothing_cheaper(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
     certificate, robustness = plan.certificate, plan.certificate.robustness
-    text = []
+    texts = []
     fewer = None if robustness is None else _largest_smaller_fleet(plan, robustness)
     tested = None if certificate.scenarios_drawn is None else certificate.scenarios_drawn.fewer
     if tested is not None:
         workers = f"{count_text(sum(tested.counts), 'worker')}{_counts_text(plan, tested.counts)}"
         kept_text = f"{tested.kept_in.kept} of {tested.kept_in.scenario_count} scenarios{grown_text(plan)}"
         refused = _refusal_text(tested.kept_in.kept_frac, tested.asked_frac)
-        text.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
+        texts.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
     elif robustness is not None and fewer is not None:
         how_often = "no more"
         if robustness.scenario_count:
             scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
             how_often = f"in {fewer.kept} of {scenarios}"
         workers = f"{count_text(fewer.workers, 'worker')}{_counts_text(plan, fewer.counts)}"
-        text.append(f"with {workers} the SLO is kept {how_often}")
+        texts.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
     if (
         paper is not None
@@ -867,32 +862,32 @@ def why_nothing_cheaper(plan: Plan) -> list[str]:
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
         kept_text = _kept_text(plan, "on-paper", paper.kept_in)
         least = "smallest" if is_free(certificate) else "cheapest"
-        text += [f"the {least} fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
+        texts += [f"the {least} fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         cheaper = certificate.scenarios_drawn.cheaper
         less = "are smaller" if _is_plan_free(plan) else _LESS[certificate.objective]
-        text.append(misses_text(cheaper, less))
-    text += [
+        texts.append(misses_text(cheaper, less))
+    texts += [
         fact_sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)
     ]
     at_rate = "" if plan.throughput is None else f" for {plan.throughput.rate_rps:g} requests/s"
-    return [*text, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]
+    return [*texts, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]
 
 
 def _unmeasured_step_texts(plan: Plan) -> list[str]:
     """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs; a sentence for
     each spread that its pools have.
     """
-    text = []
+    texts = []
     for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running_pools):
         if spread is not None and not spread.is_own:
             ends = [f"{each.low:.2f} to {each.high:.2f}" for each in (spread.prefill, spread.decode)]
-            text.append(
+            texts.append(
                 f"on engines that were measured prefills took {ends[0]} times as long as estimated and "
                 f"decodes {ends[1]} times, and scenarios draw such times: "
                 "`plan profile` on your GPUs narrows them"
             )
-    return text
+    return texts
 
 
 def _planned_workers(plan: Plan) -> tuple[Any, ...]:

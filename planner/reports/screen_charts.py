@@ -172,17 +172,18 @@ def demand(plan: Plan) -> CaptionedChart:
         f"{title}: requests that arrive, {show_digits(trace.rate_rps, 3)} per second on average (dotted)"
     )
     if holds_rps is not None:
-        layers += _level_line(holds_rps, f"holds to {show_digits(holds_rps, 3)} on average", VERMILLION)
+        layers += _level_line(holds_rps, f"holds to {show_digits(holds_rps, 3)} on average")
         caption += "; dashed: the average to which it may grow, the same requests in less time"
     caption += "."
     return CaptionedChart("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 
 
-def _level_line(y: float, text: str, colour: str) -> list[Any]:
+def _level_line(y: float, text: str) -> list[Any]:
     """The layers of a dashed level line with its text above it."""
     import altair as alt
 
-    rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y=alt.Y("y:Q"))
+    rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    rule = rule.encode(y=alt.Y("y:Q"))
     return [rule, *text_layers(data_of_columns(x=[0.0], y=[y], text=[text]), align="left", dx=4, dy=-7)]
 
 

@@ -145,19 +145,14 @@ def answer_cards(plan: SharedPlan) -> list[Card]:
     paid = plan.bill
     if plan.answers:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
-    bought = screen.bought_text(plan.as_one_fleet, paid)
-    price, month = f"{usd_text(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
     return [
         Card(
             name="All LLMs",
-            price=price,
-            difference="the plan",
-            month=month,
-            fleet=bought,
-            kept="",
-            holds="",
-            breaks="",
+            price=f"{usd_text(paid.usd_per_h)}/h",
+            fleet=screen.bought_text(plan.as_one_fleet, paid),
             is_plan=True,
+            difference="the plan",
+            month=f"{screen.month_text(paid.usd_per_h)} per month",
             has_plans_fleet=True,
         )
     ]
@@ -179,9 +174,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
             most = screen.most_kept_of(plan.plans.values())
             why += screen.most_kept_text(most) if most else ""
             why += _help_text(plan)
-        return Card(
-            name, "none", difference="", month="", fleet=why, kept="", holds="", breaks="", is_plan=is_plan
-        )
+        return Card(name, "none", why, is_plan)
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [
         f"{llm} {kept_text(each.kept_in)}{screen.grown_text(plan.plans[llm])}"
@@ -196,13 +189,11 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
     return Card(
         name=name,
         price=f"{usd_text(answer_usd_per_h)}/h",
+        fleet="",
+        is_plan=is_plan,
         difference=difference,
         month=f"{screen.month_text(answer_usd_per_h)} per month",
-        fleet="",
         kept=f"kept in: {', '.join(kept_texts)}" if kept_texts else "",
-        holds="",
-        breaks="",
-        is_plan=is_plan,
     )
 
 
@@ -225,17 +216,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         price = in_unit(value, plan.unit)
         fleet = f"{describe_fleet(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
         cards.append(
-            Card(
-                name,
-                price,
-                difference,
-                month="",
-                fleet=fleet,
-                kept=slo_text,
-                holds=holds,
-                breaks="",
-                is_plan=False,
-            )
+            Card(name, price, fleet, is_plan=False, difference=difference, kept=slo_text, holds=holds)
         )
     return cards
 
@@ -253,10 +234,10 @@ def find_breaks(plan: SharedPlan) -> list[Breaks]:
 
 def screen_figures(plan: SharedPlan) -> list[CaptionedChart]:
     """The charts: what each LLM gets, and what breaks each plan."""
-    return [figure for figure in (comparison(plan), _breaks_figure(plan)) if figure is not None]
+    return [figure for figure in (_fleets_figure(plan), _breaks_figure(plan)) if figure is not None]
 
 
-def comparison(plan: SharedPlan) -> CaptionedChart:
+def _fleets_figure(plan: SharedPlan) -> CaptionedChart:
     """Bars: what each LLM gets, and what it would get with all of the fleet for itself."""
     bars = []
     for name, llm_plan in plan.plans.items():

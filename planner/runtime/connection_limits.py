@@ -246,7 +246,6 @@ async def listening(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    has_keys: bool = False,
     sockets: Sequence[socket.socket] = (),
     connections: OpenConnections | None = None,
 ) -> AsyncIterator[str]:
@@ -255,7 +254,7 @@ async def listening(
     Without `connections` their number is not limited. Compressed bodies reach the handler as they are:
     aiohttp would inflate all of them, read or not, before anybody looks at the key.
     """
-    bound = list(sockets) or bind_sockets(host, port, has_keys=has_keys)
+    bound = list(sockets) or bind_sockets(host, port, has_keys=False)
     if connections is not None:
         app.middlewares.insert(0, connections.track_waiting)
     runner = web.AppRunner(

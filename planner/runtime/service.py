@@ -13,8 +13,6 @@ from planner.runtime.router import LiveRouter
 
 # The router's own log has at most this many lines: enough to see a fault, too few to fill a disk in a day.
 LINES_PER_S = 20
-# Not of the router: the limit that validate.py sets for an engine's log, and for its step log. Set by hand.
-LOG_BYTES = 64 * 2**20
 _POLL_S = 0.05  # How often a draining router looks whether requests are left: the end is noticed this late.
 
 

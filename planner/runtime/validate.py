@@ -38,7 +38,7 @@ from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import JournalFile, Sending, block_prompt, replay_trace, unique_prompt
 from planner.runtime.measured_against_simulated import Tolerances
 from planner.runtime.router import LiveRouter, RouterSettings
-from planner.runtime.service import LOG_BYTES, serve_until_drained
+from planner.runtime.service import serve_until_drained
 from planner.runtime.validation_files import all_figures, render_files
 from planner.runtime.workers import (
     Commands,
@@ -61,6 +61,7 @@ from planner.units import count_text
 WARM_UPS = 4
 WARM_UP_TOKENS = 8  # Output tokens of such a request: some decodes after the prompt.
 MOST_ERROR_TEXT = 300  # Characters of an engine's answer that an error message repeats.
+LOG_BYTES = 64 * 2**20  # The limit of a served engine's log, and of its step log. Set by hand.
 METRICS_TIMEOUT_S = 10.0  # An engine that does not answer in this time has no counters.
 # The policies of a plan that our router and engines follow. Of all others they know only the defaults.
 FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")

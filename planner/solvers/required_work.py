@@ -8,9 +8,9 @@ measured. Of m measured requests,
     TTFT at p and TPOT at q           oblige all work of (p + q - 1) m requests, by the last arrival + the
                                       limit on TTFT + the longest output at the limit on TPOT
     any other metric                  obliges nothing, as far as we can prove
-    an attainment a                   obliges the work above of a m requests; beside TTFT also where the
-                                      other limit is on TBT, as attainment judges each request by its
-                                      longest gap
+    an attainment a                   obliges, of a m requests, the work that the lines above name; TTFT
+                                      and TBT then oblige as TTFT and TPOT do, because attainment judges
+                                      each request by its longest gap
 
 Without an attainment a limit on TBT obliges nothing, not even beside one on TTFT. Its percentile is over all
 gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
@@ -294,7 +294,8 @@ def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     ttft_s = max(
         (limit.limit_s for limit in slo.limits if limit.metric_row.obliges == "prefill"), default=0.0
     )
-    if slo.selectors:  # Then it is the loosest deadline of any class, and the bound must allow that one.
+    # With classes `deadlines.prefill_s` is the loosest of any class, and the bound must allow that one.
+    if slo.selectors:
         ttft_s = max(ttft_s, deadlines.prefill_s)
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 

@@ -53,28 +53,24 @@ class SeedsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRun:
-    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv if the caller wants that."""
+    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv: of the first seed alone."""
 
     seed: int
     summary: output.Document
-    requests_csv: str | None
+    requests_csv: str
 
 
 def over_seeds(
-    question: SeedsQuestion,
-    seeds: Sequence[int],
-    *,
-    executor: Executor | None = SERIAL,
-    with_requests: bool = False,
+    question: SeedsQuestion, seeds: Sequence[int], *, executor: Executor | None = SERIAL
 ) -> list[SeedRun]:
-    """One run per seed, in the order of `seeds`; `with_requests` keeps the first run's requests.csv.
+    """One run per seed, in the order of `seeds`.
 
     If `executor` is None, the one set by `executors.working_on` does the work. Raises InputError for seeds
     that are not different, or for none.
     """
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
-    items = [(seed, with_requests and seed == seeds[0]) for seed in seeds]
+    items = [(seed, seed == seeds[0]) for seed in seeds]
     return run_items(simulate_seed, items, shared=question, executor=executor)
 
 
@@ -85,7 +81,7 @@ def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
     simulated = simulate_recorded(
         question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop
     )
-    csv = output.requests_csv(simulated.simulation) if with_requests else None
+    csv = output.requests_csv(simulated.simulation) if with_requests else ""
     return SeedRun(seed, simulated.summary(), csv)
 
 

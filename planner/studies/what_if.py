@@ -357,7 +357,7 @@ def answer_change(
 
 
 def _reason_of(error: InfeasibleError) -> str:
-    """Why there is no fleet, and what helps; other messages than of too few scenarios say the latter too."""
+    """Why there is no fleet, and what helps. Only a message of too few scenarios lacks the latter."""
     return f"{error}; ask for {error.relaxation}" if error.most_kept and error.relaxation else str(error)
 
 
@@ -439,10 +439,7 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     without a change, and the cost of a plan with the limit moved.
     """
     before = study.answer(task, (fleet,))
-    moves = [
-        answer_change(study, before, changed_task, label)
-        for label, changed_task in limit_changes(before, BY_FRAC)
-    ]
+    changes = [answer_change(study, before, moved, label) for label, moved in limit_changes(before, BY_FRAC)]
     # The fleet would keep a limit as tight as the simulated percentile that decides the line.
     tightest = tuple(
         PromisedAt(line.limit, line.deciding_s)
@@ -451,11 +448,11 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     )
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     costs = []
-    for moved in moves:
-        value = None if moved.answer is None else moved.answer.value
-        is_same = moved.answer is None or value == before.value
-        fleet_text = "" if moved.answer is None or is_same else describe_fleet(moved.answer.fleet)
-        costs.append(AskedAgain(moved.label, before.value, value, unit, fleet_text))
+    for changed in changes:
+        value = None if changed.answer is None else changed.answer.value
+        is_same = changed.answer is None or value == before.value
+        other_fleet = "" if changed.answer is None or is_same else describe_fleet(changed.answer.fleet)
+        costs.append(AskedAgain(changed.label, before.value, value, unit, other_fleet))
     return (*tightest, *costs)
 
 
@@ -614,31 +611,31 @@ def answer_document(answer: Answered) -> dict[str, Any]:
     }
 
 
-def moved_document(moved: ChangedQuestion, before: StudyAnswer | None) -> dict[str, Any]:
+def change_document(changed: ChangedQuestion, before: StudyAnswer | None) -> dict[str, Any]:
     """A changed question as plain values, for --json. `difference` is in the unit of the objective; None if
     there is no fleet before or after the change.
     """
-    why_before = f"before the change: {moved.why_before}" if moved.why_before else ""
+    why_before = f"before the change: {changed.why_before}" if changed.why_before else ""
     return {
-        "change": moved.label,
-        "kept": moved.kept,
-        "kept_under": moved.under or None,
-        "kept_as_written": moved.kept_as_written,
-        "difference": moved.answer.value - before.value if before and moved.answer else None,
-        "answer": None if moved.answer is None else study_document(moved.answer),
-        "why": "; ".join(filter(None, (why_before, moved.why))),
+        "change": changed.label,
+        "kept": changed.kept,
+        "kept_under": changed.under or None,
+        "kept_as_written": changed.kept_as_written,
+        "difference": changed.answer.value - before.value if before and changed.answer else None,
+        "answer": None if changed.answer is None else study_document(changed.answer),
+        "why": "; ".join(filter(None, (why_before, changed.why))),
     }
 
 
-def difference_text(moved: ChangedQuestion, before: StudyAnswer) -> str:
+def difference_text(changed: ChangedQuestion, before: StudyAnswer) -> str:
     """The difference that a change makes to the objective: "+2.99 USD/h (+12.5 %)"."""
-    value = None if moved.answer is None else moved.answer.value
+    value = None if changed.answer is None else changed.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
 
 
-def costs_the_same(moved: ChangedQuestion, before: StudyAnswer) -> bool:
+def costs_the_same(changed: ChangedQuestion, before: StudyAnswer) -> bool:
     """Whether a change leaves the value of the objective as it was, whatever it does to the fleet."""
-    return moved.answer is not None and is_same_value(before.value, moved.answer.value)
+    return changed.answer is not None and is_same_value(before.value, changed.answer.value)
 
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
@@ -657,32 +654,32 @@ def _step_tokens_text(fleet: Fleet) -> str:
     return " and ".join(f"{pool.type.max_num_batched_tokens:,}" for pool in fleet.running_pools)
 
 
-def verdict_text(moved: ChangedQuestion) -> str:
+def verdict_text(changed: ChangedQuestion) -> str:
     """A phrase: whether the fleet of the question before still keeps the SLO after the change, and whether
     the best fleet now failed its test.
     """
-    text = _kept_text(moved)
-    if moved.answer is None or moved.answer.is_passed:
+    text = _kept_text(changed)
+    if changed.answer is None or changed.answer.is_passed:
         return text
     return f"{text}; the best found then failed its test in scenarios that its search had not seen"
 
 
-def _kept_text(moved: ChangedQuestion) -> str:
+def _kept_text(changed: ChangedQuestion) -> str:
     """The first part of `verdict_text`."""
-    if moved.why_before:
-        after = "after it one is found" if moved.answer else f"after it none is left either: {moved.why}"
-        return f"before the change there is no fleet: {moved.why_before}; {after}"
-    if moved.answer is None:
-        return f"after the change no fleet is left: {moved.why}"
-    if moved.kept is None:
+    if changed.why_before:
+        after = "after it one is found" if changed.answer else f"after it none is left either: {changed.why}"
+        return f"before the change there is no fleet: {changed.why_before}; {after}"
+    if changed.answer is None:
+        return f"after the change no fleet is left: {changed.why}"
+    if changed.kept is None:
         return "the fleet of before is not among those that may be used after the change"
-    under = f", with {moved.under} in place of its own policies" if moved.under else ""
-    if moved.is_cheaper_before:
+    under = f", with {changed.under} in place of its own policies" if changed.under else ""
+    if changed.is_cheaper_before:
         return (
             f"the fleet of before is kept in enough of the search's scenarios after the change{under}, but "
             "it is not the plan, which is tested on others too"
         )
-    if moved.kept_as_written:
+    if changed.kept_as_written:
         return "the fleet of before holds as written after the change, in too few scenarios"
-    holds = "still holds" if moved.kept else "no longer holds"
+    holds = "still holds" if changed.kept else "no longer holds"
     return f"the fleet of before {holds} after the change{under}"

@@ -2,9 +2,9 @@
 
 The rate becomes a curve of at most INTERVALS intervals. Lengths become histograms, with edges at quantiles of
 the lengths, and a joint table of input and output. Bursts become Fano factors, which measure how counts vary
-around the curve. Clients differ in their mean lengths by so much that the lengths of requests close in
-time correlate as in the trace. Sessions and shared prefixes are described by their means. SciPy is imported
-within functions: it takes a tenth of a second.
+around the curve. The mean lengths of clients differ; by how much is chosen so that the lengths of requests
+close in time correlate as in the trace. Sessions and shared prefixes are described by their means. SciPy is
+imported within functions: it takes a tenth of a second.
 """
 
 import numpy as np
@@ -46,8 +46,9 @@ def described_of(trace: Trace) -> Description:
             f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
             f"expected at least {LEAST_REQUESTS}, over time"
         )
-    # Longer by a millionth, so that the last request lies within it after rounding.
-    duration_s = _rounded(trace.duration_s * (1 + 1e-6), 6)
+    duration_s = _rounded(trace.duration_s, 6)
+    if duration_s < trace.duration_s:  # The last request must lie within it, so it is rounded up.
+        duration_s = _rounded(trace.duration_s * (1 + 1e-5), 6)
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
     # Only the first request of a session arrives by itself; the others follow it.
@@ -126,9 +127,9 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
         # With less than half a request per window on average, hardly any window has two: no sign of bursts.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
-        windows_per_interval = max(round(min(every_s, duration_s) / window_s), 1)
-        # Only whole intervals are used.
-        intervals = int(duration_s / window_s) // windows_per_interval
+        # Only whole windows and whole intervals are used. A rounding error takes no window away.
+        windows_per_interval = int(min(every_s, duration_s) / window_s + ROUNDING)
+        intervals = int(duration_s / window_s + ROUNDING) // windows_per_interval
         windows = intervals * windows_per_interval
         counts = np.bincount(_interval_of(trace, window_s), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, windows_per_interval)
@@ -213,6 +214,7 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
     same_client = np.square(Clients(count, skew).rate_shares()).sum()
     rate_excess = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
     lengths = added_tokens, trace.output_tokens
+    # Within the shortest time scale of the rates of clients, requests meet about the same rates.
     correlation = np.mean([_rank_correlation(trace, each, CLIENT_RATE_S[0], every_s) for each in lengths])
     frac = float(np.clip(correlation / (same_client * rate_excess), 0.0, MOST_LENGTHS_FRAC))
     return Clients(count, skew, usual.gap_cv, _rounded(frac, 3))

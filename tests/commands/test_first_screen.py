@@ -34,9 +34,9 @@ def test_a_day_is_proposed_where_some_hours_are_busier() -> None:
 
 def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     """What the verdict has is not said again; workers of the plan's fleet stand there once, in its card."""
-    card = Card("On paper", "9 USD/h", "1 USD/h less", "", "3 workers", "", "", "", is_plan=False)
+    card = Card("On paper", "9 USD/h", "3 workers", is_plan=False, difference="1 USD/h less")
     plans = replace(card, name="Production", fleet="4 workers", is_plan=True, has_plans_fleet=True)
-    missing = Card("Production", "none", "", "", "no fleet was found", "", "", "", is_plan=True)
+    missing = Card("Production", "none", "no fleet was found", is_plan=True)
     first_screen._print_parts("Buy 4 workers.", [[card, plans], [missing]], [], [])
     printed = " ".join(capsys.readouterr().out.split())
     assert "On paper 9 USD/h; 1 USD/h less; 3 workers" in printed
@@ -51,7 +51,7 @@ def test_why_there_is_no_answer_with_a_loss_stands_beside_the_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A blank line stood between the answers and it, and none after it."""
-    card = Card("Production", "9 USD/h", "", "", "3 workers", "", "", "", is_plan=True)
+    card = Card("Production", "9 USD/h", "3 workers", is_plan=True)
     first_screen._print_parts("Buy.", [[card]], [("LLM", "x")], [], losses="stands losses already")
     labels = [line[: first_screen.LABEL].strip() for line in capsys.readouterr().out.splitlines()]
     assert labels == ["Buy.", "", "Production", "With a loss", "", "LLM"]

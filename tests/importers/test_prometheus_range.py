@@ -7,6 +7,7 @@ import math
 import random
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,12 @@ def test_a_gauge_is_its_mean_over_time() -> None:
     assert mean_gauge([level], np.array([0.0, 60.0, 120.0])).tolist() == [7, 10]
     ended = PrometheusSeries(level.name, (("instance", "b"),), np.array([0.0, 60.0]), np.array([2.0, NAN]))
     assert mean_gauge([level, ended], np.array([0.0, 60.0, 120.0])).tolist() == [9, 10]
+    # A sample holds for 60 s, so the gauge is unknown from 90 s to 210 s, unless a marker ended the series.
+    gap = PrometheusSeries(level.name, (), np.array([0, 30, 210, 240.0]), np.array([5.0, 5.0, 5.0, 5.0]))
+    edges_s = np.array([0.0, 60.0, 120.0, 180.0, 240.0])
+    np.testing.assert_array_equal(mean_gauge([gap], edges_s, gap_s=60.0), [5, NAN, NAN, NAN])
+    stopped = replace(gap, values=np.array([5.0, NAN, 5.0, 5.0]))
+    np.testing.assert_array_equal(mean_gauge([stopped], edges_s, gap_s=60.0), [2.5, 0, 0, 2.5])
 
 
 def test_a_histogram_is_counts_per_bucket_and_interval() -> None:

@@ -229,3 +229,14 @@ def test_too_few_requests_are_not_described() -> None:
     trace = Trace("few", np.arange(5.0), np.full(5, 9), np.full(5, 9))
     with pytest.raises(InputError, match="too few to describe"):
         described_of(trace)
+
+
+@pytest.mark.parametrize("duration_s", [10.6, 35.4, 100.0003])
+def test_every_window_of_a_description_is_counted(duration_s: float) -> None:
+    """An even stream has the least Fano factor, 1, in every window, also if the duration is no multiple of
+    them; 35.4 / 0.1 is 353.99... in floats. The last request lies within the described duration.
+    """
+    arrival_s = np.linspace(0.0, duration_s, 500)
+    description = described_of(Trace("even", arrival_s, np.arange(1, 501), np.arange(1, 501)))
+    assert {factor for _, factor in description.fano} == {1.0}
+    assert description.duration_s >= duration_s

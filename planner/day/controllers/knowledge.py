@@ -151,8 +151,8 @@ def peak_load(work_per_s: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Arrivals [requests/s] in buckets of `bucket_s`; the last ends `end_s` after the run begins: 0 for
-    earlier days, more for a run on the very traffic.
+    """Arrivals [requests/s] in buckets of `bucket_s`. The last bucket ends `end_s` after the run begins: 0 if
+    the arrivals are of earlier days, more if they are of the traffic of the run itself.
     """
 
     bucket_s: float

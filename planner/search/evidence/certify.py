@@ -416,10 +416,10 @@ def _simulate_further(
 ) -> _FurtherResults:
     """Simulate the evidence for the plan, as far as the clock allows.
 
-    Neighbours, prices of other policies and of insurance are about the best fleet on paper: the search proves
-    that nothing cheaper holds on paper, and these say why. One worker more, spot losses and other draws are
-    about the fleet that runs. A plan for production has scenarios, so it needs neither other draws of the
-    traffic nor step times at the ends of their spread.
+    Neighbours and the prices of other policies and of `robust` (findings.price_insurance) are
+    about the best fleet on paper: the search proves that nothing cheaper holds on paper, and these say why.
+    One worker more, spot losses and other draws are about the fleet that runs. A plan for production has
+    scenarios, so it needs neither other draws of the traffic nor step times at the ends of their spread.
     """
     problem, fleet_search = best_of(searched)
     oracle = problem.oracle
@@ -431,7 +431,7 @@ def _simulate_further(
     on_every_draw = on_all_draws(problem)
     neighbours, binding_limits = findings.simulate_neighbours(on_every_draw, fleet_search.best, clock)
     one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, counts, clock)
-    if_longer = None if production else findings.simulate_longer_steps(problem, fleet, clock)
+    longer_steps = None if production else findings.simulate_longer_steps(problem, fleet, clock)
     insurance_rows, insurance_facts, insurance_warnings = findings.price_insurance(
         problem, fleet_search, inputs, clock
     )
@@ -456,7 +456,7 @@ def _simulate_further(
         neighbours=neighbours,
         binding_limits=binding_limits,
         other_facts=(
-            *([if_longer] if if_longer else []),
+            *([longer_steps] if longer_steps else []),
             *insurance_facts,
             *spot,
             *findings.price_prefix_caches(searched),
@@ -467,7 +467,7 @@ def _simulate_further(
             *([Finding("nothing-drawn")] if is_same_on_every_draw else []),
         ),
         warnings=(
-            *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
+            *([] if longer_steps is None or longer_steps.outcome.holds else [longer_steps]),
             *spot_warnings,
             *draws.missed_warnings(repeats),
             *findings.shared_copies_warnings(problem),

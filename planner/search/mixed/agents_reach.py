@@ -61,13 +61,13 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     one keeps.
     """
     misses: list[NearFleet] = []
-    has_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
+    judges_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
     variants = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
     for counts, variant in itertools.product(_candidates(problem), variants):
         if problem.out_of_time():
             problem.progress("the time ended before every fleet with about a worker per agent was simulated")
             return None
-        _, verdict = variant.oracle.simulate_and_judge(variant.oracle.fleet(counts), record=has_gaps)
+        _, verdict = variant.oracle.simulate_and_judge(variant.oracle.fleet(counts), record=judges_gaps)
         if verdict.holds:
             return variant, counts
         if verdict.missed or not verdict.attainment_holds:
@@ -107,8 +107,9 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
     fastest = sorted(by_split.values(), key=lambda workers: largest_share(workers[0]))
     limits_gaps = any(limit.metric_row.is_of_decodes for limit in problem.slo.limits)
     for workers in fastest[:MOST_TYPES]:
-        ends = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
-        for option in mixed_options(list(ends), problem.task.objective):
+        # `workers` are sorted by their token budgets, the largest first; a single one counts once.
+        budgets = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
+        for option in mixed_options(list(budgets), problem.task.objective):
             if not problem.can_route(option):
                 continue
             most = problem.limits.most_workers(option.type)
