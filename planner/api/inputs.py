@@ -174,14 +174,14 @@ def fleet_file_doubts(
     if slo is None:
         return doubts
     catalog_rows = read_catalog(catalog)
-    if (question := _question_of_one_llm(slo, catalog_rows)) is not None:
+    if (question := question_of_one_llm(slo, catalog_rows)) is not None:
         question_llm = catalog_rows.served_llm(question.task().llm).name
         if question_llm != of_file.llm.name:
             doubts.append(f"{file}: serves {of_file.llm.name}, and the question is of {question_llm}")
     return doubts
 
 
-def _question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
+def question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
     """The question in `slo`; None if there is none, or one of several LLMs."""
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
         return None
@@ -191,14 +191,15 @@ def _question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
 
 def _complete_from_question(fleet: KeysAndValues, slo: SloLike, catalog: Catalog) -> KeysAndValues:
     """The document of a fleet, completed from `slo` if that is a question of one LLM."""
-    question = _question_of_one_llm(slo, catalog)
+    question = question_of_one_llm(slo, catalog)
     if question is None:
         return fleet
     return complete_fleet(fleet, question.document, question.task(), catalog)
 
 
 def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
-    """Read slo.yaml, fleet.yaml or plan.yaml as the commands do, and plan nothing: what is doubtful in it.
+    """Read slo.yaml, fleet.yaml or plan.yaml as the commands do, and plan nothing: what is doubtful in it, of
+    several LLMs with the names of those that it is about.
 
     Raises InputError for what a command would refuse.
     """
@@ -206,7 +207,13 @@ def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
     if "workers" in read_yaml(file):
         return fleet_file_doubts(file, fleets.read_fleet(file, catalog_rows))
     question = read_task(file, catalog_rows)
-    return [] if question.has_several_llms else list(question.task().doubts)
+    if not question.has_several_llms:
+        return list(question.task().doubts)
+    llms_by_doubt: dict[str, list[str]] = {}
+    for llm, question_of_llm in question.of_each_llm().items():
+        for doubt in question_of_llm.task().doubts:
+            llms_by_doubt.setdefault(doubt, []).append(llm)
+    return [f"{', '.join(llms)}: {doubt}" for doubt, llms in llms_by_doubt.items()]
 
 
 def plan_file(path: str | Path) -> Path:

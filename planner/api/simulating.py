@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 import pandas as pd
 
 from planner.api import inputs
-from planner.api.questions import is_question, read_task
 from planner.api.results import Result
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.domain import Slo
@@ -398,11 +397,10 @@ def _scenarios_of(
     slo: inputs.SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
 ) -> Scenarios | None:
     """The scenarios of the question, for the traffic that is simulated; None for an SLO of limits alone."""
-    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
+    if (question := inputs.question_of_one_llm(slo, catalog)) is None:
         return None
-    task = read_task(slo, catalog).task()
     simulated_task = replace(
-        task,
+        question.task(),
         rate_rps=rate_request.rate_rps,
         scale=rate_request.scale,
         window=None if rate_request.part == "whole" else rate_request.part,

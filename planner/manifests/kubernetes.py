@@ -5,6 +5,7 @@ not choose: a Service spreads connections blindly, and the plan's routing would 
 run pods take parts of theirs from this module.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -78,7 +79,7 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew after a change of their kubernetes.yaml (scalable_pools.py)."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
-    # The comments of the old values stay, in place of the first line of the new ones, which is a comment.
+    # The comments of the old values replace the comment in the first line of the new ones.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}
 
@@ -432,7 +433,7 @@ def router(fleet: Fleet) -> list[Document]:
     routers = [
         _router_objects(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()
     ]
-    return [*_discovery(app), *(document for documents in routers for document in documents)]
+    return [*_discovery(app), *itertools.chain(*routers)]
 
 
 def _discovery(app: str) -> list[Document]:

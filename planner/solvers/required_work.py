@@ -37,9 +37,7 @@ from planner.domain import STEADY_FRAC, Limit, Slo, allowed_above
 from planner.slo_metrics import Work
 from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
-from planner.traffic.trace import Trace, measured_window
-
-BACKLOG_PARTS = 10  # The backlog test looks at the last of this many equal parts of the window.
+from planner.traffic.trace import Trace, last_tenth_s, measured_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +265,7 @@ def find_backlog_deadlines(slo: Slo, trace: Trace) -> Deadlines | None:
     start_s, end_s = measured_window(trace)
     patience_s = slo.patience_s(end_s - start_s)
     return Deadlines(
-        window_s=(end_s - (end_s - start_s) / BACKLOG_PARTS, end_s),
+        window_s=(last_tenth_s(start_s, end_s), end_s),
         prefill_frac=STEADY_FRAC,
         prefill_s=patience_s,
         whole_frac=STEADY_FRAC,

@@ -227,3 +227,13 @@ def test_workers_that_were_changed_by_hand_are_doubtful(
     file.write_text(text.replace(old, new))
     doubts = check_file(file, catalog)
     assert [bool(re.search(doubt, each)) for each in doubts] == ([True] if doubt else [])
+
+
+def test_doubts_of_several_llms_name_them(catalog: Catalog, tmp_path: Path) -> None:
+    """`plan check` found nothing doubtful in any question of several LLMs."""
+    entry = "{llm: llama-3.1-8b, slo: {ttft: {p90: 2 s}}, trace: a.csv}"
+    file = tmp_path / "slo.yaml"
+    fleet = "fleet: {gpus: {h100-80g: 8}, prices: {h100-80g: 20 usd/h}}"
+    file.write_text(f"llms: {{chat: {entry}, code: {entry}}}\n{fleet}\n")
+    (doubt,) = check_file(file, catalog)
+    assert doubt.startswith("chat, code: fleet: prices: h100-80g costs 20 USD/h")

@@ -103,16 +103,20 @@ def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
 
 
 def test_of_equal_bills_the_plan_that_survives_a_loss_is_better() -> None:
-    """Infinity, for no fleet with a loss, was taken as equal to any bill."""
+    """Infinity, for no fleet with a loss, was taken as equal to any bill, and a plan for which no time was
+    left to look for such fleets as one that survives a loss for nothing.
+    """
 
-    def plan_paid(usd_per_h: float, with_loss: float | None) -> Any:
-        answer = SimpleNamespace(name="with-a-loss", paid_usd_per_h=with_loss)
+    def plan_paid(usd_per_h: float, *with_loss: float | None) -> Any:
+        answers = tuple(SimpleNamespace(name="with-a-loss", paid_usd_per_h=paid) for paid in with_loss)
         bill = SimpleNamespace(usd_per_h=usd_per_h)
-        return SimpleNamespace(status="certified", bill=bill, answers=(answer,))
+        return SimpleNamespace(status="certified", bill=bill, answers=answers)
 
     assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0, None))
     assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, 5.0))
     assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, None))
+    assert not _is_better(plan_paid(4.0), plan_paid(4.0, 5.0))
+    assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0))
 
 
 def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:

@@ -186,15 +186,12 @@ def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
 
 
 def _bills(shared: SharedPlan) -> tuple[float, float]:
-    """What is paid for the plan, and for its fleets "with a loss" (glossary) [USD/h]. The second is 0 if
-    these fleets were not searched for, and infinite if none were found.
+    """What is paid for the plan, and for its fleets "with a loss" (glossary) [USD/h]. The second is infinite
+    if no such fleets are known: none were found, or there was no time to look for them.
     """
-    with_loss = [
-        math.inf if total.paid_usd_per_h is None else total.paid_usd_per_h
-        for total in shared.answers
-        if total.name == "with-a-loss"
-    ]
-    return shared.bill.usd_per_h, with_loss[0] if with_loss else 0.0
+    with_loss = (total.paid_usd_per_h for total in shared.answers if total.name == "with-a-loss")
+    known_usd_per_h = next(with_loss, None)
+    return shared.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
 
 
 def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, without: Sequence[str]) -> NodesFilled:
@@ -207,8 +204,8 @@ def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, without: Sequence
 
 
 def _bill_or_none(bill: float) -> float | None:
-    """A bill of `_bills` for fleets with a loss; None where it is the 0 or the infinity of missing fleets."""
-    return bill if 0.0 < bill < math.inf else None
+    """A bill of `_bills` for fleets with a loss; None if no such fleets are known."""
+    return bill if bill < math.inf else None
 
 
 def _as_answer_for_all_stock(
