@@ -339,7 +339,8 @@ class PoliciesRaced:
 class PinnedReplicas:
     """The best fleet with pinned prefixes beside the best fleet with LRU caches alone, both simulated.
 
-    `pinned_hit_frac` is the share of input tokens in pinned prefixes; `hit_frac` is the share of all hits.
+    `hit_frac` is the share of input tokens that hit a cache, `pinned_hit_frac` that of those in pinned
+    prefixes.
     """
 
     is_chosen: bool
@@ -1028,7 +1029,8 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """The SLO was kept in `kept` of `scenario_count` scenarios that no search has seen.
+    """The SLO was kept in `kept` of `scenario_count` scenarios. Those of the fleet on paper are the search's,
+    those of all other fleets are of a test, and the search has not seen them.
 
     With `after_loss` a scenario counts only if the SLO is kept without any one worker.
 
