@@ -130,12 +130,12 @@ def _headline_html(values: Mapping[str, Any]) -> str:
             f"{_share_text(values['attainment']['client'])}"
         )
     clock = "client" if values["times"] == "client" else "engine"
-    outside_s = values["outside_engine_s"]["p50"] or math.nan  # Without a value the page shows a dash.
+    outside = _seconds_text(values["outside_engine_s"]["p50"])
     rows = [  # A name, a value, and what stands below it.
         ("Requests", str(values["requests"]), statuses),
         ("Attainment", _share_text(attainment), attainment_note),
         ("Times", clock, f"taken from the {values['times']}"),
-        ("Outside the engine", show_s(outside_s), "median from the client's send to the engine's receipt"),
+        ("Outside the engine", outside, "median from the client's send to the engine's receipt"),
     ]
     hits = values["prefix_hits"]
     if hits["measured_frac"] is not None:
@@ -152,6 +152,11 @@ def _headline_html(values: Mapping[str, Any]) -> str:
 def _share_text(frac: float | None) -> str:
     """A share as text, "12.34 %"; a dash where there is none."""
     return "-" if frac is None else show_share(frac)
+
+
+def _seconds_text(seconds: float | None) -> str:
+    """Seconds as text, "1.23 s"; a dash where there are none."""
+    return show_s(math.nan if seconds is None else seconds)
 
 
 def _errors_note(values: Mapping[str, Any]) -> str:
@@ -365,16 +370,13 @@ def _endpoint_html(validation: Validation, values: Mapping[str, Any]) -> str:
         if not isinstance(value, dict)
     ]
 
-    def mean_text(row: Mapping[str, Any], side: str) -> str:
-        return show_s(math.nan if row[f"{side}_mean_s"] is None else row[f"{side}_mean_s"])
-
     engine_lines = [
         {
             "metric": row["metric"],
-            "mean, engines": mean_text(row, "engine"),
-            "predicted": mean_text(row, "predicted"),
-            "client": mean_text(row, "client"),
-            "p90 of the engines at most": show_s(row.get("engine_p90_at_most_s", math.nan)),
+            "mean, engines": _seconds_text(row["engine_mean_s"]),
+            "predicted": _seconds_text(row["predicted_mean_s"]),
+            "client": _seconds_text(row["client_mean_s"]),
+            "p90 of the engines at most": _seconds_text(row.get("engine_p90_at_most_s")),
         }
         for row in engine_rows(validation)
     ]

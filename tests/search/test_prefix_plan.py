@@ -23,7 +23,7 @@ from planner.fleet import Fleet, Pool
 from planner.search.prefixes.prefix_placing import (
     plan_prefixes,
     prefill_pool,
-    room_tokens,
+    room_of,
     stable_traffic,
     warm_up,
     workers_for_same_load,
@@ -122,11 +122,11 @@ def test_fewer_workers_carry_the_same_load_only_if_caches_save_work(pool: Pool, 
 
 def test_running_requests_leave_less_room_the_fewer_workers_there_are(pool: Pool, sample: Trace) -> None:
     dense = replace(sample, arrival_s=sample.arrival_s / 100)
-    room = [room_tokens(dense, pool, workers) for workers in (8, 4, 2, 1)]
+    room = [room_of(dense, pool, workers).placed_tokens for workers in (8, 4, 2, 1)]
     assert all(0 <= b <= a < pool.type.kv_tokens for a, b in pairwise(room)) and room[-1] < room[0]
     assert all(tokens % 16 == 0 for tokens in room)
     tiny = replace(pool, type=replace(pool.type, kv_tokens=2048))
-    assert room_tokens(sample, tiny) == 0
+    assert room_of(sample, tiny).placed_tokens == 0
 
 
 def test_which_pool_prefills(fleet: Fleet, pool: Pool) -> None:

@@ -216,7 +216,7 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
     """Place the stable prefixes of a trace on the workers of a pool; raises TraceError without block ids."""
     traffic = stable_traffic(trace, pool)
     demand, sessions = traffic.demand, traffic.sessions
-    memory_tokens = room_tokens(trace, pool)
+    memory_tokens = room_of(trace, pool).placed_tokens
     replication = replicate_prefixes(
         demand,
         pool.count,
@@ -403,11 +403,6 @@ class Room:
     sequences: float
 
 
-def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
-    """`Room.placed_tokens` where `workers` share all requests; by default those of the pool."""
-    return room_of(trace, pool, workers).placed_tokens
-
-
 def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
     """The room that each worker has for prefixes beside its running requests if `workers`, by default those
     of the pool, share all requests.
@@ -483,7 +478,7 @@ def workers_for_same_load(
     target = plan.uncached_load * (1 + ROUNDING)
     deadline_s = time.monotonic() + time_limit_s
     for workers in range(1, plan.pool.count):
-        room = room_tokens(trace, plan.pool, workers)
+        room = room_of(trace, plan.pool, workers).placed_tokens
         if hot_bound(demand, workers, room, sessions) > target:
             continue  # No placement on so few workers has a largest load that is low enough.
         if time.monotonic() > deadline_s:
