@@ -2,7 +2,6 @@
 and among the warnings of a plan.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -209,10 +208,9 @@ def fleet_doubts(
         # Where the stock is unlimited, any number of whole nodes can be rented: nothing is doubtful.
         rented = 0 if stock is None else stock - owned.get(name, 0)
         if sold_whole.get(name) and rented > 0 and rented % node_gpus:
-            paid_gpus = math.ceil(rented / node_gpus) * node_gpus
             yield (
                 f"fleet: gpus: {stock} {name} are no whole number of nodes of {node_gpus}, and sold_as says "
-                f"node: {paid_gpus} are paid for those {rented}"
+                f"node: {rented - rented % node_gpus or 'none'} of those {rented} can be rented"
             )
 
 

@@ -765,7 +765,7 @@ class LateRequests:
 
 @dataclass(frozen=True, slots=True)
 class NodesBeyondStock:
-    """The GPUs are within the stock, but workers leave gaps in nodes, so that these take more than it has."""
+    """The fewest nodes are within the stock, but the network's topology places the workers on more."""
 
     gpu: str
     nodes: int

@@ -33,7 +33,7 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         demand        sum_j c_j n_j >= R        (R is a bound that sees bursts, from solvers/demand.py)
         nodes_k       i_k = G_k y_k - sum_{j of k} g_j n_j
         whole_k       sum_{j of k} w_r(g_j) n_j <= k_r y_k   (for rows r of whole_nodes.packing_rows)
-        limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k)
+        limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k, of a stock with its i_k)
         cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1    (more workers of some option than in fleet q)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
@@ -66,7 +66,7 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
 from planner.solvers.required_work import SloWork
-from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of, packing_rows
+from planner.solvers.whole_nodes import Number, PricedNode, idle_gpus, idle_usd_per_h, node_of, packing_rows
 from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
@@ -76,6 +76,7 @@ PROMISE_GAP_FRAC = 0.01
 # one to all seats. Set by hand: what follows from it is a guess.
 BATCH_SIZES = 64
 Floats = npt.NDArray[np.float64]
+_IdleGpus = dict[tuple[int, ...], pulp.LpVariable]  # i_k by the indices of the options on nodes of kind k.
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,11 @@ def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
+    """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in use in all.
 
     The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
-    the owned ones. The limit on dollars counts the idle GPUs of nodes that are sold whole, unless `by_gpu`
-    says that it counts the GPUs in use alone.
+    the owned ones. A stock and the limit on dollars count the idle GPUs of nodes that are sold whole, unless
+    `by_gpu` says that they count the GPUs in use alone. A stock counts only nodes of its own workers.
     """
 
     stock: Mapping[str, int | None]
@@ -164,23 +165,36 @@ class FleetLimits:
         uses = [(amount, self.use_per_worker(limit, worker)) for limit, amount in self.rows()]
         largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
         # `use_per_worker` leaves out idle GPUs of nodes, because their number depends on all workers. So
-        # `largest` may cost more than the limit, and the count is lowered until the bill with idle GPUs fits.
-        if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
+        # `largest` may take more than a limit, and the count is lowered until it fits with idle GPUs.
+        if math.isfinite(largest) and self.node_rows() and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
             )
         return float(largest)
 
-    @property
-    def pays_nodes(self) -> bool:
-        """Whether money is limited and counts idle GPUs of whole nodes too."""
-        return self.cost_usd_per_h is not None and not self.by_gpu
+    def counts_nodes(self, limit: FleetLimit) -> bool:
+        """Whether idle GPUs of whole nodes take a part of this limit too."""
+        return limit.of in ("stock", "cost") and not self.by_gpu
+
+    def node_rows(self) -> list[tuple[FleetLimit, float]]:
+        """The `rows` that count idle GPUs of whole nodes."""
+        return [(limit, amount) for limit, amount in self.rows() if self.counts_nodes(limit)]
 
     def used(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, int]]) -> float:
         """How much of a limit these workers take together."""
-        if limit.of == "cost" and not self.by_gpu:
-            return paid_usd_per_h(counts)
-        return sum(self.use_per_worker(limit, worker) * count for worker, count in counts)
+        return float(self.used_by_each(limit, [(worker, count) for worker, count in counts if count]))
+
+    def used_by_each(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, Number]]) -> Number | float:
+        """As `used`, also for n fleets at once, of which every count (n,) is above 0."""
+        used = sum(self.use_per_worker(limit, worker) * count for worker, count in counts)
+        if not self.counts_nodes(limit):
+            return used
+        pools = [
+            (node_of(worker.gpu), worker.gpus, count)
+            for worker, count in counts
+            if limit == COST or self.use_per_worker(limit, worker)
+        ]
+        return used + (idle_usd_per_h(pools) if limit == COST else idle_gpus(pools))
 
     def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """A limit that these workers exceed; None if they are within all of them."""
@@ -649,23 +663,24 @@ def _build_fleet_program(
         for j in range(len(options))
     ]
     nodes = [node_of(option.type.gpu) if is_integer else None for option in options]
-    idle_in_objective = any(option.node is not None for option in options)
-    idle_gpus: list[tuple[list[int], pulp.LpVariable]] = []
-    if idle_in_objective or limits.pays_nodes:
-        idle_gpus = _add_idle_gpus(problem, n, options, nodes)
+    idle_of: _IdleGpus = {}
     for y, (limit, amount) in enumerate(limits.rows()):
-        use = pulp.lpSum(
-            limits.use_per_worker(limit, option.type) * n_j
-            for option, n_j in zip(options, n, strict=True)
-            if limits.use_per_worker(limit, option.type)
-        )
-        if limit == COST and limits.pays_nodes:
-            use = use + _sum_idle_cost(idle_gpus, nodes)
+        uses = [limits.use_per_worker(limit, option.type) for option in options]
+        use = pulp.lpSum(a * n_j for a, n_j in zip(uses, n, strict=True) if a)
+        if limits.counts_nodes(limit):
+            if limit == COST:
+                use = use + _sum_idle_cost(_add_idle_gpus(problem, n, options, nodes, idle_of), nodes)
+            else:
+                of_stock = [node if a else None for node, a in zip(nodes, uses, strict=True)]
+                use = use + pulp.lpSum(_add_idle_gpus(problem, n, options, of_stock, idle_of).values())
         problem += use <= amount, f"limit_{y}"
     _add_cut_rows(problem, n, most, cuts)
     workers_cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-    idle_cost = _sum_idle_cost(idle_gpus, [option.node for option in options])
-    return _FleetProgram(problem, n, workers_cost, idle_cost if idle_in_objective else pulp.lpSum([]))
+    idle_cost = pulp.lpSum([])
+    if any(option.node is not None for option in options):
+        of_objective = _add_idle_gpus(problem, n, options, nodes, idle_of)
+        idle_cost = _sum_idle_cost(of_objective, [option.node for option in options])
+    return _FleetProgram(problem, n, workers_cost, idle_cost)
 
 
 def _add_cut_rows(
@@ -697,18 +712,21 @@ def _add_idle_gpus(
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
     node_of_option: Sequence[PricedNode | None],
-) -> list[tuple[list[int], pulp.LpVariable]]:
-    """The variables y_k and i_k with the rows nodes_k and whole_k. Returns, for each kind k of node, the
-    indices of the options on such nodes, and i_k.
+    idle_of: _IdleGpus,
+) -> _IdleGpus:
+    """For each kind k of node the variable i_k by the indices of the options on such nodes. Those that are
+    not in `idle_of` yet are added to it, with y_k and the rows nodes_k and whole_k.
     """
     kinds: dict[str, tuple[PricedNode, list[int]]] = {}
     for j, node in enumerate(node_of_option):
         if node is not None:
             kinds.setdefault(node.kind, (node, []))[1].append(j)
-    idle_gpus = []
-    for k, (node, of_kind) in enumerate(kinds.values()):
+    for node, of_kind in kinds.values():
+        if (key := tuple(of_kind)) in idle_of:
+            continue
+        k = len(idle_of)
         y = problem.add_variable(f"y_{k}", 0, cat="Integer")
-        idle = problem.add_variable(f"i_{k}", 0)
+        idle_of[key] = idle = problem.add_variable(f"i_{k}", 0)
         used_gpus = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
         problem += idle == node.gpus * y - used_gpus, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
         sizes = {j: options[j].type.gpus for j in of_kind}
@@ -718,18 +736,17 @@ def _add_idle_gpus(
         ):
             packed = pulp.lpSum(int(weights[size]) * n[j] for j, size in sizes.items() if weights[size])
             problem += packed <= per_node * y, f"whole_{k}_{r}"
-        idle_gpus.append((of_kind, idle))
-    return idle_gpus
+    return {tuple(of_kind): idle_of[tuple(of_kind)] for _, of_kind in kinds.values()}
 
 
 def _sum_idle_cost(
-    idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], node_of_option: Sequence[PricedNode | None]
+    idle_of: _IdleGpus, node_of_option: Sequence[PricedNode | None]
 ) -> pulp.LpAffineExpression:
-    """sum_k e_k i_k, for the pairs that `_add_idle_gpus` returns. If the options of one kind of node have
+    """sum_k e_k i_k, for the i_k that `_add_idle_gpus` returns. If the options of one kind of node have
     several prices, e_k is the lowest, so that a lower bound stays one; 0 if they have none.
     """
     terms = []
-    for of_kind, idle in idle_gpus:
+    for of_kind, idle in idle_of.items():
         nodes = [node_of_option[j] for j in of_kind]
         least_usd_per_h = min((node.idle_usd_per_h for node in nodes if node is not None), default=0.0)
         terms.append(least_usd_per_h * idle)

@@ -57,14 +57,15 @@ def node_of(gpu: Gpu) -> PricedNode | None:
 def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu]) -> float:
     """The amount that a limit, now `amount`, must have for a fleet on these GPUs that uses `used` of it.
 
-    The stock of a GPU that is sold by whole nodes is raised by whole nodes. With a part of a node in stock
-    its GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another question.
+    The stock of a GPU that is sold by whole nodes is raised by whole nodes, or to whole nodes. With a part of
+    a node in stock its GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another
+    question.
     """
     nodes = (
         node_of(gpu) for gpu in gpus if limit.of == "stock" and limit.gpu in (gpu.name, row_of(gpu.name))
     )
     node_gpus = max((node.gpus for node in nodes if node is not None), default=None)
-    if node_gpus is None:
+    if node_gpus is None or used % node_gpus == 0:
         return used
     return amount + node_gpus * math.ceil((used - amount) / node_gpus - ROUNDING)
 
@@ -113,21 +114,38 @@ def fewest_nodes(
     return cast("Number | float", nodes)
 
 
-def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
-    """What is paid beside the price of the GPUs in use [USD/h]: that of idle GPUs on the fewest nodes.
-    `pools` has (node, GPUs of a worker, workers) of each pool, with None for GPUs sold singly. If GPUs on
-    nodes of one kind have several prices, the highest is paid for all of them.
+def idle_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
+    """The GPUs without a worker on the fewest nodes that hold these pools, each given as (node, GPUs of a
+    worker, workers) with None for GPUs sold singly.
     """
+    return sum((_idle_of_kind(alike) for alike in _by_kind(pools)), 0.0)
+
+
+def _by_kind(
+    pools: Iterable[tuple[PricedNode | None, int, Number]],
+) -> Iterable[list[tuple[PricedNode, int, Number]]]:
+    """The pools that share a kind of node, for each kind."""
     by_kind: dict[str, list[tuple[PricedNode, int, Number]]] = {}
     for node, gpus, workers in pools:
         if node is not None:
             by_kind.setdefault(node.kind, []).append((node, gpus, workers))
+    return by_kind.values()
+
+
+def _idle_of_kind(alike: Sequence[tuple[PricedNode, int, Number]]) -> Number | float:
+    """As `idle_gpus`, for pools on one kind of node."""
+    node_gpus, used = alike[0][0].gpus, sum(gpus * workers for _, gpus, workers in alike)
+    return fewest_nodes(node_gpus, [(gpus, workers) for _, gpus, workers in alike]) * node_gpus - used
+
+
+def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
+    """What is paid beside the price of the GPUs in use [USD/h]: that of `idle_gpus`, with the same `pools`.
+    If GPUs on nodes of one kind have several prices, the highest is paid for all of them.
+    """
     total: Number | float = 0.0
-    for alike in by_kind.values():
+    for alike in _by_kind(pools):
         dearest = max((node for node, _, _ in alike), key=lambda node: node.gpu_usd_per_h)
-        nodes = fewest_nodes(dearest.gpus, [(gpus, workers) for _, gpus, workers in alike])
-        idle_gpus = nodes * dearest.gpus - sum(gpus * workers for _, gpus, workers in alike)
-        total = total + idle_gpus * dearest.idle_usd_per_h
+        total = total + _idle_of_kind(alike) * dearest.idle_usd_per_h
         for node, gpus, workers in alike:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
                 total = total + gpus * workers * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)

@@ -23,7 +23,6 @@ and Smirnov is the largest difference between two cumulative distributions, a sh
 thousands of requests any D is significant, so its size is judged as well.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -234,7 +233,7 @@ class _ReplanModel:
     price: Floats
     uses: Floats
     amounts: Floats
-    budget_usd_per_h: float
+    limits: FleetLimits
     test: ScenarioTest | None
 
     def fleet_counts(self, n: Ints) -> Counts:
@@ -277,9 +276,12 @@ class _ReplanModel:
 
     def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
         """Whether the counts keep every limit, money included."""
-        return np.asarray(
-            (n @ self.uses.T <= self.amounts).all(-1) & (self.paid_usd_per_h(n) <= self.budget_usd_per_h)
-        )
+        is_within = (n @ self.uses.T <= self.amounts).all(-1)
+        for (limit, _), amount in zip(self.limits.rows(), self.amounts, strict=True):
+            if self.limits.counts_nodes(limit):
+                counts = [(option.type, n[..., j].astype(float)) for j, option in enumerate(self.universe)]
+                is_within &= self.limits.used_by_each(limit, counts) <= amount
+        return np.asarray(is_within)
 
     def tested_way(self, label: str, n: Ints, *, is_holding: bool) -> Way:
         """The way to the counts `n` with the result of the test of production."""
@@ -323,9 +325,7 @@ def _build_model(
         price=np.array([option.type.price_usd_per_h for option in universe]),
         uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` is an array of shape (0,).
         amounts=np.array([amount for _, amount in rows]) * (1 + ROUNDING),
-        budget_usd_per_h=math.inf
-        if limits.cost_usd_per_h is None
-        else limits.cost_usd_per_h * (1 + ROUNDING),
+        limits=limits,
         test=untimed_test(problem),  # All ways are compared in the same scenarios.
     )
 

@@ -71,7 +71,7 @@ def test_a_plain_question_is_not_doubted() -> None:
             {"gpus": {"h100-80g": 8, "h100-80g@450W": 8}, "prices": {"h100-80g@450W": 2}},
             "450W costs 2 USD/h and h100-80g 2.99.* pays the higher price for all .*sold_as: {h100-80g: gpu}",
         ),
-        ({"sold_as": {"h100-80g": "node"}}, "no whole number of nodes of 8.* 8 are paid for those 6"),
+        ({"sold_as": {"h100-80g": "node"}}, "no whole number of nodes of 8.* none of those 6 can be rented"),
     ],
 )
 def test_what_may_be_meant_otherwise_is_said(said: dict[str, Any], meant: str) -> None:

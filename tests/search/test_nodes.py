@@ -13,11 +13,9 @@ from instances import fleets_of_level0, instance
 from plans import CATALOG
 from questions import question, traffic
 
-from planner.documents.facts import NodesBeyondStock
-from planner.documents.task import parse_task
+from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import GPUS, FleetLimit
 from planner.errors import InfeasibleError
-from planner.reports.fact_sentences import fact_sentence
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_best_fleet
@@ -201,7 +199,7 @@ def test_a_stock_of_nodes_is_raised_by_whole_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "used", "is_sold_whole", "enough"),
-    [(8, 9, True, 16), (12, 13, True, 20), (8, 16, True, 16), (8, 9, False, 9)],
+    [(8, 9, True, 16), (12, 13, True, 20), (8, 16, True, 16), (12, 16, True, 16), (8, 9, False, 9)],
 )
 def test_a_limit_is_raised_as_its_gpus_are_sold(
     amount: int, used: int, is_sold_whole: bool, enough: int
@@ -214,19 +212,24 @@ def test_a_limit_is_raised_as_its_gpus_are_sold(
 
 
 @pytest.mark.long
-def test_workers_that_leave_gaps_in_nodes_beyond_the_stock_are_warned_of() -> None:
+def test_workers_that_leave_gaps_in_nodes_stay_within_the_stock() -> None:
     """One worker of 3 and four of 6 GPUs are 27 of 32 GPUs in stock, and take five nodes of 8."""
     n = 1500
     trace = Trace(
         "drawn", np.sort(np.random.default_rng(0).uniform(0, 60, n)), np.full(n, 1500), np.full(n, 150)
     )
     slow = {"network": {"bandwidth": "1 MB/s"}}
-    fleet = {"gpus": {"h100-80g": 32}, "pp": [3], "max_num_batched_tokens": 2048}
-    asked = {"safety": "none", "llm": "llama-3.1-70b", "fleet": fleet | slow}
-    task = parse_task(asked | {"slo": {"ttft": {"p90": "3 s"}, "tpot": {"p90": "150 ms"}}}, CATALOG)
-    found = plan(task, trace, CATALOG)
+
+    def asked(stock: int) -> PlanQuestion:
+        fleet = {"gpus": {"h100-80g": stock}, "pp": [3], "max_num_batched_tokens": 2048}
+        slo = {"ttft": {"p90": "3 s"}, "tpot": {"p90": "150 ms"}}
+        return parse_task(
+            {"safety": "none", "llm": "llama-3.1-70b", "fleet": fleet | slow, "slo": slo}, CATALOG
+        )
+
+    with pytest.raises(InfeasibleError, match="stock of h100-80g from 32 to 40"):
+        plan(asked(32), trace, CATALOG)
+    found = plan(asked(40), trace, CATALOG)
     (node,) = found.bill.nodes
+    assert found.fleet.gpus <= 32 and node.count == 5
     assert found.certificate.value == pytest.approx(found.bill.usd_per_h)
-    beyond = NodesBeyondStock("h100-80g", node.count, 8, 32)
-    assert (beyond in found.warnings) == (node.count > 4)
-    assert node.count == 5 and "or a stock of 40" in fact_sentence(beyond)

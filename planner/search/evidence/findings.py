@@ -597,14 +597,12 @@ def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
 
 
 def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ...]:
-    """The limits of which less than one worker's share is left."""
-    bindings = []
+    """The limits within which no pool of the fleet that uses them can have one worker more."""
+    bindings, workers = [], workers_of(best)
     for limit, amount in limits.rows():
-        used = limits.used(limit, workers_of(best))
-        uses = [limits.use_per_worker(limit, option.type) for option, _ in best]
-        smallest = min((use for use in uses if use), default=0)  # 0 if no worker uses this limit.
-        if smallest and amount - used < smallest:
-            bindings.append(facts.UsedUp(limit, used, amount))
+        users = [option.type for option, _ in best if limits.use_per_worker(limit, option.type)]
+        if users and all(limits.used(limit, [*workers, (user, 1)]) > amount for user in users):
+            bindings.append(facts.UsedUp(limit, limits.used(limit, workers), amount))
     return tuple(bindings)
 
 
@@ -757,15 +755,19 @@ def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[facts.W
 
 
 def nodes_beyond_stock_warnings(problem: Problem, bill: Bill) -> tuple[facts.Warned, ...]:
-    """A warning for each kind of node of which the fleet takes more than the stock has. The search counts
-    stock in GPUs, which is the same unless workers do not fill their nodes.
+    """A warning for each GPU whose nodes are more than the stock has, under all of its power caps. The search
+    counts the fewest nodes that hold the workers; a placement by the network's topology may take more.
     """
-    stock = problem.limits.stock
-    return tuple(
-        facts.NodesBeyondStock(node.gpu, node.count, node.gpus_per_node, amount)
-        for node in bill.nodes
-        if (amount := stock.get(node.gpu)) is not None and node.count * node.gpus_per_node > amount
-    )
+    stock, warnings = problem.limits.stock, list[facts.Warned]()
+    if problem.limits.by_gpu:  # Several LLMs share the nodes.
+        return ()
+    for base in dict.fromkeys(row_of(node.gpu) for node in bill.nodes):
+        nodes = [node for node in bill.nodes if row_of(node.gpu) == base]
+        counts = [stock.get(name) for name in {row_of(g.name) for g in problem.gpus if g.base == base}]
+        stock_gpus = math.inf if None in counts else sum(count or 0 for count in counts)
+        if (node_count := sum(node.count for node in nodes)) * nodes[0].gpus_per_node > stock_gpus:
+            warnings.append(facts.NodesBeyondStock(base, node_count, nodes[0].gpus_per_node, int(stock_gpus)))
+    return tuple(warnings)
 
 
 def tenant_queue_warnings(problem: Problem) -> tuple[facts.Warned, ...]:

@@ -30,7 +30,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.domain import COST, ROUNDING, FleetLimit
+from planner.domain import ROUNDING, FleetLimit
 from planner.search.level0.designs import (
     DesignPool,
     DesignQuery,
@@ -57,7 +57,7 @@ class SharedLimit:
     """A limit `amount` on what the workers of all LLMs take together. If `limit` is None, it is on their
     objective.
 
-    `use` is what one worker takes. If nodes are sold whole a fleet costs more than the sum of its workers;
+    `use` is what one worker takes. If nodes are sold whole a fleet takes more than the sum of its workers;
     then `total` gives what a fleet takes. It is set for one LLM alone.
     """
 
@@ -68,18 +68,17 @@ class SharedLimit:
 
 
 def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
-    """The limits as SharedLimits. A cost with whole nodes is no sum over pools, so it has a `total`."""
+    """The limits as SharedLimits. One that counts whole nodes is no sum over pools, so it has a `total`."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:
             return limits.used(limit, workers_of(counts))
 
-        is_whole = limit == COST and limits.pays_nodes
         return SharedLimit(
             limit,
             amount,
             lambda option: limits.use_per_worker(limit, option.type),
-            total if is_whole else None,
+            total if limits.counts_nodes(limit) else None,
         )
 
     return tuple(shared(limit, amount) for limit, amount in limits.rows())

@@ -133,7 +133,6 @@ class _OptionArrays:
         self.kinds = None if kinds is None else np.array([*(numbers[kind] for kind in kinds), NONE])
         self.objective = np.array([*(option.objective for option in options), 0.0])
         self.gpus = np.array([*(float(option.type.gpus) for option in options), 0.0])
-        self.price_usd_per_h = np.array([*(option.type.price_usd_per_h for option in options), 0.0])
         self.roles = np.array([*(get_args(Role).index(option.role) for option in options), NONE])
         drafts = [drafter_with_cache(option.type) for option in options]
         distinct = [*dict.fromkeys(drafts)]
@@ -145,8 +144,8 @@ class _OptionArrays:
             )
             for row, amount in limits.rows()
         ]
-        # Idle GPUs of `objective_nodes` count in the objective, those of `billed_nodes` in the limit on
-        # money.
+        # Idle GPUs of `objective_nodes` count in the objective, those of `billed_nodes` in the limits on
+        # money and stock.
         self.objective_nodes = _Nodes([*(option.node for option in options), None], self.gpus)
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None], self.gpus)
 
@@ -214,35 +213,38 @@ class _OptionArrays:
     def _on_whole_nodes(
         self, combination_of: Ints, chosen: Ints, counts: Floats
     ) -> tuple[Ints, Ints, Floats]:
-        """The same fleets, made cheaper where whole nodes are paid.
+        """The same fleets, made smaller where nodes are sold whole.
 
-        A fleet that is too dear gets fewer workers of its last option, and is left out if it is too dear even
-        with one such worker.
+        A fleet that takes too much gets fewer workers of its last option, and is left out if it takes too
+        much even with one such worker.
         """
-        is_below = self._price_test(chosen, counts)
+        is_below = self._node_test(chosen, counts)
         if is_below is not None and len(counts):
             counts[:, -1] = largest_of_each(1, counts[:, -1], is_below)
             fits = counts[:, -1] > 0
             combination_of, chosen, counts = combination_of[fits], chosen[fits], counts[fits]
         return combination_of, chosen, counts
 
-    def _price_test(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
-        """A test whether fleets are cheap enough with n (R,) workers of their last option; None where no
-        whole nodes are paid. Whole nodes change only what is paid, and the counts are within all other
-        limits.
+    def _node_test(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
+        """A test whether fleets are cheap enough, and within the limits, with n (R,) workers of their last
+        option; None where no nodes are sold whole. Without idle GPUs the counts are within all limits.
         """
-        if not self.limits.pays_nodes and not self.objective_nodes.is_any:
+        rows = zip(self.limits.rows(), self.rows, strict=True)
+        node_rows = [(limit, *row) for (limit, _), row in rows if self.limits.counts_nodes(limit)]
+        if not self.objective_nodes.is_any and not (node_rows and self.billed_nodes.is_any):
             return None
-        budget = next((amount for row, amount in self.limits.rows() if row == COST), 0.0) * (1 + ROUNDING)
 
         def fits(n: Floats) -> npt.NDArray[np.bool_]:
             with_n = np.column_stack([counts[:, :-1], n])
-            is_cheap = self._objectives(chosen, with_n) < self.value * (1 - ROUNDING)
-            if self.limits.pays_nodes:
-                by_gpu = (self.price_usd_per_h[chosen] * with_n).sum(axis=1)
-                idle = self.billed_nodes.idle_usd_per_h(chosen, with_n)
-                is_cheap &= by_gpu + idle <= budget
-            return is_cheap
+            is_within = self._objectives(chosen, with_n) < self.value * (1 - ROUNDING)
+            for limit, amount, uses in node_rows:
+                in_use, on_nodes = (uses[chosen] * with_n).sum(axis=1), self.billed_nodes
+                if limit == COST:
+                    idle = on_nodes.idle_usd_per_h(chosen, with_n)
+                else:
+                    idle = on_nodes.idle_gpus(chosen, np.where(uses[chosen] > 0, with_n, 0.0))
+                is_within &= in_use + idle <= amount
+            return is_within
 
         return fits
 
@@ -291,23 +293,33 @@ class _Nodes:
     def idle_usd_per_h(self, chosen: Ints, counts: Floats) -> Floats:
         """`whole_nodes.idle_usd_per_h` of each row (R,): `counts` (R, k) of the options `chosen` (R, k)."""
         node, gpus_of_worker = self.of[chosen], self.gpus[chosen]
-        kinds, prices = self.kind[node], self.gpu_usd_per_h[node]
-        total = np.zeros(len(chosen))
-        for kind in np.unique(kinds[kinds >= 0]):
-            is_alike = kinds == kind
+        prices, total = self.gpu_usd_per_h[node], np.zeros(len(chosen))
+        for is_alike, idle_gpus in self._idle_by_kind(chosen, counts):
             dearest_row = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
             dearest = np.take_along_axis(node, dearest_row, axis=1)[:, 0]
             price = self.gpu_usd_per_h[dearest]
             used_gpus = np.where(is_alike, counts * gpus_of_worker, 0.0)
-            used = used_gpus.sum(axis=1)
-            size = int(self.size[node[is_alike]].max())  # Nodes of one kind have equally many GPUs.
-            workers = zip(gpus_of_worker.T.astype(int), np.where(is_alike, counts, 0.0).T, strict=True)
-            nodes = np.asarray(fewest_nodes(size, list(workers), self.worker_sizes))
-            idle = (nodes * size - used) * self.gpu_idle_usd_per_h[dearest]
             # GPUs on nodes of one kind all cost as much as the dearest of them.
             surcharge = (used_gpus * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
+            idle = idle_gpus * self.gpu_idle_usd_per_h[dearest]
             total += np.where(is_alike.any(axis=1), idle + surcharge, 0.0)
         return total
+
+    def idle_gpus(self, chosen: Ints, counts: Floats) -> Floats:
+        """`whole_nodes.idle_gpus` of each row (R,), for the same arguments."""
+        return sum((idle for _, idle in self._idle_by_kind(chosen, counts)), np.zeros(len(chosen)))
+
+    def _idle_by_kind(self, chosen: Ints, counts: Floats) -> Iterator[tuple[npt.NDArray[np.bool_], Floats]]:
+        """For each kind of node which options (R, k) are on it, and how many GPUs idle in each row (R,)."""
+        node, gpus_of_worker = self.of[chosen], self.gpus[chosen]
+        kinds = self.kind[node]
+        for kind in np.unique(kinds[kinds >= 0]):
+            is_alike = kinds == kind
+            alike = np.where(is_alike, counts, 0.0)
+            size = int(self.size[node[is_alike]].max())  # Nodes of one kind have equally many GPUs.
+            workers = list(zip(gpus_of_worker.T.astype(int), alike.T, strict=True))
+            nodes = np.asarray(fewest_nodes(size, workers, self.worker_sizes))
+            yield is_alike, nodes * size - (alike * gpus_of_worker).sum(axis=1)
 
 
 def _has_equals(kinds: Ints) -> npt.NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.deterministic_parallel import run_wave
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
-from planner.solvers.whole_nodes import idle_usd_per_h, node_of
+from planner.solvers.whole_nodes import node_of
 
 # `every_mix` may list this many vectors of counts for each fleet that it may return. Some vectors are no
 # fleets, as they have prefill workers and no decode workers, and some cost too much with idle GPUs of nodes.
@@ -86,23 +86,24 @@ def _decode_counts(prefill: Bounded, decode: Bounded, search: Search, value: flo
             most_d,
             lambda n: fleet_counts.objectives_of_pairs(prefill.option, decode.option, n_p, n) < below,
         )
-    if search.limits.pays_nodes:
+    if search.limits.node_rows() and (node_of(prefill.option.type.gpu) or node_of(decode.option.type.gpu)):
         most_d = largest_of_each(
             decode.least,
             most_d,
-            lambda n: _within_budget(prefill.option, decode.option, n_p, n, search.limits),
+            lambda n: _on_nodes_within(prefill.option, decode.option, n_p, n, search.limits),
         )
     return n_p, np.maximum(most_d - decode.least + 1, 0)
 
 
-def _within_budget(
+def _on_nodes_within(
     prefill: Option, decode: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
 ) -> npt.NDArray[np.bool_]:
-    """Whether these counts of a pair are within the limit on cost, idle GPUs of whole nodes included."""
-    assert limits.cost_usd_per_h is not None
-    workers_usd_per_h = n_p * prefill.type.price_usd_per_h + n_d * decode.type.price_usd_per_h
-    pools = [(node_of(option.type.gpu), option.type.gpus, n) for option, n in ((prefill, n_p), (decode, n_d))]
-    return np.asarray(workers_usd_per_h + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
+    """Whether these counts of a pair are within the limits that count idle GPUs of whole nodes."""
+    counts = [(prefill.type, n_p), (decode.type, n_d)]
+    is_within = np.ones(len(n_p), bool)
+    for limit, amount in limits.node_rows():
+        is_within &= limits.used_by_each(limit, counts) <= amount * (1 + ROUNDING)
+    return is_within
 
 
 def cheaper_fleets(
@@ -235,7 +236,8 @@ def every_mix(
     # A fleet has prefill and decode workers, or neither, and some worker.
     vectors = vectors[(has_role["prefill"] == has_role["decode"]) & (has_role["mixed"] | has_role["prefill"])]
     has_nodes = any(option.node is not None for option in options)
-    if len(vectors) > most * (VECTORS_PER_FLEET if has_nodes or limits.pays_nodes else 1):
+    limits_nodes = bool(limits.node_rows()) and any(node_of(option.type.gpu) for option in options)
+    if len(vectors) > most * (VECTORS_PER_FLEET if has_nodes or limits_nodes else 1):
         return None
     fleets = [
         tuple((option, count) for option, count in zip(options, vector, strict=True) if count)
@@ -243,6 +245,6 @@ def every_mix(
     ]
     if has_nodes:
         fleets = [counts for counts in fleets if fleet_counts.objective_of(counts) < value * (1 - ROUNDING)]
-    if limits.pays_nodes:
+    if limits_nodes:
         fleets = [counts for counts in fleets if fleet_counts.is_within(limits, counts)]
     return None if len(fleets) > most else fleets

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents import facts
-from planner.domain import ROUNDING, Gpu, market_of
+from planner.domain import OWNED, ROUNDING, Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
@@ -20,10 +20,10 @@ from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
-from planner.search.oracle.fleet_counts import Counts, counts_of, objective_of
+from planner.search.oracle.fleet_counts import Counts, counts_named, counts_of, objective_of
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.work_clock import in_time, now_s
-from planner.search.problem.owned_first import owned_first
+from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.solvers.master import Option
 
@@ -136,14 +136,37 @@ def _search(
     mixed_fleets = search_mixed_fleets(problem, level0, start_counts, refines=walks)
     if mixed_fleets.best is None:
         return None, level0, mixed_fleets
+    best, value = owned_first(problem, mixed_fleets.best), mixed_fleets.value
+    if problem.task.owned and problem.task.objective == "cost":
+        fewest = _with_fewest_gpus(problem, level0.options, best)
+        best, value = fewest, value if fewest == best else objective_of(fewest)
     fleet_search = FleetSearch(
-        best=owned_first(problem, mixed_fleets.best),
-        value=mixed_fleets.value,
+        best=best,
+        value=value,
         level0=level0,
         cuts=mixed_fleets.cuts,
         is_every_mix_simulated=mixed_fleets.is_exact,
     )
     return fleet_search, level0, mixed_fleets
+
+
+def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
+    """Of the fleets that were found to hold and are paid as much as `best` the one with the fewest GPUs, and
+    of these the one with the most owned GPUs. Their values do not decide: an owned GPU counts more there than
+    one that would idle on a paid node.
+    """
+
+    def rank(counts: Counts) -> tuple[int, int]:
+        gpus = [(option.type.gpu.name, option.type.gpus * count) for option, count in counts]
+        return sum(count for _, count in gpus), -sum(count for name, count in gpus if name.endswith(OWNED))
+
+    most_usd_per_h = objective_paid(problem, best) * (1 + ROUNDING)
+    holding = [counts_named(fleet, options) for fleet, holds in problem.oracle.verdicts.items() if holds]
+    fleets = [best, *(owned_first(problem, counts) for counts in holding if counts)]
+    equal = [
+        each for each in fleets if problem.allows(each) and objective_paid(problem, each) <= most_usd_per_h
+    ]
+    return min(equal, key=rank, default=best)
 
 
 def _without_budgets(problem: Problem) -> Problem | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from planner.documents.task import Objective
 from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
+from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.least_limits import (
@@ -161,7 +162,7 @@ def infeasible(
         # losses.
         or ((mixed.is_exhausted or mixed.is_hopeless) and not problem.oracle.has_losses)
     )
-    ways = [_exceeded(problem.limits, counts) for counts in wider_fleets]
+    ways = [exceeded(problem.limits, workers_of(counts)) for counts in wider_fleets]
     if not (ways and (is_proved or has_ended)):
         if ways or problem.out_of_time() or not (is_proved or mixed.is_exact):
             return _undecided(problem, level0, names, ways)
@@ -330,10 +331,10 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
     return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
 
 
-def _exceeded(limits: FleetLimits, best: Counts) -> tuple[Change, ...]:
-    """The limits that a fleet exceeds, each with how much of it is enough for the fleet."""
-    uses = [(limit, amount, limits.used(limit, workers_of(best))) for limit, amount in limits.rows()]
-    gpus = [option.type.gpu for option, _ in best]
+def exceeded(limits: FleetLimits, workers: Sequence[tuple[WorkerType, int]]) -> tuple[Change, ...]:
+    """The limits that these workers exceed, each with how much of it is enough for them."""
+    uses = [(limit, amount, limits.used(limit, workers)) for limit, amount in limits.rows()]
+    gpus = [worker.gpu for worker, _ in workers]
     return tuple(
         Change(limit.name, amount, enough_for(limit, amount, used, gpus), limit.unit)
         for limit, amount, used in uses

@@ -18,7 +18,14 @@ from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, improve_nearby
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective_of
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    in_order,
+    largest_below,
+    may_hand_over,
+    names_of,
+    objective_of,
+)
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
 from planner.search.problem.owned_first import owned_first
@@ -148,7 +155,21 @@ def search_mixed_fleets(
         best = tuple((option, count) for option, count in best if count)
         # Exchanges may cost half as much as proposals of a cheaper fleet.
         exchanges = int(np.clip(CHEAPER_REQUESTS / 2 / request_count, LEAST_EXCHANGES, CHEAPER_PROPOSALS))
-        best = _exchange_workers(problem, best, options, level0.options, exchanges)
+        # Other fleets of this value may lead to one with fewer GPUs.
+        tied = [
+            each
+            for each in candidates
+            if abs(objective_of(each) - value) <= ROUNDING * value
+            and problem.allows(each)
+            and oracle.verdicts.get(names_of(each))
+        ]
+        best = min(
+            (
+                _exchange_workers(problem, each, options, level0.options, exchanges)
+                for each in dict.fromkeys((best, *tied))
+            ),
+            key=objective_of,
+        )
     best, is_exact = _simulate_every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
         refined = owned_first(problem, _refine(problem, level0, beyond_stock, best))

@@ -35,7 +35,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     Kinds of the largest workers get owned GPUs first.
 
     If owned GPUs cost electricity, a worker stays on a rented node that is paid in any case. Returns `counts`
-    unchanged if the remaining workers would need rented GPUs that are not offered.
+    unchanged if the remaining workers would need rented GPUs that are not offered, or nodes beyond the stock.
     """
     if not problem.task.owned:
         return counts
@@ -68,6 +68,8 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
             (_on_gpu(option, gpus[name], problem), count) for name, count in count_by_gpu if count
         ]
     counts_owned = tuple(pool for kind in pools_by_kind for pool in new_pools[kind])
+    if problem.allows(counts) and not problem.allows(counts_owned):
+        return counts
     # Only "cost" counts what idle GPUs of rented nodes cost, so that a worker may be cheaper on them.
     return _on_idle_gpus(problem, counts_owned, gpus) if problem.option_objective == "cost" else counts_owned
 
