@@ -88,7 +88,7 @@ WEIGHTS = {
     "fp8": ("fp8", "fp8-block"),
     "mxfp4": ("mxfp4",),
     "fp8_block": ("fp8-block", "fp8"),
-    "int4_wo": ("int4", "int4-g32"),
+    "int4_wo": ("int4", "int4-g32", "int4-g32z"),
     # InferenceX's "fp4"; gpt-oss in "fp4" has the weights that OpenAI published, which are in mxfp4.
     "nvfp4": ("nvfp4", "mxfp4"),
 }

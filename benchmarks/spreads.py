@@ -64,7 +64,7 @@ MOST_LONGER_FRAC = 0.07
 CLASSES = {
     "16 bit": ("bf16",),
     "fp8": ("fp8", "fp8-block", "mxfp8"),
-    "4 bit": ("int4", "int4-g32", "mxfp4", "nvfp4"),
+    "4 bit": ("int4", "int4-g32", "int4-g32z", "mxfp4", "nvfp4"),
 }
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
 Campaign = tuple[str, str, str]  # Source, GPU, LLM.

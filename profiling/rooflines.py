@@ -63,7 +63,7 @@ LLMS = (
 ROWS = {  # Rows of catalogs/roofline.yaml -> their formats of weights.
     "bf16": ("bf16",),
     "fp8": ("fp8", "fp8-block"),
-    "w4a16": ("int4", "int4-g32", "mxfp4"),
+    "w4a16": ("int4", "int4-g32", "int4-g32z", "mxfp4"),
     "nvfp4": ("nvfp4",),
 }
 # AIConfigurator also has tables of other GPUs, but they are copies of the B200's and add no measurement.

@@ -23,7 +23,7 @@ from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import SAME_USD
 from planner.reports.page import charts_html as drawn
-from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.page import figures_html, inline_html, list_html, page_html, section_html, table_html
 from planner.reports.words import Rows, describe_fleet, sold_singly_text, usd_text
 from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
@@ -512,8 +512,8 @@ def _html_page(answer: DayAnswer) -> str:
     missed = missed_lines(best)
     parts = [
         f"<header><p class=eyebrow>A day of {escape(question.fleet.llm.name)}</p>",
-        f"<h1>{escape(recommendation_sentence(answer))}</h1>",
-        f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
+        f"<h1>{inline_html(recommendation_sentence(answer))}</h1>",
+        f"<p class=lead>{inline_html(' '.join(proof_lines(answer)))}</p></header>",
         list_html(answer.warnings) if answer.warnings else "",
         figures_html(cells),
         section_html("Controllers", table_html(head, table_rows, caption="Controllers", numeric=(1, 2, 3))),

@@ -12,7 +12,15 @@ from planner.day.day_manifests import controller_manifests
 from planner.day.several_llms_day import JointAnswer, JointDay
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
-from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
+from planner.reports.page import (
+    charts_html,
+    figures_html,
+    inline_html,
+    list_html,
+    page_html,
+    section_html,
+    table_html,
+)
 from planner.reports.words import Rows, describe_fleet, usd_text
 from planner.solvers.master import paid_usd_per_h
 from planner.units import count_text
@@ -198,8 +206,8 @@ def _html_page(answer: JointAnswer) -> str:
     ]
     parts = [
         f"<header><p class=eyebrow>A day of {escape(', '.join(answer.by_llm))}</p>",
-        f"<h1>{escape(joint_recommendation(answer))}</h1>",
-        f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
+        f"<h1>{inline_html(joint_recommendation(answer))}</h1>",
+        f"<p class=lead>{inline_html(' '.join(proof_lines(answer)))}</p></header>",
         list_html(answer.warnings) if answer.warnings else "",
         figures_html(cells),
         section_html("Controllers", table_html(head, table_rows, caption="Controllers", numeric=(1,))),

@@ -63,7 +63,8 @@ _ALGORITHMS = {
 }
 # Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
-# Weights that share a scale, in the formats "int4" and "int4-g32"; larger groups take less memory.
+# Weights that share a scale, in the formats "int4" and "int4-g32" or "int4-g32z"; larger groups take less
+# memory.
 _LARGE_GROUP, _SMALL_GROUP = 128, 32
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
@@ -248,7 +249,7 @@ def _parse_section(section: object, where: str, config: Config) -> Formats:
             raise CatalogError(f"{where}: quant_algo: {show_value(algorithm)} is not modelled; {INSTEAD}")
         format = _ALGORITHMS[str(algorithm).upper()]
         if format == "int4":
-            format = _int4_format(section, where)
+            format = _int4_format(section, where, "int4-g32")
         return _formats_of_rules(format, format, kv_dtype_bytes, ignored)
     method = str(section.get("quant_method")).lower()
     if groups := section.get("config_groups"):
@@ -278,7 +279,7 @@ def _method_format(section: Config, where: str, method: str) -> str:
             if section.get("bits") == 8 and method.startswith("gptq"):
                 return "int8-g128"
             if section.get("bits") == 4:
-                return _int4_format(section, where)
+                return _int4_format(section, where, "int4-g32z")
             raise _not_modelled(section, where, "bits")
     # The message names what the section has: its method, or only its bits.
     key = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
@@ -290,8 +291,9 @@ def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
     return CatalogError(f"{where}: {key}: {show_value(section.get(key))} is not modelled; {INSTEAD}")
 
 
-def _int4_format(section: Config, where: str) -> str:
-    """The format of weights in 4 bits, by how many of them share a scale (`group_size`).
+def _int4_format(section: Config, where: str, small_groups: str) -> str:
+    """The format of weights in 4 bits, by how many of them share a scale (`group_size`); `small_groups` is
+    that of groups of 32.
 
     A `group_size` of -1 stands for a whole row; a missing one or None for 128, the default of AWQ and GPTQ.
     Sizes from 32 to 127 count as 32, larger ones as 128, so a weight is never counted as too small.
@@ -300,7 +302,7 @@ def _int4_format(section: Config, where: str) -> str:
     if size is None or size == -1 or (isinstance(size, int) and size >= _LARGE_GROUP):
         return "int4"
     if isinstance(size, int) and size >= _SMALL_GROUP:
-        return "int4-g32"
+        return small_groups
     raise CatalogError(f"{where}: group_size: expected 32 or more, found {show_value(size)}")
 
 
@@ -344,7 +346,8 @@ def _group_format(weights: Config, where: str, *, multiplies_in_16_bits: bool) -
         case (4, "float") if size in (16, 32):
             return "nvfp4" if size == 16 else "mxfp4"
         case 4, "int":
-            return _int4_format({"group_size": size}, where)
+            has_zeros = weights.get("symmetric") is False
+            return _int4_format({"group_size": size}, where, "int4-g32z" if has_zeros else "int4-g32")
     raise CatalogError(
         f"{where}: weights: {show_value(kind)} of {show_value(bits)} bits in groups of "
         f"{show_value(size)} are not modelled; {INSTEAD}"

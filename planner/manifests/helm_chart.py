@@ -102,7 +102,7 @@ def _deployment(deployment: Document) -> Document:
     (main,) = pod["containers"]
     return {
         "role": metadata["labels"][engine_command.ROLE],
-        **{key: spec[key] for key in ("replicas", "strategy") if key in spec},
+        **{key: spec[key] for key in ("replicas", "strategy", "progressDeadlineSeconds") if key in spec},
         "annotations": metadata.get("annotations", {}),
         **{key: main[key] for key in _OF_CONTAINER},
         "extraArgs": [],

@@ -310,6 +310,8 @@ def _deployment(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) 
             "replicas": pool.count,
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
             "strategy": ONE_AT_A_TIME,
+            # By default a rollout counts as failed after 600 s, in which a large LLM may not have started.
+            "progressDeadlineSeconds": engine_command.START_S,
             "template": _with_store(fleet, pool, pod_template(fleet, pool, labels, main)),
         },
     }

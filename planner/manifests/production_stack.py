@@ -17,6 +17,8 @@ ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # crowded node.
 CPUS, MEMORY = 8, "32Gi"
 GARBLED_FROM = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
+# The chart leaves pods Kubernetes' 30 s to stop, of which the engine gets this many for its requests.
+DRAIN_S = 25
 # Flags for which the chart has a value; the others go into extraArgs.
 _CHART_VALUES = {
     "tensor-parallel-size": "tensorParallelSize",
@@ -41,7 +43,9 @@ def steps(fleet: Fleet) -> list[str]:
         f"    helm install {engine_command.llm_label(fleet)} vllm/vllm-stack --version {CHART_VERSION} "
         "-f production-stack.values.yaml",
         "",
-        "The router's image is the chart's, by the tag `latest`: pin it with routerSpec.tag.",
+        "The router's image is the chart's, by the tag `latest`: pin it with routerSpec.tag. Its pods have "
+        f"30 s to stop, so requests that take longer than {DRAIN_S} s are aborted then. A rollout may be "
+        "called failed by its progressDeadlineSeconds, for which it has no value, while a large LLM starts.",
     ]
 
 
@@ -139,7 +143,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "hf_token": {"secretName": engine_command.SECRET_NAME, "secretKey": engine_command.SECRET_KEY},
         "vllmConfig": {
             **{value: engine_settings[key] for key, value in _CHART_VALUES.items()},
-            "extraArgs": engine_command.to_args(extra),
+            "extraArgs": [*engine_command.to_args(extra), *engine_command.drain_args(pool.type, DRAIN_S)],
         },
         "env": kubernetes.nixl_environment(fleet, pool),
         "nodeSelectorTerms": [{"matchExpressions": expressions}],

@@ -27,6 +27,7 @@ WEIGHT_BYTES = {
     "int8-g128": 8.125 / 8,  # Groups of 128: 16 bits of scale; the weights alone have 8 bits (GPTQ).
     "int4": 4.15625 / 8,  # Groups of 128: 16 bits of scale, 4 of zero (AWQ, GPTQ).
     "int4-g32": 4.5 / 8,  # Groups of 32: 16 bits of scale (compressed-tensors).
+    "int4-g32z": 4.625 / 8,  # Groups of 32: 16 bits of scale, 4 of zero (AWQ, GPTQ).
     "mxfp4": 4.25 / 8,  # Groups of 32: 8 bits of scale.
     "nvfp4": 4.5 / 8,  # Groups of 16: 8 bits of scale.
 }

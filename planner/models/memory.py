@@ -196,7 +196,7 @@ def stage_memory(
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
     vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have this many, and so has the output head.
     layout = kv_layout(llm, tp)
-    kv_bytes_per_token = layout.block_bytes / KV_BLOCK_TOKENS + _scales_bytes(llm, gpu)
+    kv_bytes_per_token = layout.block_bytes / KV_BLOCK_TOKENS + scales_bytes(llm, gpu)
     release = settings.release
     has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang
     if dp < 1 or (dp > 1 and not llm.is_mixture):
@@ -252,10 +252,11 @@ def stage_memory(
     return tuple(stages)
 
 
-def _scales_bytes(llm: Llm, gpu: Gpu) -> float:
-    """Bytes that KV in 8 bits has beside its values where latent attention chooses tokens, before Blackwell:
-    a scale of 32 bits per 128 values, and rotated values in 16 bits, so 656 bytes in place of 576 (FlashMLA's
-    fp8_ds_mla, vllm/v1/attention/backends/mla/flashmla_sparse.py). On Blackwell FlashInfer needs neither.
+def scales_bytes(llm: Llm, gpu: Gpu) -> float:
+    """Bytes per token that KV in 8 bits has beside its values where latent attention chooses tokens, before
+    Blackwell: a scale of 32 bits per 128 values, and rotated values in 16 bits, so 656 bytes in place of 576
+    (FlashMLA's fp8_ds_mla, vllm/v1/attention/backends/mla/flashmla_sparse.py). On Blackwell FlashInfer needs
+    neither.
     """
     if llm.kv_dtype_bytes != 1 or gpu.fp4_flops_per_s:
         return 0.0

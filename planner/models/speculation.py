@@ -44,7 +44,8 @@ WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weig
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
 WITH_WEIGHTS = (*OWN_LAYERS, "eagle", "eagle3", "draft_model")
 METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
-QUANTISED_LATER = ("int4", "int4-g32", "nvfp4")  # Formats into which others bring a published LLM.
+# Formats into which others bring a published LLM.
+QUANTISED_LATER = ("int4", "int4-g32", "int4-g32z", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True)

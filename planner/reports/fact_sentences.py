@@ -31,6 +31,8 @@ LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
 SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver found.
 SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
+# By objective, what is said of fleets that are better; in the braces stands by how much.
+LESS = {"cost": "cost {}less", "gpus": "have {}fewer GPUs", "power": "draw {}less power"}
 MOST_NAMED_GPUS = 4  # Of more GPUs with old prices a sentence says only how many they are; set by hand.
 
 _OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
@@ -1107,7 +1109,7 @@ def _(fact: facts.CheaperMiss) -> str:
     return misses_text(fact)
 
 
-def misses_text(fact: facts.CheaperMiss, less: str = "cost {}less") -> str:
+def misses_text(fact: facts.CheaperMiss, less: str = LESS["cost"]) -> str:
     """What is known of the cheaper fleets; `less` says in what way, with braces for how much less."""
     over = f"over {show_share(fact.less_frac)} " if fact.less_frac else ""
     cheaper_fleets = f"fleets with one worker type per pool that {less.format(over)}"

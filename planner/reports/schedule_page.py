@@ -231,16 +231,22 @@ def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
 
 
 def cost_sentence(answer: ScheduleAnswer) -> str:
-    """The cost of the schedule per hour and per month, as one sentence."""
-    usd_per_h = answer.schedule.cost_usd_per_h
+    """The cost of the schedule per hour and per month, as one sentence: as simulated and repaired if it was,
+    else by rates.
+    """
+    simulated = answer.simulated
+    usd_per_h = answer.schedule.cost_usd_per_h if simulated is None else simulated.cost_usd_per_h
+    missed = "" if simulated is None or not simulated.missed_windows else ", with windows that miss the SLO"
     return (
-        f"{usd_text(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
+        f"{usd_text(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month"
+        f"{missed}."
     )
 
 
 def proof_line(answer: ScheduleAnswer) -> str:
     """How near the schedule is to the bound, and whether that is as near as was required."""
     proved = "Proved" if answer.is_optimal else "Not finished in time"
+    proved += "" if answer.simulated is None else " by rates alone"
     return f"{proved}: within {100 * answer.schedule.gap_frac:.2f} % of the least possible."
 
 

@@ -24,6 +24,7 @@ from planner.documents.facts import (
     NotCertified,
     NotShared,
     RooflineWon,
+    ServicesApart,
     SharingSaves,
     SpotSpare,
     TooFewKept,
@@ -36,6 +37,7 @@ from planner.errors import MostKept
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import (
+    LESS,
     SAME_USD,
     decided_text,
     fact_sentence,
@@ -75,8 +77,6 @@ STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts":
 # The names of a plan's answers, as headings.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"  # As the plan.
-# By objective, what is said of fleets that are better; in the braces stands by how much.
-_LESS = {"cost": "cost {}less", "gpus": "have {}fewer GPUs", "power": "draw {}less power"}
 # Why there is no answer "with a loss" where spot workers could be bought and none is.
 NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
@@ -170,12 +170,14 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
         return ""
-    keeping = [row.target for row in rows if row.keeps]
+    apart = {each.target for each in plan.warnings if isinstance(each, ServicesApart)}
+    keeping = [
+        f"{row.target} behind a balancer" if row.target in apart else row.target for row in rows if row.keeps
+    ]
     missed = [row.target for row in rows if not row.keeps]
     if not missed and not plan.certificate.for_targets:
-        return (
-            f"For {list_text(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
-        )
+        is_any = len(keeping) > 2 and not apart
+        return f"For {f'any of {len(keeping)} deployment targets' if is_any else list_text(keeping)}."
     if plan.certificate.deploy is not None:  # There is one row: the target that slo.yaml names.
         return f"NOT kept on {list_text(missed)}, for which it was planned."
     for_whom = f"For {list_text(keeping)}" if keeping else "For `plan serve`, our own router, alone"
@@ -865,7 +867,7 @@ def why_nothing_cheaper(plan: Plan) -> list[str]:
         texts += [f"the {least} fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         cheaper = certificate.scenarios_drawn.cheaper
-        less = "are smaller" if _is_plan_free(plan) else _LESS[certificate.objective]
+        less = "are smaller" if _is_plan_free(plan) else LESS[certificate.objective]
         texts.append(misses_text(cheaper, less))
     texts += [
         fact_sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)

@@ -23,7 +23,7 @@ from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
-from planner.units import percentile_name, show_s, show_share
+from planner.units import percentile_name, show_error, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 # If other processes took a larger share of an engine's step times, the verdict says so. Even a small share
@@ -189,7 +189,8 @@ def verdict_text(validation: Validation) -> str:
         agrees_text = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
         text = (
             f"{agrees_text} with the measurement: the largest error relative to its tolerance is "
-            f"{signed_percent(worst.error_frac)} ({worst.metric} {percentile_name(worst.percentile_frac)}; "
+            f"{show_error(worst.error_frac, worst.tolerance_frac)} "
+            f"({worst.metric} {percentile_name(worst.percentile_frac)}; "
             f"allowed {100 * (worst.tolerance_frac or 0):g} %)."
         )
     if not comparison.attainment_agrees:
@@ -389,12 +390,6 @@ def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def signed_percent(frac: float) -> str:
-    """A share with its sign, "+1.2 %"; a dash if it is not finite."""
-    # The "z" writes -0.0, which a small negative share rounds to, as +0.0.
-    return "-" if not math.isfinite(frac) else f"{100 * frac:+z.1f} %"
-
-
 def error_rows(validation: Validation) -> list[dict[str, str]]:
     """The errors as rows of text by column, for the tables of report.html and of `plan validate`.
 
@@ -414,11 +409,12 @@ def error_rows(validation: Validation) -> list[dict[str, str]]:
             "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
             "predicted": show_s(row.predicted_s),
             "measured": show_s(row.measured_s),
-            "error": signed_percent(row.error_frac),
+            "error": show_error(row.error_frac, row.tolerance_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
         }
         for heading, compared in further_columns.items():
             error_frac = {(each.metric, each.percentile_frac): each.error_frac for each in compared.rows}
-            texts[heading] = signed_percent(error_frac.get((row.metric, row.percentile_frac), math.nan))
+            further_frac = error_frac.get((row.metric, row.percentile_frac), math.nan)
+            texts[heading] = show_error(further_frac, row.tolerance_frac)
         table.append(texts)
     return table

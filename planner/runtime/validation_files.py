@@ -31,12 +31,11 @@ from planner.runtime.validation_document import (
     engine_rows,
     error_rows,
     pool_of_worker,
-    signed_percent,
     validation_document,
     verdict_text,
 )
 from planner.slo_metrics import METRICS, verdict_word
-from planner.units import show_s, show_share
+from planner.units import show_error, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # A scatter chart has at most this many points, so that the page stays small.
@@ -326,7 +325,7 @@ def _steps_html(validation: Validation) -> str:
         line = {
             "pool": steps.pool,
             "steps": f"{len(steps.table.y):,}",
-            "seconds predicted": signed_percent(steps.bias_frac),
+            "seconds predicted": show_error(steps.bias_frac, None),
         }
         line |= {
             f"mean error, {kind}": _share_text(steps.errors.get(kind))

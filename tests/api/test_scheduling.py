@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 import fleetplan
 from planner.api.scheduling import ScheduleResult
 from planner.reports.schedule_page import gpu_rows, worker_rows
+from planner.search.schedules import scheduled
+from planner.simulator.layout import UNFINISHED
 
 ONE = {
     "llm": "meta-llama/Llama-3.1-8B",
@@ -178,3 +181,15 @@ def test_what_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> N
     strict = market(tmp_path) | {"slo": {"chat": SLO | {"every": "2 min"}}}
     with pytest.raises(fleetplan.PlannerError, match="at most a window"):
         asked(strict, chat=traffic(2))
+
+
+def test_a_window_with_a_request_that_is_never_served_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few they are: by its percentiles the window was kept."""
+    monkeypatch.setattr(scheduled, "missed_windows", lambda *_: [0])
+    simulation = SimpleNamespace(
+        edges_s=np.array([0.0, 60.0, 120.0, 180.0]),
+        arrival_s=np.array([10.0, 70.0, 130.0]),
+        status=np.array([UNFINISHED, UNFINISHED + 1, UNFINISHED]),
+    )
+    served, run = SimpleNamespace(slo=None), SimpleNamespace(run=SimpleNamespace(simulation=simulation))
+    assert scheduled._missed_windows([served], [run]) == [(0, 0), (0, 2)]  # type: ignore[list-item]

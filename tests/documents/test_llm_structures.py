@@ -539,6 +539,8 @@ EXPERTS = 58 * 256 * 3 * 7168 * 2048
     [  # of attention, of the experts, of the shared expert, of the first dense block
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("fp8-block",) * 4),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, ("int4",) * 4),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, ("int4-g32z",) * 4),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64}, ("int4-g32z",) * 4),
         ({"quant_method": "gptq", "bits": 8}, ("int8-g128",) * 4),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, ("mxfp8",) * 4),
         (NVFP4, ("nvfp4",) * 4),

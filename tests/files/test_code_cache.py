@@ -71,7 +71,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, content: bytes | None) -> N
     )
     function = module(tmp_path).scaled_by(3)
     assert function(2) == 6 and function.stats.cache_misses
-    assert len(path.read_bytes()) == len(good)
+    # The code compiled anew may differ in length: Numba numbers functions, in all tests of a process.
     again = module(tmp_path).scaled_by(3)
     assert again(2) == 6 and not again.stats.cache_misses
 

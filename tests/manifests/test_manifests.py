@@ -235,6 +235,19 @@ def test_a_worker_that_is_to_stop_finishes_its_requests(target: str) -> None:
         assert len(re.findall(r"preStop:\n\s+exec:\n\s+command:\n\s+- sleep\n\s+- '10'", new)) == pods
 
 
+def test_engines_have_their_time_to_start_and_to_stop() -> None:
+    """A rollout counts as failed after 600 s by default; production-stack's chart leaves 30 s to stop."""
+    files = rendered(mixed())
+    (engine,) = (
+        each
+        for each in documents(files["kubernetes.yaml"])
+        if each["kind"] == "Deployment" and not each["metadata"]["name"].endswith("router")
+    )
+    assert engine["spec"]["progressDeadlineSeconds"] == 3600
+    (model,) = yaml.safe_load(files["production-stack.values.yaml"])["servingEngineSpec"]["modelSpec"]
+    assert model["vllmConfig"]["extraArgs"][-2:] == ["--shutdown-timeout", "25"]
+
+
 def test_a_router_that_is_to_stop_ends_its_requests() -> None:
     """vllm-router 0.1.17 does so when told to stop; Kubernetes killed it after 30 s, Compose after 10."""
     files = rendered(mixed())

@@ -18,7 +18,7 @@ from planner.policies import QUEUE, ROUTING
 from planner.reports.fact_sentences import fact_sentence, moved_text
 from planner.reports.output import plain_value
 from planner.solvers.repeats import Interval
-from planner.units import show_beside, show_digits, show_share
+from planner.units import show_beside, show_digits, show_error, show_share
 
 KNOWN: dict[Any, Any] = {
     float: 0.25,
@@ -154,3 +154,10 @@ def test_a_move_is_told_without_exponents_and_zeros(
     planned: float, value: float | None, unit: str, said: str
 ) -> None:
     assert moved_text(planned, value, unit) == said
+
+
+def test_an_error_beside_what_is_allowed_reads_as_larger() -> None:
+    """5.04 % read as "+5.0 %" beside "5 %"."""
+    assert show_error(0.0504, 0.05) == "+5.04 %" and show_error(-0.10001, 0.1) == "-10.001 %"
+    assert show_error(0.05, 0.05) == "+5.0 %" and show_error(0.0123, None) == "+1.2 %"
+    assert show_error(-1e-9, None) == "+0.0 %" and show_error(float("nan"), 0.05) == "-"

@@ -15,6 +15,7 @@ from benchmarks.generated_traffic import lognormal, synthesise
 from planner.api.results import PlanResult
 from planner.documents import facts
 from planner.documents.catalog import read_catalog
+from planner.documents.policy_choices import PolicyChange
 from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
@@ -25,6 +26,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.level0.one_pool import Search
 from planner.search.mixed import policy_search
 from planner.search.mixed.best_fleet import NoFleet
+from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem
 from planner.simulator import judge_slo, simulate
 from planner.traffic.trace import Trace
@@ -218,3 +220,14 @@ def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.Monke
     with pytest.raises(InfeasibleError):
         planned(trace, {"queue": ["fcfs", "sjf"]}, limits={"cost": free.certificate.value * 1.01})
     assert started_from == [[], [free.fleet]]
+
+
+def test_what_a_policy_saves_has_its_fractions_of_a_watt() -> None:
+    """Two capped GPUs in place of three save 350.5 W; whole Watts of 1,051.5 and 701 were 350."""
+    document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "objective": "power"}
+    fleet = {"gpus": ["h100-80g@350.5W"], "max_num_batched_tokens": 2048}
+    problem = build_problem(parse_task(document | {"fleet": fleet}, CATALOG), bursts(0), CATALOG)
+    option = next(each for each in problem.options() if each.role == "mixed" and each.type.gpus == 1)
+    raced = policy_search.RacedPolicy(PolicyChange("queue", "sjf"), problem.oracle.policies, ((option, 2),))
+    (gain,) = policy_search.gains_of(problem, ((option, 3),), [raced])
+    assert (gain.value, gain.saves) == pytest.approx((701.0, 350.5))

@@ -19,7 +19,7 @@ from planner.runtime.live_routing import LiveFleet
 from planner.search.evidence.findings import place_workers
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.simulator.replay import simulate
-from planner.simulator.worker_places import worker_nodes
+from planner.simulator.worker_places import make_links, worker_nodes
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -190,3 +190,12 @@ def test_an_answer_of_workers_on_one_node_is_not_that_of_workers_on_two() -> Non
         for decodes in (rented, owned)
     )
     assert oracle.holds(together) and not oracle.holds(apart)
+
+
+def test_a_hand_off_of_sparse_attention_moves_the_scales_too() -> None:
+    """656 bytes of a token in each of 61 layers before Blackwell, in place of 576."""
+    for name, more in (("h200-141g", 61 * 80), ("b200-180g", 0)):
+        llm, worker = CATALOG.llm("nvidia/DeepSeek-V3.2-NVFP4"), replace(kind(8), gpu=CATALOG.gpu(name))
+        pools = (Pool("pre", "prefill", worker, 1), Pool("dec", "decode", worker, 1))
+        (link,) = make_links(Fleet(llm, pools, Policies(), Network(10e9, 1e-3, "serialised")))
+        assert link["block_s"] == pytest.approx(16 * (llm.kv_bytes_per_token + more) / 10e9)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from plans import CATALOG, a_plan, mixed, pairs
+from plans import CATALOG, a_plan, a_pool, mixed, pairs
 from questions import DOCUMENT, question, traffic
 from typer.testing import CliRunner, Result
 
@@ -19,7 +19,7 @@ from planner.api.planning import answer_question, plan_question
 from planner.api.questions import TaskDocument
 from planner.api.results import PlanResult
 from planner.cli import app
-from planner.documents.facts import NotDeployable, RoutersMiss
+from planner.documents.facts import NotDeployable, RoutersMiss, ServicesApart
 from planner.documents.policy_choices import due_of
 from planner.documents.slo import parse_slo
 from planner.documents.task import parse_task
@@ -307,6 +307,14 @@ def test_where_no_router_has_a_choice_there_is_nothing_to_say() -> None:
     assert targets_text(simulate_routers(a_plan(alone))) == ""
     assert targets_text(simulate_routers(a_plan(mixed(count=1)))) == ""
     assert targets_text(simulate_routers(a_plan(fleet))) != ""
+
+
+def test_services_with_an_address_each_are_kept_behind_a_balancer() -> None:
+    """The headline was "For any of 10 deployment targets" beside a warning that KServe needs one."""
+    pools = (a_pool("mixed-0", "mixed", "h100-80g", 4, 1), a_pool("mixed-1", "mixed", "h100-80g", 2, 1))
+    plan = simulate_routers(a_plan(replace(mixed(), pools=pools)))
+    assert any(isinstance(each, ServicesApart) for each in plan.warnings)
+    assert "kserve behind a balancer" in targets_text(plan)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_json
 from planner.reports import charts
 from planner.reports.drawing import live_spec
-from planner.units import show_s, show_share
+from planner.units import show_error, show_s, show_share
 from ui import draw
 from ui.session import open_session
 from ui.store import Document, read_as
@@ -77,7 +77,7 @@ def _draw_validation(document: Document) -> None:
             f"{row['metric']} {row['percentile']}",
             show_s(row["predicted_s"]),
             show_s(row["measured_s"]),
-            draw.signed_percent(row["error_frac"]),
+            show_error(row["error_frac"], row["tolerance_frac"]),
             _percent_text(row["tolerance_frac"]),
         )
         for row in document["errors"]

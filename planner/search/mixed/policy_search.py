@@ -38,7 +38,8 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
-from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check_policies
 from planner.traffic.trace import Trace
@@ -485,12 +486,16 @@ def gains_of(
     """What each policy saves, in the unit of the objective. With the objectives "gpus" and "power", a
     policy that only takes cheaper GPUs saves nothing.
     """
-    unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective_of(best))
-    raced_values = [problem.without_tie_break(each.value) for each in gains]
+    unit, is_tied = OBJECTIVE_UNITS[problem.task.objective], problem.task.objective in PRICE_TIES
+
+    def value_of(counts: Counts) -> float:
+        return objective_paid(problem, counts) if is_tied else objective_of(counts)
+
+    value = value_of(best)
     return [
         facts.PolicyGains(label_of(problem, each.policies), raced_value, value - raced_value, unit, answer)
-        for each, raced_value in zip(gains, raced_values, strict=True)
-        if raced_value < value
+        for each in gains
+        if each.best is not None and (raced_value := value_of(each.best)) < value
     ]
 
 

@@ -280,11 +280,16 @@ def _simulate_llms(
 
 
 def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
-    """Each window of an SLO that misses it, as (number of the LLM, number of the window)."""
+    """Each window of an SLO that misses it, or of which a request is never served, as (number of the LLM,
+    number of the window).
+    """
     missed: list[tuple[int, int]] = []
     for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
         simulation = llm_run.run.simulation
-        missed += [(m, v) for v in missed_windows(simulation, llm.slo, simulation.edges_s)]
+        edges_s, unserved_s = simulation.edges_s, simulation.arrival_s[simulation.status == UNFINISHED]
+        of_unserved = np.searchsorted(edges_s, unserved_s, side="right") - 1
+        windows = {*missed_windows(simulation, llm.slo, edges_s), *of_unserved.tolist()}
+        missed += [(m, v) for v in sorted(windows & set(range(len(edges_s) - 1)))]
     return missed
 
 

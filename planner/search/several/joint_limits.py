@@ -17,7 +17,7 @@ from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_desig
 from planner.search.level0.designs import FleetDesign
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
-from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES, without_price_tie
+from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES, objective_of_worker
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 from planner.solvers.whole_nodes import enough_for
@@ -54,20 +54,22 @@ class SharedLimitQueries:
 
 
 def price_limits(
-    queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, objective: str
+    queries: SharedLimitQueries, rows: Sequence[SharedLimit], best: Cheapest, objective: str
 ) -> tuple[Binding, ...]:
     """For each limit the least amount of it, the others unchanged, that allows fleets whose objective is less
-    than `value`, and what these fleets save, in the objective's unit.
-
-    If the objective is GPUs or Watts, only whole ones are savings: the fraction of a value is a price that
-    breaks ties (`Problem.with_tie_break`).
+    than that of the `best` within all limits, and what these fleets save, in the objective's unit.
     """
     bindings: list[Binding] = []
     unit = OBJECTIVE_UNITS[objective]
-    below = without_price_tie(value, objective) if objective in PRICE_TIES else value * (1 - CHEAPER_FRAC)
 
-    def saving_of(cheaper: float) -> float:
-        return without_price_tie(value, objective) - without_price_tie(cheaper, objective)
+    def value_of(shared: Cheapest) -> float:
+        """The objective without the price that breaks ties between GPUs or Watts (`with_price_tie`)."""
+        if objective not in PRICE_TIES:
+            return shared.value
+        return sum(objective_of_worker(option.type, objective) * n for option, n in _chosen_workers(shared))
+
+    value = value_of(best)
+    below = value if objective in PRICE_TIES else value * (1 - CHEAPER_FRAC)
 
     for row in rows:
         assert row.limit is not None  # Only a row made within a query has no limit of the question.
@@ -83,7 +85,7 @@ def price_limits(
         amount = _enough_of_limit(row, without if least_use.best is None else least_use)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
-            saves, saves_most = saving_of(raised.value), saving_of(without.value)
+            saves, saves_most = value - value_of(raised), value - value_of(without)
             bindings.append(
                 MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least_use.is_exact)
             )

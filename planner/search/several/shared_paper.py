@@ -7,7 +7,7 @@ LLM costs less than alone, so the certificate can say what each pays for sharing
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.catalog import Catalog
@@ -28,7 +28,7 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
-from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.problem.stages import Message, phase_of
@@ -138,7 +138,7 @@ def _plan_shared(
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
         together, left_to_each = _search_within_others(parts, *mixed, deadline)
         least = sum(map(_level0_value, together))
-        level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
+        level0 = Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds)
         paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
         return SharedPaper(together, left_to_each, level0, False, paid_for_sharing, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
@@ -155,11 +155,8 @@ def _plan_shared(
         chosen.append(design.counts(vector))
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-    binding = (
-        *paid_for_sharing,
-        *joint_limits.price_limits(queries, rows, shared.value, parts[0].task.objective),
-    )
-    shared = _without_tie_breaks(shared, alone)
+    binding = (*paid_for_sharing, *joint_limits.price_limits(queries, rows, shared, parts[0].task.objective))
+    shared = _without_tie_breaks(shared, zip(problems, chosen, strict=True))
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
@@ -210,9 +207,8 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     They are known if the best fleets are not cheaper, or if the fleets of level 0 fit together too.
     """
     best = [best_of(searched)[1] for searched in alone]
-    level0 = [
-        min((result.level0.search for _, result in each), key=lambda search: search.value) for each in alone
-    ]
+    found = [min(each, key=lambda pair: pair[1].level0.search.value) for each in alone]
+    level0 = [result.level0.search for _, result in found]
     least = sum(search.value for search in level0)
     is_exact = all(result.level0.search.is_exhausted for each in alone for _, result in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
@@ -221,14 +217,21 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     is_reachable |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
     value = least if is_reachable else math.inf
     bound = least if is_exact else 0.0
-    return _without_tie_breaks(Cheapest(None, value, bound, is_exact, rounds=0), alone)
+    fleets = [(problem, result.level0.search.best or ()) for problem, result in found]
+    return _without_tie_breaks(Cheapest(None, value, bound, is_exact, rounds=0), fleets)
 
 
-def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest:
-    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`)."""
-    problem, _ = alone[0][0]
-    value, bound = (problem.without_tie_break(each) for each in (level0.value, level0.bound))
-    return replace(level0, value=value, bound=bound)
+def _without_tie_breaks(level0: Cheapest, fleets: Iterable[tuple[Problem, Counts]]) -> Cheapest:
+    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`).
+    `fleets` are those with the result's value. A bound below that value is rounded down to whole Watts.
+    """
+    fleets = list(fleets)
+    problem, _ = fleets[0]
+    if problem.task.objective not in PRICE_TIES or not math.isfinite(level0.value):
+        return replace(level0, bound=problem.without_tie_break(level0.bound))
+    value = sum(objective_paid(each, counts) for each, counts in fleets)
+    is_tight = level0.bound >= level0.value * (1 - ROUNDING)
+    return replace(level0, value=value, bound=value if is_tight else problem.without_tie_break(level0.bound))
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:

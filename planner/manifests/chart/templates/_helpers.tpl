@@ -29,6 +29,9 @@ spec:
   {{- with $values.strategy }}
   strategy: {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- with $values.progressDeadlineSeconds }}
+  progressDeadlineSeconds: {{ . }}
+  {{- end }}
   template:
     metadata:
       labels: {{- $labels | nindent 8 }}
