@@ -153,23 +153,7 @@ def search_mixed_fleets(
         )
     if best is not None:
         best = tuple((option, count) for option, count in best if count)
-        # Exchanges may cost half as much as proposals of a cheaper fleet.
-        exchanges = int(np.clip(CHEAPER_REQUESTS / 2 / request_count, LEAST_EXCHANGES, CHEAPER_PROPOSALS))
-        # Other fleets of this value may lead to one with fewer GPUs.
-        tied = [
-            each
-            for each in candidates
-            if abs(objective_of(each) - value) <= ROUNDING * value
-            and problem.allows(each)
-            and oracle.verdicts.get(names_of(each))
-        ]
-        best = min(
-            (
-                _exchange_workers(problem, each, options, level0.options, exchanges)
-                for each in dict.fromkeys((best, *tied))
-            ),
-            key=objective_of,
-        )
+        best = _best_after_exchanges(problem, best, candidates, options, level0.options)
     best, is_exact = _simulate_every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
         refined = owned_first(problem, _refine(problem, level0, beyond_stock, best))
@@ -272,6 +256,32 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
         if oracle.holds(counts):
             return counts, level0.may_mix_all
     return best, level0.may_mix_all
+
+
+def _best_after_exchanges(
+    problem: Problem,
+    best: Counts,
+    candidates: Sequence[Counts],
+    options: Sequence[Option],
+    all_options: Sequence[Option],
+) -> Counts:
+    """The best fleet after exchanges (`_exchange_workers`) that begin with `best`, or with one of the
+    `candidates` that holds and has its value: another way may lead to fewer GPUs.
+    """
+    value = objective_of(best)
+    tied = [
+        each
+        for each in candidates
+        if abs(objective_of(each) - value) <= ROUNDING * value
+        and problem.allows(each)
+        and problem.oracle.verdicts.get(names_of(each))
+    ]
+    # Exchanges may cost half as much as proposals of a cheaper fleet.
+    most = int(np.clip(CHEAPER_REQUESTS / 2 / len(problem.trace), LEAST_EXCHANGES, CHEAPER_PROPOSALS))
+    fleets = dict.fromkeys((best, *tied))
+    return min(
+        (_exchange_workers(problem, each, options, all_options, most) for each in fleets), key=objective_of
+    )
 
 
 def _exchange_workers(
