@@ -101,6 +101,13 @@ class Speculation:
         return self.method in WITH_WEIGHTS
 
     @property
+    def reads_hidden_states(self) -> bool:
+        """Whether the drafter reads hidden states of the LLM: `use_eagle` of vLLM's SpeculativeConfig, which
+        has the last KV block found in a prefix cache computed again.
+        """
+        return self.method in ("mtp", "eagle", "eagle3")
+
+    @property
     def drafter_key(self) -> tuple[str, str | None] | None:
         """Method and model of a drafter with KV, which is handed over: both workers need the same."""
         return (self.method, self.model) if self.has_weights else None

@@ -57,7 +57,7 @@ PROMPT = np.dtype(
         ("depth", "i8"),
         ("used_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
         ("shown_nodes", "i8"),  # How many of these the router knows of.
-        # KV blocks of these nodes of which it has a copy of its own: the last one where it is computed again.
+        # KV blocks of these nodes of which it has copies of its own: the last ones, if computed again.
         ("own_blocks", "i8"),
         ("left", "i8"),  # The entry of the blocks that it left behind besides nodes; NONE if there is none.
         # Tokens that the router took to be cached, and so did not count among those that wait for a prefill.

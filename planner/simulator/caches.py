@@ -19,6 +19,9 @@ an entry whose node is -2 - r for request r (-1 is NONE). Only the request itsel
 preemption; otherwise they take room until they are the least recently used. Decode workers have no nodes: no
 block of a request there belongs to one.
 
+Drafters that read the LLM's hidden states (`dropped_blocks` of the worker's type) need those of the last
+tokens before what is computed: vLLM computes the last KV block that it finds once more, into another block.
+
 Where layers have sliding-window attention (`taken_blocks_per_token` of the worker's type), a prefix is found
 only up to a node whose attention window is still there. The blocks of a window go back to the pool when the
 window has moved on, and are given out again in the order in which they came back.
@@ -293,17 +296,43 @@ def _last_whole_node(state, w, r, nodes):
     return e if e != NONE and caches.entries[e].is_cached else NONE
 
 
+@kernel_jit
+def _hit_blocks(state, w, r, nodes):
+    """KV blocks from the first on that request r finds on worker w, which has the first `nodes` of its nodes.
+
+    With drafters that read the LLM's hidden states vLLM drops the last one found (`dropped_blocks`), so that
+    it is computed again.
+    """
+    caches, length = state.caches, state.requests[r].length_tokens
+    blocks = nodes * caches.numbers[NODE_BLOCKS]
+    if _last_whole_node(state, w, r, nodes) != NONE:
+        blocks += caches.numbers[NODE_BLOCKS] - 1
+    elif nodes == depth_on(state, w, r) and _finds_left_blocks(state, w, r):
+        blocks += min(np.int64(caches.entries[caches.prompts[r].left].blocks), (length - 1) // BLOCK - blocks)
+    return max(blocks - state.types[state.workers[w].type].dropped_blocks, ZERO)
+
+
+@kernel_jit
+def _part_used(state, w, r, nodes, whole):
+    """The entry of the node after the first `whole` of request r, if that is cached; else NONE."""
+    if whole < nodes:
+        return find_entry(state, w, node_at(state, r, whole))
+    return _last_whole_node(state, w, r, nodes)
+
+
 @where_has("caches", lambda state, w, r: ZERO)
 def shared_blocks(state, w, r):
     """KV blocks that request r needs on worker w and that running requests use already."""
     caches = state.caches
-    nodes, blocks = cached_nodes(state, w, r), ZERO
-    for i in range(nodes):
+    nodes, blocks, node_blocks = cached_nodes(state, w, r), ZERO, caches.numbers[NODE_BLOCKS]
+    hit = _hit_blocks(state, w, r, nodes)
+    whole = min(hit // node_blocks, nodes)
+    for i in range(whole):
         if caches.entries[find_entry(state, w, node_at(state, r, i))].refs > 0:
-            blocks += caches.numbers[NODE_BLOCKS]
-    e = _last_whole_node(state, w, r, nodes)
+            blocks += node_blocks
+    e = _part_used(state, w, r, nodes, whole)
     if e != NONE and caches.entries[e].refs > 0:
-        blocks += caches.numbers[NODE_BLOCKS] - 1
+        blocks += hit - whole * node_blocks
     return blocks
 
 
@@ -327,24 +356,25 @@ def take_prefix(state, w, r, time_s):
     """
     caches = state.caches
     prompt, request = caches.prompts[r], state.requests[r]
-    nodes = cached_nodes(state, w, r)
-    for i in range(nodes):
+    node_blocks, nodes = caches.numbers[NODE_BLOCKS], cached_nodes(state, w, r)
+    blocks = _hit_blocks(state, w, r, nodes)
+    whole = min(blocks // node_blocks, nodes)
+    for i in range(whole):
         _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
-    if nodes > 0:
-        _note_attention_window(state, w, node_at(state, r, nodes - 1))
-    hit = nodes * caches.numbers[NODE_TOKENS]
-    end = _last_whole_node(state, w, r, nodes)
-    if end != NONE:
-        # The node's last block is computed once more: into a block of the request's own (`own_blocks` 1) if
-        # others use the cached block, else (0) into the cached block, which the caller counts among the
-        # request's new blocks.
-        prompt.own_blocks = caches.entries[end].refs > 0
-        _use_entry(state, w, r, nodes, end)
-        if not prompt.own_blocks:
-            state.workers[w].used_blocks -= 1
-        hit = request.length_tokens - BLOCK
-    elif request.preemptions > 0 and nodes == depth_on(state, w, r) and _has_left_blocks(state, w, r):
-        hit += _reuse_left_blocks(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
+    if whole > 0:
+        _note_attention_window(state, w, node_at(state, r, whole - 1))
+    part, rest = _part_used(state, w, r, nodes, whole), blocks - whole * node_blocks
+    if part != NONE and rest > 0:
+        # The node's other blocks are computed once more: into blocks of the request's own (`own_blocks`) if
+        # others use the cached ones, else into the cached ones, which the caller counts among the request's
+        # new blocks.
+        again = node_blocks - rest
+        prompt.own_blocks = again * (caches.entries[part].refs > 0)
+        _use_entry(state, w, r, whole, part)
+        state.workers[w].used_blocks -= again - prompt.own_blocks
+    elif whole == depth_on(state, w, r) and _finds_left_blocks(state, w, r):
+        _reuse_left_blocks(state, w, r, rest)
+    hit = blocks * BLOCK
     request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
         prompt.hit_tokens = hit
@@ -359,6 +389,12 @@ def _has_left_blocks(state, w, r):
     return e != NONE and state.caches.entries[e].worker == w
 
 
+@small_jit
+def _finds_left_blocks(state, w, r):
+    """Whether request r comes back after a preemption to worker w, which has what it left behind."""
+    return state.requests[r].preemptions > 0 and _has_left_blocks(state, w, r)
+
+
 @kernel_jit
 def _free_left_blocks(state, w, r):
     """Free the blocks that request r left behind on worker w besides nodes."""
@@ -369,16 +405,12 @@ def _free_left_blocks(state, w, r):
 
 
 @kernel_jit
-def _reuse_left_blocks(state, w, r, most_blocks):
-    """Let request r, back after a preemption, use up to `most_blocks` of the blocks that it left behind.
-
-    Returns how many it uses; the others are free from now on.
+def _reuse_left_blocks(state, w, r, blocks):
+    """Let request r, back after a preemption, use `blocks` of the blocks that it left behind; the others are
+    free from now on.
     """
-    caches = state.caches
-    blocks = min(np.int64(caches.entries[caches.prompts[r].left].blocks), most_blocks)
     _free_left_blocks(state, w, r)
     state.workers[w].used_blocks += blocks
-    return blocks
 
 
 @where_has("caches", lambda state, w, r: None)

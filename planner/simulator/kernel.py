@@ -584,7 +584,7 @@ def _reset_progress(state, r):
     # Its newest token had no KV yet, so there is one more to compute. If it has none yet, that is the last
     # token of its prompt, where `batching.seat_request` has taken it off `length_tokens`.
     request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
-    request.computed_tokens = 0
+    request.computed_tokens, request.drafted_blocks = 0, 0
     lose_prefix(state, r)
     request.preemptions += 1
 

@@ -105,6 +105,7 @@ TYPE = np.dtype(
         ("first_hand_off_s", "f8"),
         # Speculative decoding:
         ("accepted", "f8", MOST_DRAFTS),  # accepted[i]: the probability that more than i drafts are accepted.
+        ("dropped_blocks", "i8"),  # KV blocks found in a prefix cache that are computed again (caches.py).
         ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
         # What each of these adds to the routing score of a worker: a pending prompt token, an assigned
@@ -242,6 +243,7 @@ REQUEST = np.dtype(
         ("preemptions", "i8"),
         # Its computed prompt tokens that the router still takes for pending, as it has seen no token yet.
         ("unseen_tokens", "i8"),
+        ("drafted_blocks", "i8"),  # While a step leaves it out: its KV blocks for drafts, beyond its tokens'.
         ("status", "i8"),
     ]
 )

@@ -517,10 +517,10 @@ def join_lane(state, l, r):
     lane.kv_sum += c + 1  # The next step reads the new token too.
     lane.decodes += 1
     if lane.width > 1:
-        slot.held_blocks = blocks_of(c)
-        slot.next_blocks = blocks_for_next_step(
-            state.types[state.workers[lane.worker].type], lane, request, c
-        )
+        kind = state.types[state.workers[lane.worker].type]
+        slot.held_blocks = blocks_of(c) + request.drafted_blocks
+        slot.next_blocks = max(blocks_for_next_step(kind, lane, request, c), slot.held_blocks)
+        request.drafted_blocks = 0
         lane.coming_blocks += slot.next_blocks - slot.held_blocks
 
 
@@ -631,11 +631,15 @@ def latest_slot(state, l):
 
 @kernel_jit
 def rest_decode(state, l, slot):
-    """Leave a decode out of the next step, as no token budget is left. It keeps its seat and blocks."""
+    """Leave a decode out of the next step, as no token budget is left. It keeps its seat and all its
+    blocks, those for drafts too.
+    """
     worker = state.workers[state.lanes[l].worker]
-    cached = cached_tokens(state, l, slot)
+    cached, used_blocks = cached_tokens(state, l, slot), worker.used_blocks
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
+    state.requests[r].drafted_blocks = used_blocks - worker.used_blocks
+    worker.used_blocks = used_blocks
     state.requests[r].computed_tokens = cached  # `preempt_waiting` reads it there.
     append_to_list(state.requests, worker, RESTING, r)
 
@@ -654,7 +658,8 @@ def preempt_waiting(state, w, list_number, r):
     tokens, cached = np.int64(request.length_tokens), np.int64(request.computed_tokens)
     recomputed = tokens + 1
     if list_number == RESTING:
-        request.length_tokens = recomputed
+        worker.used_blocks -= request.drafted_blocks
+        request.length_tokens, request.drafted_blocks = recomputed, 0
     elif list_number == LEAVING:
         # The last token's KV may not be in the cache.
         cached = max(cached, tokens - 1)

@@ -154,6 +154,8 @@ def _fill_type(
     if (speculation := worker_type.speculation) is not None:
         row["accepted"][0, : speculation.tokens] = speculation.accepted_fracs
         row["lookahead_tokens"] = speculation.lookahead_tokens
+        is_vllm = engine is None or engine.name == "vllm"
+        row["dropped_blocks"] = is_vllm and speculation.reads_hidden_states
         row["draw_seed"] = policies.seed
     row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
     row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)

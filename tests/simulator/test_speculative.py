@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulations import LLM, compare, make_latency, make_pool, make_trace, mixed, random_case
-from speculative_reference import SpeculativeReference, accepted
+from prefix_cases import compare_prefix_fleet, random_prefix_case
+from simulations import LLM, compare, make_latency, make_pool, make_trace, mixed, prefix_trace, random_case
+from speculative_reference import SpeculativePrefixReference, SpeculativeReference, accepted
 
 from planner.domain import Limit
 from planner.errors import InputError
@@ -130,6 +131,56 @@ def test_every_number_is_the_plain_simulators(dyadic: bool) -> None:
         )
         preemptions += int(fast.preemptions.sum())
     assert preemptions > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("queue", ["sjf", "ljf", "srpt"])
+def test_by_priority_too(queue: str) -> None:
+    """A decode that a step leaves out keeps its blocks for drafts: of seed 51 others waited for them."""
+    for seed in (*range(15), 51):
+        fleet, trace, limits, closed_loop = random_case(seed, dyadic=True)
+        fleet = random_drafts(replace(fleet, policies=replace(fleet.policies, queue=queue)), seed)
+        compare(fleet, trace, limits, closed_loop, reference=SpeculativeReference)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["ngram", "mtp", "eagle3"])
+def test_prefix_caches_are_those_of_the_plain_simulator(method: str) -> None:
+    """Caches that evict, blocks of 16 and 32 tokens, preempted requests that find their own blocks."""
+    preemptions = 0
+    for seed in range(40):
+        fleet, trace, _ = random_prefix_case(seed)
+        fleet = random_drafts(fleet.with_types(lambda kind: replace(kind, engine=None)), seed)
+        fleet = fleet.with_types(
+            lambda kind: replace(kind, speculation=replace(kind.speculation, method=method))
+        )
+        case = f"seed {seed}, {method}"
+        _, found = compare_prefix_fleet(fleet, trace, SpeculativePrefixReference, case)
+        preemptions += int(found.preemptions.sum())
+    assert preemptions > 100
+
+
+@pytest.mark.parametrize(
+    ("method", "engine", "hit_tokens"),
+    [
+        ("ngram", "vllm", 64),
+        ("draft_model", "vllm", 64),
+        ("mtp", "vllm", 48),
+        ("eagle3", "vllm", 48),
+        ("mtp", "sglang", 64),
+    ],
+)
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_vllm_computes_the_last_cached_block_again_for_drafts_of_hidden_states(
+    method: str, engine: str, hit_tokens: int, block: int
+) -> None:
+    """A prompt of 70 tokens whose first 64 are cached, in blocks of the trace of 16, 32 or 64 tokens."""
+    fleet = drafting(mixed(STEP), Speculation(method, (0.0,)))
+    fleet = fleet.with_types(lambda kind: replace(kind, engine=Engine(engine, "0", False)))
+    blocks = list(range(64 // block))
+    trace = prefix_trace([0.0, 9.0], [[*blocks, 90], [*blocks, 91]], tokens=[70, 70], block=block)
+    found = simulate(replace(fleet, policies=Policies(prefix_cache=True)), trace)
+    assert found.cached_tokens is not None and found.cached_tokens.tolist() == [0, hit_tokens]
 
 
 def test_a_step_yields_as_much_as_theory_says() -> None:

@@ -83,6 +83,7 @@ class PrefixReference(Reference):
         self.weights = [weights.get(name, 1.0) for name in trace.tenants or ("",)]
         self.caches = [Cache() for _ in self.workers]
         self.shared: list[list[Copy]] = [[] for _ in self.requests]
+        self.copied = [0 for _ in self.requests]  # blocks of `shared` of which it has copies of its own
         self.left: list[Copy | None] = [None for _ in self.requests]  # of preempted requests
         self.first_hit = [-1 for _ in self.requests]
         self.was_preempted: set[int] = set()
@@ -132,13 +133,30 @@ class PrefixReference(Reference):
         return () if worker.role == "decode" else self.ids[request.index]
 
     def hit(self, worker: Worker, request: Request) -> tuple[list[Copy], int]:
-        """What a request may use, and how many of its tokens that spares: never the last block of 16."""
+        """What a request may use, and how many of its tokens that spares: never the last block of 16, nor,
+        with drafts that need the hidden states before it, the last one that is there.
+        """
         copies, ids = self.caches[worker.index].copies, self.ids[request.index]
         used = [copies[node][0] for node in self.matched(worker, request)]
         tokens, length = len(used) * self.block, request.input + request.generated
         if tokens + self.block == length == len(ids) * self.block and self.blocks > 1 and ids in copies:
-            return [*used, copies[ids][0]], length - BLOCK
-        return used, tokens
+            used, tokens = [*used, copies[ids][0]], length - BLOCK
+        if tokens and not self.found_behind(worker, request):
+            tokens -= self.dropped_blocks(worker) * BLOCK
+        return used[: -(-tokens // self.block)], tokens
+
+    def dropped_blocks(self, worker: Worker) -> int:
+        """Blocks that are there and computed once more."""
+        return 0
+
+    def found_behind(self, worker: Worker, request: Request) -> int:
+        """Blocks that a preempted request has left and finds, behind all of its nodes."""
+        left, nodes = self.left[request.index], self.matched(worker, request)
+        if left not in self.caches[worker.index].idle or len(nodes) < len(self.path(worker, request)):
+            return 0
+        assert left is not None
+        rest = request.input + request.generated - 1 - len(nodes) * self.block
+        return max(min(left.blocks, rest // BLOCK), 0)
 
     def believed(self, worker: Worker, request: Request) -> int:
         """Tokens that the router takes for cached."""
@@ -155,20 +173,23 @@ class PrefixReference(Reference):
     def take(self, worker: Worker, request: Request) -> None:
         cache, i = self.caches[worker.index], request.index
         matched = self.matched(worker, request)
+        behind = self.found_behind(worker, request)
         self.shared[i], request.cached = self.hit(worker, request)
-        if request.cached % self.block and not self.shared[i][-1].users:  # its last block is computed anew
-            request.blocks -= 1
-            worker.free += 1
+        again = len(self.shared[i]) * self.blocks - request.cached // BLOCK  # blocks of the last one
+        self.copied[i] = again if again and self.shared[i][-1].users else 0
+        request.blocks -= again - self.copied[i]
+        worker.free += again - self.copied[i]
         for copy in self.shared[i]:
             if not copy.users:
                 cache.idle.remove(copy)
                 worker.free -= copy.blocks
             copy.users += 1
         left = self.left[i]
-        if left in cache.idle and len(self.shared[i]) == len(self.path(worker, request)) == len(matched):
+        is_whole = len(self.shared[i]) == len(self.path(worker, request)) == len(matched) and not again
+        if left in cache.idle and is_whole:
             assert left is not None
             cache.idle.remove(left)
-            blocks = min(left.blocks, (request.input + request.generated - 1 - request.cached) // BLOCK)
+            blocks = behind - (behind > 0) * self.dropped_blocks(worker)
             request.blocks = blocks
             worker.free -= blocks
             request.cached += blocks * BLOCK
@@ -229,7 +250,7 @@ class PrefixReference(Reference):
             if not copy.users:
                 worker.free += self.blocks
                 cache.idle.append(copy)
-        self.shared[i] = []
+        self.shared[i], self.copied[i] = [], 0
 
     def moved_blocks(self, request: Request) -> int:
         return blocks_of(request.cached)

@@ -173,6 +173,8 @@ class Reference:
         self.link: deque[Request] = deque()
         self.link_free_s = self.link_last_s = -math.inf
         self.event_s = -math.inf  # of the last event that was no arrival
+        self.last_end = WORKER, -math.inf  # kind and time of the last end of a step or a transfer
+        self.is_tied = False  # a transfer ended with a step, but for rounding
         self.transfers = self.done = self.released = 0
         self.out_of_step: Request | None = None  # a decode that is preempted from the step that is formed
 
@@ -212,6 +214,9 @@ class Reference:
                 self.arrive(request, now)
             else:
                 now, kind, index = heapq.heappop(self.events)
+                if kind == LINK or self.in_line[index].step_start_s is not None:
+                    self.is_tied |= kind != self.last_end[0] and now - self.last_end[1] < 1e-9
+                    self.last_end = kind, now
                 self.event_s = now
                 self.happen(kind, index, now)
             self.send_held(now)
@@ -478,6 +483,10 @@ class Reference:
         """Blocks that the next n tokens of a request take."""
         return blocks_of(request.cached + n) - blocks_of(request.cached)
 
+    def blocks_to_begin(self, worker: Worker, request: Request) -> int:
+        """Blocks that the first step of a request takes, whose KV has come."""
+        return blocks_of(request.cached + 1) - request.blocks
+
     def goes_by_priority(self) -> bool:
         """Whether requests bring a number to the engine: in the orders that are deployed so."""
         policies = self.fleet.policies
@@ -501,8 +510,8 @@ class Reference:
         """Whoever waits is, while there is room."""
         while budget > 0 and len(worker.running) < worker.type.max_num_seqs:
             ready = self.next_ready(worker)
-            if ready is not None:  # one token
-                missing = blocks_of(ready.cached + 1) - ready.blocks
+            if ready is not None and budget >= self.width(worker):
+                missing = self.blocks_to_begin(worker, ready)
                 if missing > worker.free and worker.running:
                     break
                 worker.ready.remove(ready)
@@ -510,12 +519,12 @@ class Reference:
                 if missing > worker.free:
                     self.preempt(worker)
                     continue
-                self.add(worker, worker.running[-1], 1, missing)
-                budget -= 1
+                self.add(worker, ready, self.width(worker), missing)
+                budget -= self.width(worker)
                 continue
-            if not worker.waiting and self.pulls_kv(worker):
-                self.pull(worker, now)
             if (first := self.next_waiting(worker) if worker.waiting else None) is None:
+                if self.pulls_kv(worker):
+                    self.pull(worker, now)
                 break
             request = first
             if self.missing_blocks(worker, request) + worker.beside(request) > worker.free:
@@ -703,16 +712,19 @@ class Reference:
 
     def pull(self, worker: Worker, now: float) -> None:
         """Reserve blocks for hand-offs, first come first served, and put their transfers on the link."""
-        while worker.inbound:
-            request = worker.inbound[0]
+        while (request := self.next_inbound(worker)) is not None:
             blocks = self.moved_blocks(request) + worker.beside(request)
             if not self.has_room(worker, blocks):
                 break
-            worker.inbound.popleft()
+            worker.inbound.remove(request)
             worker.free -= blocks
             heapq.heappush(self.events, (self.transfer_end_s(request, now), LINK, self.transfers))
             self.transfers += 1
             self.link.append(request)
+
+    def next_inbound(self, worker: Worker) -> Request | None:
+        """Who receives its KV next."""
+        return worker.inbound[0] if worker.inbound else None
 
     def moved_blocks(self, request: Request) -> int:
         """KV blocks that are handed over with a request: as many as its tokens take on its prefill worker."""

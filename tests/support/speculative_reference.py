@@ -7,9 +7,8 @@ more blocks than there are. Who was handed over has no drafts in the first step.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+from prefix_reference import PrefixReference
 from simulator_reference import Reference, Request, Worker, blocks_of
 
 from planner.fleet import Fleet
@@ -47,45 +46,16 @@ class SpeculativeReference(Reference):
         speculation = worker.type.speculation
         assert speculation is not None
         reach = request.cached + self.width(worker) + speculation.lookahead_tokens
-        return max(min(blocks_of(reach), worker.type.kv_tokens // 16) - request.blocks, 0)
+        needed = min(blocks_of(reach), worker.type.kv_tokens // 16 - request.beside)
+        return max(needed - self.held_blocks(request), 0)
 
-    def form_step(self, worker: Worker, now: float) -> bool:
-        if worker.type.speculation is None:
-            return super().form_step(worker, now)
-        seats, budget, width = (
-            worker.type.max_num_seqs,
-            worker.type.max_num_batched_tokens,
-            self.width(worker),
-        )
-        worker.decoding, worker.chunks = [], []
-        was_short, budget = self.go_on(worker, budget, budget)
-        while budget > 0 and not was_short and len(worker.running) < seats:
-            ready = self.next_ready(worker)
-            if ready is not None and budget >= width:
-                missing = self.checked_blocks(worker, ready)
-                if missing > worker.free and worker.running:
-                    break
-                worker.ready.remove(ready)
-                worker.running.append(ready)
-                if missing > worker.free:
-                    self.preempt(worker)
-                    continue
-                self.add(worker, ready, width, missing)
-                budget -= width
-                continue
-            if (first := self.next_waiting(worker) if worker.waiting else None) is None:
-                break
-            request = first
-            if blocks_of(request.to_prefill) > worker.free:
-                break
-            worker.waiting.remove(request)
-            if math.isnan(request.scheduled_s):
-                request.scheduled_s = now
-            worker.running.append(request)
-            n = min(request.to_prefill, budget)
-            budget -= n
-            self.add(worker, request, n, self.missing(worker, request, n))
-        return was_short
+    def held_blocks(self, request: Request) -> int:
+        """Blocks of its tokens."""
+        return request.blocks
+
+    def blocks_to_begin(self, worker: Worker, request: Request) -> int:
+        is_plain = worker.type.speculation is None
+        return super().blocks_to_begin(worker, request) if is_plain else self.checked_blocks(worker, request)
 
     def missing(self, worker: Worker, request: Request, n: int) -> int:
         if request.is_prefilled and worker.type.speculation is not None:
@@ -129,3 +99,22 @@ class SpeculativeReference(Reference):
     def end_transfer(self, now: float) -> None:
         self.handed.add(self.link[0].index)
         super().end_transfer(now)
+
+
+class SpeculativePrefixReference(SpeculativeReference, PrefixReference):
+    """With prefix caches, whose last block found vLLM computes again for EAGLE and MTP."""
+
+    def dropped_blocks(self, worker: Worker) -> int:
+        speculation = worker.type.speculation
+        return int(speculation is not None and speculation.method in ("mtp", "eagle", "eagle3"))
+
+    def held_blocks(self, request: Request) -> int:
+        i = request.index
+        return request.blocks + len(self.shared[i]) * self.blocks - self.copied[i]
+
+    def give_back(self, worker: Worker, request: Request) -> None:
+        """Blocks of drafts are of no use to anybody."""
+        beyond = self.held_blocks(request) - blocks_of(request.cached)
+        request.blocks -= beyond
+        worker.free += beyond
+        super().give_back(worker, request)
