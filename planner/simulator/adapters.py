@@ -42,6 +42,13 @@ def _add_to_step(state, r):
         adapters.numbers[IN_STEP] += 1
 
 
+@where_has("adapters", lambda state: None)
+def begin_step(state):
+    """Begin a new step, which has no adapters yet."""
+    state.adapters.numbers[STAMP] += 1
+    state.adapters.numbers[IN_STEP] = 0
+
+
 @where_has("adapters", lambda state, l: None)
 def note_running(state, l):
     """Begin a new step on lane l: its adapters so far are those of the requests that run there.
@@ -55,8 +62,7 @@ def note_running(state, l):
 def _note_step(state, l, with_decodes):
     """Begin a new step on lane l with the adapters of its prompts and, `with_decodes`, of its decodes."""
     lane = state.lanes[l]
-    state.adapters.numbers[STAMP] += 1
-    state.adapters.numbers[IN_STEP] = 0
+    begin_step(state)
     if with_decodes:
         for slot in range(lane.decodes):
             _add_to_step(state, state.slots[l, slot].request)

@@ -199,6 +199,10 @@ def _form_step(state, l, time_s, preemptions):
         goes_on = False
     if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
         goes_on = False
+    if kind.is_async and worker.head[INBOUND] != NONE:
+        # Hand-offs may wait for a token or a slot of the step without those that end with this run, which is
+        # formed before its last step.
+        goes_on = goes_on and not passes_over(state) and lane.decodes * lane.width < kind.token_budget
     _launch_step(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     release_late(state, lane.worker)
@@ -473,6 +477,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         # Evict now: the requests that have ended give their blocks back only after this step is formed.
         evict_idle(state, w, step_blocks, time_s)
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
+    r = ZERO  # NONE once nobody who waits can be admitted, and seats and tokens are left.
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
         nodes = nodes_to_load(state, w, r)
@@ -494,7 +499,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     # Requests without a slot for their adapter, and those that were passed over, wait where they were.
     put_back(state, w)
     put_aside_back(state, w)
-    if budget > 0 and kind.pulls_kv and not kind.is_async:
+    if r == NONE and kind.pulls_kv and not kind.is_async:
         begin_pulls(state, w, time_s)
 
 

@@ -1,7 +1,8 @@
 """Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room.
 
-vLLM's decode workers pull: a transfer begins with a step that has a seat and blocks for the request, or at
-once where the worker is idle. Others (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
+vLLM's decode workers pull: a transfer begins with a step that has a seat, blocks and a token of its budget
+left, or at once where the worker is idle. Who needs a LoRA adapter beyond those of that step is passed over.
+Others (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
 
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
@@ -15,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import GREEDY, VLLM_V1
+from planner.simulator.adapters import begin_step, has_slot, note_admitted, passes_over
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, ONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.queues import insert_in_heap, pop_first, remove_root
+from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (
     blocks_for,
@@ -191,7 +193,8 @@ def _next_blocks(state, w, r):
     request, worker = state.requests[r], state.workers[w]
     tokens = np.int64(request.length_tokens)
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
-    return blocks_for_next_step(kind, lane, request, tokens) - blocks_of(tokens)
+    held = blocks_of(tokens) + request.drafted_blocks
+    return max(blocks_for_next_step(kind, lane, request, tokens) - held, ZERO)
 
 
 @small_jit
@@ -249,14 +252,14 @@ def receive_handoffs(state, w, time_s, cause):
             if not _has_room(state, w, r, lane.run_steps, time_s):
                 worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return
-        _begin_transfer(state, w, time_s)
+        _begin_transfer(state, w, r, time_s)
 
 
 @kernel_jit
-def _begin_transfer(state, w, time_s):
-    """Begin the transfer of the first hand-off to worker w, which has room for it."""
+def _begin_transfer(state, w, r, time_s):
+    """Begin the transfer of request r, which waits for its KV, to worker w, which has room for it."""
     worker = state.workers[w]
-    r = pop_first(state.requests, worker, INBOUND)
+    remove_from_list(state.requests, worker, INBOUND, r)
     blocks = _hand_off_blocks(state, w, r)
     worker.used_blocks += blocks
     worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
@@ -264,25 +267,69 @@ def _begin_transfer(state, w, time_s):
     _start_transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 
 
-@kernel_jit
-def _may_pull(state, w, steps, time_s):
-    """Whether the first hand-off to worker w may be pulled with a step that its engine forms now, and which
-    is preceded by `steps` - 1 steps of its run.
+@small_jit
+def _is_heard_of(worker, request):
+    """Whether the step that an asynchronous engine forms now has a handed-over request, whose KV has come."""
+    return request.known_step <= worker.steps + 2
 
-    It needs a free seat, though it takes none until its KV is there. Preempted requests, which wait, go
-    first.
+
+@kernel_jit
+def _may_pull(state, w, r, steps, time_s):
+    """Whether request r may be pulled to worker w with a step that its engine forms now, and which is
+    preceded by `steps` - 1 steps of its run.
+
+    It needs a free seat, though it takes none until its KV is there.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
-    r = worker.head[INBOUND]
-    if r == NONE or worker.first_waiting != NONE:
-        return False
     taken = worker.running
     ready = worker.head[READY]
     while kind.is_async > 0 and ready != NONE:  # Those that get a seat in the step that is formed now.
-        taken += state.requests[ready].known_step <= worker.steps + 2
+        taken += _is_heard_of(worker, state.requests[ready]) and has_slot(state, w, ready)
         ready = state.requests[ready].next
     return taken < kind.seats and _has_room(state, w, r, steps, time_s)
+
+
+@kernel_jit
+def _leaves_tokens(state, w):
+    """Whether the step that the asynchronous engine of worker w forms now leaves some of its token budget.
+
+    In it are those of the step that has begun, but for decodes that end with it, and who was handed over
+    before. Their adapters are noted.
+    """
+    worker = state.workers[w]
+    l, kind = worker.first_lane, state.types[worker.type]
+    lane = state.lanes[l]
+    partial = worker.head[PARTIAL]
+    if partial == NONE and kind.seats * lane.width < kind.token_budget and not passes_over(state):
+        return True
+    begin_step(state)
+    tokens, longest = ZERO, np.int64(kind.token_budget)
+    if kind.long_prefill_tokens > 0 and worker.running + worker.late_seats > 1:
+        longest = np.int64(kind.long_prefill_tokens)
+    for slot in range(lane.decodes):
+        if lane.run_steps == 0 or state.slots[l, slot].finish_step > lane.decode_step + 1:
+            tokens += lane.width
+            note_admitted(state, state.slots[l, slot].request)
+    for i in range(lane.prefills):
+        chunk = state.chunks[l, i]
+        request = state.requests[chunk.request]
+        if chunk.is_last and request.generated_tokens + 1 < request.output_tokens:
+            tokens += lane.width
+            note_admitted(state, chunk.request)
+    while partial != NONE:
+        prompt = state.requests[partial]
+        tokens += min(prompt.length_tokens - prompt.computed_tokens, longest)
+        note_admitted(state, partial)
+        partial = prompt.next
+    for which in (RESTING, READY):
+        r = worker.head[which]
+        while r != NONE:
+            if which == RESTING or (_is_heard_of(worker, state.requests[r]) and has_slot(state, w, r)):
+                tokens += lane.width
+                note_admitted(state, r)
+            r = state.requests[r].next
+    return tokens < kind.token_budget
 
 
 @kernel_jit
@@ -290,14 +337,26 @@ def begin_pulls(state, w, time_s):
     """Begin the transfers of hand-offs that worker w may pull with the step that its engine forms now.
 
     An asynchronous engine forms it as the one before begins: `state` has that one, perhaps with more like it.
+    There preempted requests, which wait, go first.
     """
     worker = state.workers[w]
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
-    steps = min(lane.run_steps, ONE) if kind.is_async > 0 else ONE
+    r, steps = worker.head[INBOUND], ONE
+    if r == NONE:
+        return
+    if kind.is_async > 0:
+        if worker.first_waiting != NONE or not _leaves_tokens(state, w):
+            return
+        steps = min(lane.run_steps, ONE)
     is_pulling = False
-    while _may_pull(state, w, steps, time_s):
-        _begin_transfer(state, w, time_s)
-        is_pulling = True
+    while r != NONE:
+        following = state.requests[r].next
+        if has_slot(state, w, r):
+            if not _may_pull(state, w, r, steps, time_s):
+                break
+            _begin_transfer(state, w, r, time_s)
+            is_pulling = True
+        r = following
     if is_pulling and worker.used_blocks + blocks_for(lane, lane.run_steps) > kind.kv_blocks:
         _cut_after(state, event_lane(state, w), ONE)
 
@@ -305,16 +364,18 @@ def begin_pulls(state, w, time_s):
 @kernel_jit
 def _wake_to_pull(state, w, time_s, cause):
     """Let worker w look for hand-offs that it may pull: now if it is idle, else with its next step."""
-    l = event_lane(state, w)
-    kind = state.types[state.workers[w].type]
-    if state.workers[w].head[INBOUND] == NONE:
+    l, worker = event_lane(state, w), state.workers[w]
+    kind, r = state.types[worker.type], worker.head[INBOUND]
+    if r == NONE:
         return
     if state.lanes[l].run_steps == 0:
         set_time(state, l, time_s)
         return
     steps = _steps_begun(state, l, time_s, cause)
-    # Admission by predictions may find room at any step; others lose room from step to step of a run.
-    if kind.admission != GREEDY or _may_pull(state, w, steps + 1, time_s):
+    # Admission by predictions may find room at any step; others lose room from step to step of a run. Which
+    # hand-off has a slot for its adapter is known when the step is formed.
+    may_pull = kind.admission != GREEDY or passes_over(state)
+    if may_pull or (worker.first_waiting == NONE and _may_pull(state, w, r, steps + 1, time_s)):
         _cut_after(state, l, steps)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined_cases import compare_adapters
+from engine_cases import with_engine
 from lora_reference import AsyncLoraReference, LoraReference
-from simulations import compare, make_latency, make_pool, make_trace, mixed, random_case
+from simulations import LLM, compare, make_latency, make_pool, make_trace, mixed, random_case
 
 from planner.domain import Limit
 from planner.errors import InputError
-from planner.fleet import Disturbance, Fleet, Policies
+from planner.fleet import Disturbance, Fleet, Network, Policies
 from planner.models.engine import Engine, HostTime
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator.replay import simulate
@@ -51,6 +53,29 @@ def test_who_comes_later_overtakes_who_finds_no_slot() -> None:
     fleet = with_lora(mixed(STEP), Lora(1, 8, ("a", "b"), 2))
     found = simulate(fleet, asking(make_trace([0, 0, 2.5], [4] * 3, [10, 1, 1]), [0, 1, 0], "ab"))
     assert found.ttft_s.tolist() == [1.0, 11.0, 1.5]
+
+
+@pytest.mark.parametrize(("engine", "end_s"), [(None, 7.25), ("sync", 8.5), ("async", 7.5)])
+def test_a_hand_off_without_a_slot_is_not_pulled(engine: str | None, end_s: float) -> None:
+    """One slot; a decodes from 2.25 to 6.25 s. b is handed over at 2.5 s, its KV crosses in 1.25 s: at once,
+    or with the first step that vLLM forms without a, at 6.25 s or as a's last step begins. c, of a's adapter,
+    overtakes b: it is handed over at 3.5 s, pulled with the next step, and decodes at 6.25 s.
+    """
+    pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d"))
+    network = Network(256.0, 0.25, "serialised")
+    fleet = with_lora(Fleet(LLM, pools, network=network), Lora(1, 8, ("a", "b"), 2))
+    if engine is not None:
+        fleet = with_engine(fleet, replace(ENGINES[engine], host=HostTime(), front_end_s=0.0))
+    two, three = make_trace([0, 1.5], [4, 4], [5, 2]), make_trace([0, 1.5, 2.5], [4] * 3, [5, 2, 2])
+    found = simulate(fleet, asking(two, [0, 1], "ab"))
+    assert (found.arrival_s + found.e2e_s).tolist() == [6.25, end_s]
+    found = simulate(fleet, asking(three, [0, 1, 0], "ab"))
+    assert found.arrival_s[2] + found.e2e_s[2] <= 7.25 <= found.arrival_s[1] + found.e2e_s[1]
+
+
+@pytest.mark.parametrize("seed", [10, 22, 31, 41, 58])
+def test_slots_are_those_of_the_step_that_pulls(seed: int) -> None:
+    compare_adapters(seed)
 
 
 def test_adapters_cost_what_they_say() -> None:

@@ -67,17 +67,18 @@ class AsyncReference(Reference):
         self.receive_late(worker, now)
 
     def receive_late(self, worker: Worker, now: float) -> None:
-        """Right after a step has begun, or as none does. A hand-off that is pulled needs a seat that neither
-        those there nor those whose KV is known of take.
+        """Right after a step has begun, or as none does. A hand-off that is pulled needs a seat and a token
+        of the step that is prepared then.
         """
         if not self.pulls_kv(worker):
             self.receive(worker, now)
             return
         if worker.step_start_s is None:
             self.note_present(worker)
-        present = self.present_at[worker.index]
-        coming = sum(self.has_kv(worker, request) for request in present.ready)
-        if len(present.running) + coming < worker.type.max_num_seqs:
+        step = self.prepared[worker.index] or Formed()
+        tokens = len(step.decoding) * self.width(worker) + sum(n for _, n in step.chunks)
+        has_seat = len(worker.running) < worker.type.max_num_seqs
+        if has_seat and tokens < worker.type.max_num_batched_tokens:
             super().pull(worker, now)
 
     def pull(self, worker: Worker, now: float) -> None:

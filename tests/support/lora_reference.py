@@ -56,6 +56,12 @@ class LoraReference(Reference):
     def next_waiting(self, worker: Worker) -> Request | None:
         return self.first_with_slot(worker, list(worker.waiting))
 
+    def next_inbound(self, worker: Worker) -> Request | None:
+        """vLLM passes over who has no slot in the step that it forms, be its KV there or not."""
+        if not self.pulls_kv(worker):
+            return super().next_inbound(worker)
+        return self.first_with_slot(worker, list(worker.inbound))
+
     def more_s(self, worker: Worker) -> float:
         assert worker.type.lora is not None
         lora, cost = worker.type.lora.lora, worker.type.lora.cost
