@@ -247,6 +247,12 @@ def test_an_engine_without_a_free_seat_pulls_no_kv(engine: Engine | None, pull_s
     assert found.e2e_s.tolist() == [6.25, max(6.25, pull_s + 1.25) + 1.0 - 2.5]
 
 
+@pytest.mark.parametrize("seed", [78, 91])
+def test_an_asynchronous_step_without_a_token_left_pulls_no_kv(seed: int) -> None:
+    """Prompts that are computed anew after a preemption take the whole budget of a decode worker's step."""
+    compare_engine_case(seed)
+
+
 def test_an_idle_engine_hears_of_kv_at_once() -> None:
     pools = (make_pool(STEP, role="prefill", name="p"), make_pool(STEP, role="decode", name="d"))
     fleet = with_engine(Fleet(LLM, pools, network=Network(256.0, 0.25, "serialised")), ASYNC)
@@ -291,7 +297,7 @@ def test_synchronous_engines_agree_with_the_plain_simulator(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", [*range(150), 1929])
 def test_random_fleets_agree_with_the_plain_simulators(seed: int) -> None:
     """All engines, orders of prompts and routings, mixed or prefill and decode, tight caches: engine_cases.py
     draws them. benchmarks/references.py compares as many as one likes.

@@ -63,7 +63,8 @@ def random_policies(fleet: Fleet, rng: np.random.Generator) -> Fleet:
     batch, window_s = 0, math.inf
     if queue != "fcfs":
         batch = int(rng.choice([0, 0, 2, 4]))
-        window_s = float(rng.choice([math.inf, 0.5, 5.0])) if batch == 0 else math.inf
+        # No multiple of steps of 1/20 s (20 tokens/s), else places in the queue are equal but for rounding.
+        window_s = float(rng.choice([math.inf, 0.5003, 5.003])) if batch == 0 else math.inf
     policies = replace(
         fleet.policies,
         queue=queue,
