@@ -151,9 +151,9 @@ def test_prefix_caches_are_those_of_the_plain_simulator(method: str) -> None:
     for seed in range(40):
         fleet, trace, _ = random_prefix_case(seed)
         fleet = random_drafts(fleet.with_types(lambda kind: replace(kind, engine=None)), seed)
-        fleet = fleet.with_types(
-            lambda kind: replace(kind, speculation=replace(kind.speculation, method=method))
-        )
+        drafts = fleet.pools[0].type.speculation
+        assert drafts is not None
+        fleet = drafting(fleet, replace(drafts, method=method))
         case = f"seed {seed}, {method}"
         _, found = compare_prefix_fleet(fleet, trace, SpeculativePrefixReference, case)
         preemptions += int(found.preemptions.sum())

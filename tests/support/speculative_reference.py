@@ -114,6 +114,7 @@ class SpeculativePrefixReference(SpeculativeReference, PrefixReference):
 
     def give_back(self, worker: Worker, request: Request) -> None:
         """Blocks of drafts are of no use to anybody."""
+        self.evict(worker)  # what others took before
         beyond = self.held_blocks(request) - blocks_of(request.cached)
         request.blocks -= beyond
         worker.free += beyond
