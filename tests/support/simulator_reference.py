@@ -214,7 +214,7 @@ class Reference:
                 self.arrive(request, now)
             else:
                 now, kind, index = heapq.heappop(self.events)
-                if kind == LINK or self.in_line[index].step_start_s is not None:
+                if kind == LINK or (kind == WORKER and self.in_line[index].step_start_s is not None):
                     self.is_tied |= kind != self.last_end[0] and now - self.last_end[1] < 1e-9
                     self.last_end = kind, now
                 self.event_s = now
