@@ -39,6 +39,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ CHECKPOINTS = {
     ("meta-llama/Llama-3.1-70B", "nvfp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
     ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
     ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
     ("meta-llama/Llama-3.1-8B-Instruct", "fp8_block"): "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
     ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",
@@ -128,6 +130,14 @@ LONGEST_PROMPT = 8192  # Longer drawn prompts are cut to this length.
 # ML.ENERGY ran gpt-oss on B200 with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 (its *.env.yaml), which is not vLLM's
 # default, so these runs have fits of their own.
 MXFP8_FITS = repository_dir("catalogs") / "latency" / "mxfp8"
+KV8_FITS = repository_dir("catalogs") / "latency" / "kv8"  # Fits with keys and values in 8 bits.
+# The LLMs in fp8 that they are for, and their rows.
+KV8_ROWS = {
+    "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-V3",
+    "zhipuai/GLM-5": "zai-org/GLM-5-FP8",
+    "Qwen/Qwen3.5-397B-A17B": "Qwen/Qwen3.5-397B-A17B-FP8",
+}
 SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"  # How often a run sends its prompts.
 # The number of prompts of a task, all of which ML.ENERGY sends each time.
 SENT = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024}
@@ -145,18 +155,22 @@ AUTHORS = "AIConfigurator's authors"
 BACKENDS = {"vllm": ("silicon-sample", "vLLM"), "sglang": ("sglang", "SGLang")}
 # On these GPUs InferenceX's SGLang looks for new requests every few steps only (--scheduler-recv-interval).
 POLLED = ("b200-180g", "b300-288g")
-MOST_TP = 8  # A larger tp_size in silicon_sample.csv counts GPUs twice.
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
 # A run that needs more than this share of the peak FLOP/s over its whole time cannot have computed its
 # prompts; no other campaign needs more than 49 %.
 MOST_FLOPS_FRAC = 0.6
 SAME_AGAIN = "the same measurement is in the file already"
-# Points that agree in these columns, with times to a dozen digits, are one measurement. The file repeats some
-# under another name of the LLM (DeepSeek-R1 and V3) or of the engine's version.
-MEASUREMENT = (
-    *("backend", "system", "mode", "isl", "osl", "batch_size"),
-    *("silicon_ttft_ms", "silicon_tpot_ms"),
+# Points that agree in these columns, and in the times to 0.01 ms, are one measurement. The file repeats some
+# under another name of the LLM (DeepSeek-R1 and V3) or of the engine's version, and with rounded times.
+MEASUREMENT = ("backend", "system", "mode", "isl", "osl", "batch_size")
+DRAFTS_UNTOLD = "its engine had drafts (MTP), of which the file does not tell"
+# LLMs in fp8, systems and GPUs of a worker that InferenceX ran on SGLang 0.5.9 with MTP, and with slices of
+# experts (nvidia-master.yaml of 2026-04-04). The file has a part from a database (db-dump) without MTP.
+WITH_DRAFTS = (
+    ("deepseek-ai/DeepSeek-R1", "b200_sxm", 8),
+    ("Qwen/Qwen3.5-397B-A17B", "b200_sxm", 4),
+    ("Qwen/Qwen3.5-397B-A17B", "b300_sxm", 4),
 )
 # InferenceX's nightlies of vLLM of February 2026 lie between 0.15 and 0.16; its file names no GPU.
 INFERENCEX_ENGINE, INFERENCEX_GPU = "vLLM 0.16.0", "h200-141g"
@@ -295,13 +309,18 @@ class Engines:
         cache: bool = False,
         policies: Document | None = None,
         workers: Sequence[Document] = ({},),
+        kv_in_8_bits: bool = False,
     ) -> Fleet:
         """The fleet of a run. `engine` are keys of all workers in addition to SERVER, `workers` those of each
-        pool. Raises PlannerError for a deployment that is not modelled.
+        pool. With `kv_in_8_bits` keys and values have 8 bits where the checkpoint has 16. Raises PlannerError
+        for a deployment that is not modelled.
         """
+        catalog, llm = self.catalog, self._llm(run.llm, weights)
+        if kv_in_8_bits and weights == "fp8" and run.llm in KV8_ROWS:
+            catalog, llm = self._catalog_with_kv_in_8_bits, KV8_ROWS[run.llm]
         worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
         document: dict[str, Any] = {
-            "llm": self._llm(run.llm, weights),
+            "llm": llm,
             "workers": [{**worker, **each} for each in workers],
             "policies": {"prefix_cache": cache, **(policies or {})},
         }
@@ -311,7 +330,7 @@ class Engines:
             document["engine"] = {"name": named[1].lower(), "version": named[2], **_engine_settings(run)}
         elif run.engine.startswith("SGLang"):
             document["engine"] = {"name": "sglang"}
-        fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
+        fleet = fleet_of(document, Path("fleet.yaml"), catalog)
         if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
         return fleet if self.z is None else fleet.with_step_spread(*self.z)
@@ -331,6 +350,16 @@ class Engines:
         if name.lower() in self.catalog.llm_aliases:
             return name
         raise InputError(f"{name}: neither in the catalog nor in {CONFIGS.parent.name}/{CONFIGS.name}")
+
+    @cached_property
+    def _catalog_with_kv_in_8_bits(self) -> Catalog:
+        """The catalog with KV in 8 bits for the rows of KV8_ROWS, and their fits."""
+        narrow = {name: replace(self.catalog.llm(name), kv_dtype_bytes=1.0) for name in KV8_ROWS.values()}
+        # A catalog without fits has none here either.
+        fit_files = tuple(sorted(KV8_FITS.glob("*.yaml"))) if self.catalog.fit_files else ()
+        return replace(
+            self.catalog, llms={**self.catalog.llms, **narrow}, fit_files=fit_files, _fit_paths={}, _fits={}
+        )
 
     def basis(self, fleet: Fleet) -> str:
         """The origin of a fleet's step times, as a `Row` has it."""
@@ -813,24 +842,28 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             continue
         is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
         run = _point_run(point, AUTHORS if is_authors else "InferenceX")
-        measurement = tuple(point[column] for column in MEASUREMENT)
+        times = (round(float(point[f"silicon_{each}_ms"]), 2) for each in ("ttft", "tpot"))
+        measurement = (*(point[column] for column in MEASUREMENT), *times)
         try:
             if measurement in seen:
                 raise InputError(SAME_AGAIN)
             seen.add(measurement)
             if point["mode"] != "agg":
                 raise InputError("disaggregated: its pools and their link are not in the file")
-            slices, whole = (float(point[key] or 0) for key in ("moe_tp_size", "moe_ep_size"))
+            slices, whole = _expert_split(point)
             if slices * whole > run.tp:
                 raise InputError(UNSTATED_RANKS)
-            if run.tp > MOST_TP:
-                raise InputError("tp_size counts the GPUs of expert parallelism once more")
+            if _has_untold_drafts(point, run.tp, whole):
+                raise InputError(DRAFTS_UNTOLD)
             length, clients = int(point["isl"]), int(float(point["batch_size"]))
             shortest = 1.0 if is_authors else 0.8
             settings = _point_settings(run, length, clients)
             if run.tp > 1 and whole > 1:
                 settings["ep"] = True
-            fleet = engines.fleet(run, settings, weights=point["gemm_quant_mode"])
+            weights = point["gemm_quant_mode"]
+            fleet = engines.fleet(
+                run, settings, weights=weights, kv_in_8_bits=_has_kv_in_8_bits(run, weights)
+            )
             _refuse_unstated(fleet, point, clients, shortest)
             run = replace(run, load=_point_load(point, shortest))
             if _waits_for_host(fleet, run.load):
@@ -848,6 +881,36 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
         yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
 
 
+def _gpus(point: Mapping[str, str]) -> int:
+    """The GPUs of the worker of a point. Some lines of SGLang have the product of these and of the GPUs that
+    share the experts: where `tp_size` is 16 and both kinds of sharing are 4, other lines with the same times
+    have TP 4 with whole experts.
+    """
+    tp, slices, whole = (int(float(point[f"{key}_size"] or 0)) for key in ("tp", "moe_tp", "moe_ep"))
+    return slices if slices == whole > 1 and tp == slices * whole else max(tp, 1)
+
+
+def _expert_split(point: Mapping[str, str]) -> tuple[int, int]:
+    """The GPUs that share slices of the experts of a point, and those that share whole ones.
+
+    Where the GPUs count twice (`_gpus`), or on vLLM as data-parallel ranks once more (TP 4, 4 ranks and 16
+    GPUs that share whole experts), all of a worker's GPUs share whole ones.
+    """
+    tp, slices, whole = _gpus(point), *(int(float(point[f"moe_{key}_size"] or 0)) for key in ("tp", "ep"))
+    return (
+        (1, tp)
+        if tp > 1 and (slices == whole == tp or (slices <= 1 and whole == tp * tp))
+        else (slices, whole)
+    )
+
+
+def _has_untold_drafts(point: Mapping[str, str], tp: int, whole: int) -> bool:
+    """Whether InferenceX ran the point with MTP (WITH_DRAFTS)."""
+    is_theirs = point["backend_version"] == "0.5.9" and "db-dump" not in point["silicon_data_source"]
+    is_like = (point["model_path"], point["system"], tp) in WITH_DRAFTS and whole <= 1
+    return is_theirs and is_like and point["gemm_quant_mode"] == "fp8"
+
+
 def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
     """Token budget and max_num_seqs of the engine of a point with prompts of `length` tokens."""
     is_authors = run.campaign.startswith(AUTHORS)
@@ -859,6 +922,17 @@ def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
     return {"max_num_batched_tokens": 8192 if is_authors else 16384, "max_num_seqs": 512}
 
 
+def _has_kv_in_8_bits(run: Run, weights: str) -> bool:
+    """Whether the run's SGLang was started with --kv-cache-dtype fp8_e4m3, or takes 8 bits by itself as for
+    GLM-5 on Blackwell.
+
+    InferenceX's scripts of April 2026 set it on Blackwell but for Qwen3.5 in 16 bits, and on H200 for Qwen3.5
+    alone.
+    """
+    is_theirs = run.source == "sglang" and not run.campaign.startswith(AUTHORS)
+    return is_theirs and bool(weights) and (run.gpu in POLLED or "Qwen3.5" in run.llm)
+
+
 def _point_load(point: Mapping[str, str], shortest: float) -> Load:
     """The mean load of a point, whose lengths are uniform from `shortest` to 1 of the nominal ones."""
     share = (1 + shortest) / 2
@@ -867,7 +941,7 @@ def _point_load(point: Mapping[str, str], shortest: float) -> Load:
         share * int(point["osl"]),
         float(point["batch_size"]),
         weights=point["gemm_quant_mode"],
-        experts_whole=float(point["moe_ep_size"] or 0) > 1,
+        experts_whole=_expert_split(point)[1] > 1,
     )
 
 
@@ -923,8 +997,7 @@ def _point_run(point: Mapping[str, str], campaign: str) -> Run:
         version = stated or unstated
     source, engine = BACKENDS[point["backend"]]
     name = f"{campaign}, {llm}, {gpu}, {weights}" + ("" if engine == "vLLM" else f", {engine}")
-    tp = int(float(point["tp_size"] or 1))
-    return Run(source, name, point["id"], llm, gpu, tp, f"{engine} {version}")
+    return Run(source, name, point["id"], llm, gpu, _gpus(point), f"{engine} {version}")
 
 
 def client_means(

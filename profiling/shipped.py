@@ -5,7 +5,8 @@
 
 Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
-Fits with kernels that vLLM does not choose by itself lie under mxfp8/ (planner/importers/silicon_mxfp8.py).
+Fits with kernels that vLLM does not choose by itself lie under mxfp8/ (planner/importers/silicon_mxfp8.py),
+those with keys and values in 8 bits, where the checkpoint has 16, under kv8/.
 BLOOM-176B has only Splitwise's; Llama-2-70B has both, and Splitwise's lie under splitwise/. No lookup by LLM
 and GPU finds files in such folders: a fleet names them.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import PlannerError
-from planner.files.checked_files import to_yaml, write_files
+from planner.files.checked_files import repository_dir, to_yaml, write_files
 from planner.importers.silicon import SYSTEMS, Kernels
+from planner.importers.silicon_config import config_folder
 from planner.importers.silicon_fits import TPS, file_name, fit_kernels, silicon_fits
 from planner.importers.silicon_mxfp8 import mxfp8_operation_ms
 from planner.importers.splitwise_tables import HARDWARE, splitwise_table
@@ -106,6 +109,7 @@ SILICON_LLMS = (
     "Qwen/Qwen3.5-27B",
     "Qwen/Qwen3.5-35B-A3B",
     "Qwen/Qwen3.5-397B-A17B",
+    "Qwen/Qwen3.5-397B-A17B-FP8",
     "XiaomiMiMo/MiMo-7B-Base",
     "XiaomiMiMo/MiMo-V2-Flash",
     "moonshotai/Kimi-K3",
@@ -120,6 +124,10 @@ SILICON_LLMS = (
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
 # LLMs and GPUs whose fits with experts that multiply in mxfp8 lie under mxfp8/.
 MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-180g",)
+# LLMs and GPUs whose fits with keys and values in 8 bits lie under kv8/: as InferenceX serves them.
+KV8_LLMS = ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5-FP8", "Qwen/Qwen3.5-397B-A17B-FP8")
+KV8_GPUS = ("h200-141g", "b200-180g", "b300-288g")
+CONFIGS = repository_dir("benchmarks") / "configs"  # config.json of LLMs of which AIConfigurator has no copy.
 # The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20: plans in the docs and tests
 # rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
@@ -175,6 +183,12 @@ def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, A
     return fit_document(llm.name, gpu.name, fits, source=source, date=date, command=COMMAND)
 
 
+def _own_folder(llm: Llm) -> Path | None:
+    """The folder with the LLM's config.json; None where AIConfigurator has a copy or needs none."""
+    is_ours = (CONFIGS / f"{llm.name.replace('/', '--')}.json").exists()
+    return CONFIGS if is_ours and config_folder(llm) is None else None
+
+
 def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
     """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS. `splitwise` is the
     path of Splitwise's table; without it the files that rest on this table are left out.
@@ -183,9 +197,14 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
     for llm, gpu in product(map(catalog.llm, SILICON_LLMS), map(catalog.gpu, SYSTEMS)):
         if (llm.name in KEPT_LLMS and gpu.name in KEPT_GPUS) or (llm.name, gpu.name) in LEFT_OUT:
             continue
-        fitted = silicon_fits(llm, gpu, date=date, command=COMMAND)
+        fitted = silicon_fits(llm, gpu, date=date, command=COMMAND, folder=_own_folder(llm))
         if fitted.document is not None:
             documents[file_name(llm, gpu)] = fitted.document
+    for llm, gpu in product(map(catalog.llm, KV8_LLMS), map(catalog.gpu, KV8_GPUS)):
+        in_8_bits = replace(llm, kv_dtype_bytes=1.0)
+        fitted = silicon_fits(in_8_bits, gpu, date=date, command=COMMAND, folder=_own_folder(llm))
+        if fitted.document is not None:
+            documents[f"kv8/{file_name(llm, gpu)}"] = fitted.document
     for llm, gpu in product(map(catalog.llm, MXFP8_LLMS), map(catalog.gpu, MXFP8_GPUS)):
         fitted = silicon_fits(llm, gpu, date=date, command=COMMAND, experts_of=mxfp8_operation_ms)
         assert fitted.document is not None

@@ -11,6 +11,8 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
 
   all-reduces     we count one after every attention and every feed-forward block, and one of the embeddings.
                   AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.
+  dense layers    AIConfigurator takes the dense first layers of DeepSeek, Kimi, GLM-5 and MiniMax-M3 for
+                  layers of experts, which are 1 to 4 % too long (`count_experts_layers`).
   shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: only the
                   longer of the two times counts.
   modules         latent and sparse attention was measured together with its projections, as one module, for
@@ -64,6 +66,8 @@ LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
+# Formats of dense blocks -> AIConfigurator's names of them.
+DENSE_FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}
 # 2, 3, 4, 6, 8, 12 ... tokens; an operation on one of these takes at least as long as on fewer tokens.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
@@ -99,13 +103,12 @@ def has_same_weights(llm: Llm, folder: Path) -> bool:
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
     """The paths of config.json and of a quantiser's file beside it, by name; empty without a config.json.
 
-    `folder` is that of a checkpoint, or the one with AIConfigurator's copies.
+    `folder` is that of a checkpoint, the one with AIConfigurator's copies, or `benchmarks/configs`.
     """
     stem = name.replace("/", "--")
-    config = folder / f"{stem}_config.json"
-    if not config.exists():
-        config = folder / "config.json"
-    if not config.exists():
+    names = (f"{stem}_config.json", f"{stem}.json", "config.json")
+    config = next((folder / each for each in names if (folder / each).exists()), None)
+    if config is None:
         return {}
     files = {"config.json": config}
     beside = folder / (QUANTISER if config.name == "config.json" else f"{stem}_{QUANTISER}")
@@ -199,7 +202,8 @@ class ConfigKernels:
 
         Operations of tokens come first among `context_ops`; the output head is the first of `generation_ops`.
         """
-        context, decodes = spec["context_ops"], spec["generation_ops"]
+        context = count_experts_layers(spec["context_ops"], self._llm)
+        decodes = spec["generation_ops"]
         # `as_measured` replaces plain attention by modules, which include these matrices.
         has_plain_latent = _is_latent(self._llm) and any(_kind_of(each) in PLAIN for each in decodes)
         if has_plain_latent:
@@ -389,6 +393,49 @@ def _is_shared(operation: Operation) -> bool:
     Gemma's `shared_mlp` is not: it is a dense block before the experts.
     """
     return "shared_" in _name_of(operation) and "shared_mlp" not in _name_of(operation)
+
+
+def count_experts_layers(operations: list[Operation], llm: Llm) -> list[Operation]:
+    """The operations, with experts in the layers that have them ("dense layers" above).
+
+    A dense block computes the operations of the shared expert, wider and in its own format.
+    """
+    counted = sum(each["Moe"]["scale_factor"] for each in operations if "Moe" in each)
+    if counted == experts_layers(llm):
+        return operations
+    share = experts_layers(llm) / counted
+    blocks = [(group.count, group.feed_forward) for group in llm.layer_groups if group.feed_forward]
+    shared = [each for each in operations if _is_shared(each)]
+    if not shared:
+        raise ValueError("nothing tells the operations of its dense layers")
+    shared_width = max(block.shared_width for _, block in blocks)
+    return [_in_layers(each, share) if _is_of_experts(each) else each for each in operations] + [
+        _as_dense(each, count, block.width / shared_width, block.weights)
+        for count, block in blocks
+        if block.experts == 1
+        for each in shared
+    ]
+
+
+def _is_of_experts(operation: Operation) -> bool:
+    """Whether only layers with experts have the operation."""
+    return "Moe" in operation or _is_shared(operation) or _name_of(operation).endswith("router_gemm")
+
+
+def _in_layers(operation: Operation, share: float) -> Operation:
+    """The operation in this share of its layers."""
+    kind = _kind_of(operation)
+    return {kind: operation[kind] | {"scale_factor": operation[kind]["scale_factor"] * share}}
+
+
+def _as_dense(operation: Operation, layers: int, times: float, weights: str) -> Operation:
+    """An operation of a shared expert as that of `layers` dense blocks so many times as wide."""
+    kind, name = _kind_of(operation), _name_of(operation).replace("shared", "dense")
+    fields = operation[kind] | {"name": name, "scale_factor": float(layers)}
+    if kind != "Gemm":
+        return {kind: fields | {"bytes_per_token": fields["bytes_per_token"] * times}}
+    width = "n" if name.endswith("gate_up_gemm") else "k"
+    return {kind: fields | {width: round(fields[width] * times), "quant_mode": DENSE_FORMATS[weights]}}
 
 
 def _is_of_sequences(operation: Operation) -> bool:

@@ -374,6 +374,31 @@ def test_sglang_has_one_budget_whoever_ran_it() -> None:
         assert reality._point_settings(run, length, 8)["max_num_batched_tokens"] == 8192
 
 
+def test_kv_has_8_bits_where_the_scripts_say_so(tmp_path: Path, engines: Engines) -> None:
+    """Half the bytes: twice the tokens fit, and a step takes what the fits with KV in 8 bits say."""
+    run = reality.Run("sglang", "InferenceX, x", "1", "zhipuai/GLM-5", "b200-180g", 8, "SGLang 0.5.9")
+    qwen = replace(run, llm="Qwen/Qwen3.5-397B-A17B")
+    served = {
+        each: reality._has_kv_in_8_bits(each, weights)
+        for each, weights in (
+            (run, "fp8"),
+            (replace(run, gpu="h200-141g"), "fp8"),
+            (replace(qwen, gpu="h200-141g"), "fp8"),
+            (qwen, ""),
+            (replace(run, campaign=f"{reality.AUTHORS}, x"), "fp8"),
+        )
+    }
+    assert list(served.values()) == [True, False, True, False, False]
+    shipped = Engines(reality.read_catalog())
+    wide, narrow = (
+        shipped.fleet(qwen, {}, weights="fp8", kv_in_8_bits=each).pools[0].type for each in (False, True)
+    )
+    assert narrow.kv_tokens == pytest.approx(2 * wide.kv_tokens, rel=0.02)
+    decodes = {"decodes": 64, "kv_tokens": 64 * 8192}
+    assert narrow.latency.kind == "kernels"
+    assert narrow.latency.step_s(64, **decodes) < wide.latency.step_s(64, **decodes)
+
+
 def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
     """The same figures under another id, LLM and version; other clients are another measurement."""
     again = {"id": "b", "model_path": "meta-llama/Llama-3.1-70B", "backend_version": "0.19.0"}

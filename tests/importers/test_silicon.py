@@ -17,6 +17,7 @@ from planner.importers.silicon_config import (
     ConfigKernels,
     config_folder,
     count_blocks,
+    count_experts_layers,
     experts_format,
     has_same_weights,
 )
@@ -198,6 +199,36 @@ def test_every_block_ends_in_an_all_reduce() -> None:
     assert count_blocks(DEEPSEEK) == 122
     assert count_blocks(MIXTURE) == 2
     assert count_blocks(hybrid) == 11
+
+
+def test_dense_first_layers_are_no_layers_of_experts() -> None:
+    """AIConfigurator counts all 61 layers of DeepSeek-V3 as layers of experts; 3 are dense, 9 times as wide
+    as the shared expert: 2 * 18432 / 8 GPUs = 4608.
+    """
+    of_experts = [
+        {
+            "Gemm": {
+                "name": "shared_gate_up_gemm",
+                "scale_factor": 61.0,
+                "n": 512,
+                "k": 7168,
+                "quant_mode": "",
+            }
+        },
+        {"Elementwise": {"name": "shared_act_gate", "scale_factor": 61.0, "bytes_per_token": 1536.0}},
+        {"Gemm": {"name": "shared_ffn2_gemm", "scale_factor": 61.0, "n": 7168, "k": 256, "quant_mode": ""}},
+        {"Gemm": {"name": "router_gemm", "scale_factor": 61.0, "n": 256, "k": 7168, "quant_mode": ""}},
+        {"Moe": {"name": "moe", "scale_factor": 61.0}},
+    ]
+    norm = {"Elementwise": {"name": "add_norm_2", "scale_factor": 61.0}}
+    counted = count_experts_layers([norm, *of_experts], DEEPSEEK)
+    assert counted[0] == norm
+    layers = [next(iter(each.values()))["scale_factor"] for each in counted[1:]]
+    assert layers == pytest.approx([58.0] * 5 + [3.0] * 3)
+    up, gate, down = (next(iter(each.values())) for each in counted[6:])
+    assert (up["n"], gate["bytes_per_token"], down["k"]) == (4608, 9 * 1536.0, 2304)
+    assert up["quant_mode"] == down["quant_mode"] == "fp8_block"
+    assert not any("shared" in each["name"] for each in (up, gate, down))
 
 
 def test_the_format_of_the_experts_counts_and_not_that_of_most() -> None:
