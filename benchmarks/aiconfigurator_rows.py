@@ -49,10 +49,12 @@ ALIKE = {  # The run's LLM -> an LLM of AIConfigurator's list with the same shap
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "Qwen/Qwen3-235B-A22B-FP8",
     "deepseek-ai/DeepSeek-V3.1": "deepseek-ai/DeepSeek-V3",
+    "Qwen/Qwen3.5-397B-A17B-FP8": "Qwen/Qwen3.5-397B-A17B",
 }
 MODES = {  # Formats of LLMs whose entry in ALIKE has 16 bits.
     "nvidia/Llama-3.1-8B-Instruct-FP8": {"gemm_quant_mode": "fp8", "kvcache_quant_mode": "fp8"},
     "nvidia/Llama-3.3-70B-Instruct-FP4": {"gemm_quant_mode": "nvfp4", "kvcache_quant_mode": "fp8"},
+    "Qwen/Qwen3.5-397B-A17B-FP8": {"gemm_quant_mode": "fp8_block", "moe_quant_mode": "fp8_block"},
 }
 # LLMs that are not in AIConfigurator's list: layers, hidden size, heads, KV heads, feed-forward size,
 # vocabulary, experts, experts that are active for a token.
@@ -171,7 +173,7 @@ def aiconfigurator(root: Path) -> Estimate:
             attention_dp_size=load.ranks,
             nextn=load.drafts,
             nextn_accepted=load.drafts * load.accepted if load.drafts else None,
-            **MODES.get(checkpoint, {}),
+            **MODES.get(checkpoint, {}) | ({"kvcache_quant_mode": "fp8"} if load.kv_in_8_bits else {}),
         )
         workers = run.tp * load.ranks
         try:

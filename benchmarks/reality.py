@@ -141,10 +141,7 @@ KV8_ROWS = {
 SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"  # How often a run sends its prompts.
 # The number of prompts of a task, all of which ML.ENERGY sends each time.
 SENT = {"lm-arena-chat": 1024, "gpqa": 198, "sourcegraph-fim": 1024}
-UNSTATED_RANKS = (
-    "data-parallel ranks: two took as long as one of them with as many clients (MiniMax-M2.5 on B200 with "
-    "TP 2), so they did not share the requests"
-)
+UNSTATED_RANKS = "its experts are shared by more GPUs than it has"
 # The version of vLLM where InferenceX states none; it ran with asynchronous scheduling.
 UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}
 # This build is taken for a version between 0.18 and 0.19: its runs are of the day on which those of 0.19
@@ -163,7 +160,7 @@ MOST_FLOPS_FRAC = 0.6
 SAME_AGAIN = "the same measurement is in the file already"
 # Points that agree in these columns, and in the times to 0.01 ms, are one measurement. The file repeats some
 # under another name of the LLM (DeepSeek-R1 and V3) or of the engine's version, and with rounded times.
-MEASUREMENT = ("backend", "system", "mode", "isl", "osl", "batch_size")
+MEASUREMENT = ("backend", "system", "mode", "isl", "osl")
 DRAFTS_UNTOLD = "its engine had drafts (MTP), of which the file does not tell"
 # LLMs in fp8, systems and GPUs of a worker that InferenceX ran on SGLang 0.5.9 with MTP, and with slices of
 # experts (nvidia-master.yaml of 2026-04-04). The file has a part from a database (db-dump) without MTP.
@@ -201,7 +198,8 @@ class Load:
     `requests` are in flight at once; in an open loop this number follows by Little's law from the rate and
     the measured E2E. `cached_tokens` of the `input_tokens` are in the prefix cache. With `experts_whole`
     every GPU has whole experts (expert parallelism). `ranks` of data parallelism share the requests.
-    `accepted` is the share of the `drafts` per step that is accepted.
+    `accepted` is the share of the `drafts` per step that is accepted. With `kv_in_8_bits` keys and values
+    have 8 bits, whatever the checkpoint says.
     """
 
     input_tokens: float
@@ -213,6 +211,7 @@ class Load:
     ranks: int = 1
     drafts: int = 0
     accepted: float = 0.0
+    kv_in_8_bits: bool = False
 
 
 @dataclass(frozen=True)
@@ -843,7 +842,7 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
         is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
         run = _point_run(point, AUTHORS if is_authors else "InferenceX")
         times = (round(float(point[f"silicon_{each}_ms"]), 2) for each in ("ttft", "tpot"))
-        measurement = (*(point[column] for column in MEASUREMENT), *times)
+        measurement = (*(point[column] for column in MEASUREMENT), _clients(point), *times)
         try:
             if measurement in seen:
                 raise InputError(SAME_AGAIN)
@@ -855,17 +854,15 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
                 raise InputError(UNSTATED_RANKS)
             if _has_untold_drafts(point, run.tp, whole):
                 raise InputError(DRAFTS_UNTOLD)
-            length, clients = int(point["isl"]), int(float(point["batch_size"]))
+            length, clients = int(point["isl"]), _clients(point)
             shortest = 1.0 if is_authors else 0.8
             settings = _point_settings(run, length, clients)
             if run.tp > 1 and whole > 1:
                 settings["ep"] = True
-            weights = point["gemm_quant_mode"]
-            fleet = engines.fleet(
-                run, settings, weights=weights, kv_in_8_bits=_has_kv_in_8_bits(run, weights)
-            )
+            load = _point_load(run, point, shortest)
+            fleet = engines.fleet(run, settings, weights=load.weights, kv_in_8_bits=load.kv_in_8_bits)
+            run = replace(run, load=load)
             _refuse_unstated(fleet, point, clients, shortest)
-            run = replace(run, load=_point_load(point, shortest))
             if _waits_for_host(fleet, run.load):
                 run = replace(run, regime="host-bound")
         except PlannerError as error:
@@ -894,7 +891,8 @@ def _expert_split(point: Mapping[str, str]) -> tuple[int, int]:
     """The GPUs that share slices of the experts of a point, and those that share whole ones.
 
     Where the GPUs count twice (`_gpus`), or on vLLM as data-parallel ranks once more (TP 4, 4 ranks and 16
-    GPUs that share whole experts), all of a worker's GPUs share whole ones.
+    GPUs that share whole experts), all of a worker's GPUs share whole ones: so it is in the lines that repeat
+    these measurements.
     """
     tp, slices, whole = _gpus(point), *(int(float(point[f"moe_{key}_size"] or 0)) for key in ("tp", "ep"))
     return (
@@ -902,6 +900,11 @@ def _expert_split(point: Mapping[str, str]) -> tuple[int, int]:
         if tp > 1 and (slices == whole == tp or (slices <= 1 and whole == tp * tp))
         else (slices, whole)
     )
+
+
+def _clients(point: Mapping[str, str]) -> int:
+    """The clients of a point: `batch_size` is their number by data-parallel rank."""
+    return round(float(point["batch_size"] or 0) * float(point.get("attention_dp_size") or 1))
 
 
 def _has_untold_drafts(point: Mapping[str, str], tp: int, whole: int) -> bool:
@@ -933,15 +936,16 @@ def _has_kv_in_8_bits(run: Run, weights: str) -> bool:
     return is_theirs and bool(weights) and (run.gpu in POLLED or "Qwen3.5" in run.llm)
 
 
-def _point_load(point: Mapping[str, str], shortest: float) -> Load:
+def _point_load(run: Run, point: Mapping[str, str], shortest: float) -> Load:
     """The mean load of a point, whose lengths are uniform from `shortest` to 1 of the nominal ones."""
     share = (1 + shortest) / 2
     return Load(
         share * int(point["isl"]),
         share * int(point["osl"]),
-        float(point["batch_size"]),
+        float(_clients(point)),
         weights=point["gemm_quant_mode"],
         experts_whole=_expert_split(point)[1] > 1,
+        kv_in_8_bits=_has_kv_in_8_bits(run, point["gemm_quant_mode"]),
     )
 
 

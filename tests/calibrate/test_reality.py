@@ -333,6 +333,7 @@ def silicon(folder: Path, *points: dict[str, str]) -> Path:
         "gemm_quant_mode": "",
         "moe_tp_size": "1",
         "moe_ep_size": "1",
+        "attention_dp_size": "1",
         "batch_size": "1.0",
         "tp_size": "1.0",
         "silicon_ttft_ms": "20",
@@ -389,7 +390,7 @@ def test_kv_has_8_bits_where_the_scripts_say_so(tmp_path: Path, engines: Engines
         )
     }
     assert list(served.values()) == [True, False, True, False, False]
-    shipped = Engines(reality.read_catalog())
+    shipped = Engines(read_catalog())
     wide, narrow = (
         shipped.fleet(qwen, {}, weights="fp8", kv_in_8_bits=each).pools[0].type for each in (False, True)
     )
@@ -408,6 +409,37 @@ def test_a_measurement_counts_once(tmp_path: Path, engines: Engines) -> None:
     left = {each.run.case: each.why for each in found if isinstance(each, LeftOut)}
     assert left["b"] == "the same measurement is in the file already"
     assert left["d"].startswith("disaggregated")
+
+
+def test_gpus_that_count_twice_count_once(tmp_path: Path, engines: Engines) -> None:
+    """Three spellings of 4 clients on 4 GPUs with whole experts, one with rounded times; then 2 of SGLang."""
+    mixture = {"model_path": "mistralai/Mixtral-8x7B-v0.1"}
+    times = mixture | {"silicon_ttft_ms": "20.001", "silicon_tpot_ms": "5.002"}
+    spelled = {"tp_size": "4.0", "moe_ep_size": "4.0", "batch_size": "4.0", "attention_dp_size": "1.0"}
+    ranks = {"tp_size": "4.0", "moe_ep_size": "16.0", "batch_size": "1.0", "attention_dp_size": "4.0"}
+    rounded = mixture | {"silicon_ttft_ms": "20.00", "silicon_tpot_ms": "5.00"}
+    product = mixture | {"backend": "sglang", "tp_size": "4.0", "moe_tp_size": "2.0", "moe_ep_size": "2.0"}
+    path = silicon(tmp_path, ranks | times, spelled | times, spelled | rounded, product)
+    found = list(reality.silicon_sample(path, engines))
+    assert [each.why for each in found if isinstance(each, LeftOut)] == [reality.SAME_AGAIN] * 2
+    runs = [each.run for each in found if isinstance(each, Row) and each.quantity == "tpot"]
+    assert [(run.tp, run.load and run.load.requests) for run in runs] == [(4, 4.0), (2, 1.0)]
+    assert all(run.load is not None and run.load.experts_whole for run in runs)
+
+
+def test_runs_whose_engine_had_drafts_are_left_out(tmp_path: Path, engines: Engines) -> None:
+    """DeepSeek-R1 on 8 B200: the lines of the database had none, those of other files had MTP."""
+    point = {
+        "backend": "sglang",
+        "model_path": "deepseek-ai/DeepSeek-R1",
+        "system": "b200_sxm",
+        "gemm_quant_mode": "fp8",
+        "backend_version": "0.5.9",
+        "tp_size": "8.0",
+    }
+    path = silicon(tmp_path, point, point | {"silicon_data_source": "db-dump/2026-04-27", "isl": "101"})
+    left = [each.why for each in reality.silicon_sample(path, engines) if isinstance(each, LeftOut)]
+    assert left[0] == reality.DRAFTS_UNTOLD and reality.DRAFTS_UNTOLD not in left[1:]
 
 
 def test_a_campaign_whose_prompts_were_cached_is_left_out_whole(tmp_path: Path, engines: Engines) -> None:
