@@ -102,6 +102,7 @@ PUBLISHED = {  # parameters in billions, as on the model cards
     "qwen3.5-122b-a10b": 122.6,
     "qwen3.5": 397.0,
     "qwen3.5-122b-a10b-nvfp4": 122.6,
+    "qwen3.5-397b-a17b-fp8": 397.0,
     "qwen3.5-397b-a17b-nvfp4": 397.0,
     "qwen3.6-27b-nvfp4": 27.36,
     "gpt-oss-20b": 20.9,
