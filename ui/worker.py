@@ -33,7 +33,7 @@ from planner.api.planning import answer_question, plan
 from planner.api.questions import read_task
 from planner.api.results import SharedPlanResult
 from planner.api.scheduling import not_simulated, schedule
-from planner.day import day_manifests, day_page
+from planner.day import day_causes, day_manifests, day_page
 from planner.day.day_api import DayResult, day
 from planner.day.search.day_optimum import SAME_FRAC
 from planner.documents import markets
@@ -521,7 +521,11 @@ def _run_day(request: Request, send: Send) -> tuple[Document, Files]:
         "answer": day_page.recommendation_sentence(answer),
         "proof": day_page.proof_lines(answer),
         "warnings": [*trace.warnings, *answer.warnings],
-        "tables": {"controllers": day_page.day_table(answer)},
+        "tables": {
+            "controllers": day_page.day_table(answer),
+            "fleets": (day_page.FLEETS_HEAD, day_page.fleet_rows(answer)),
+            "causes": (day_causes.CAUSE_COLUMNS, day_causes.cause_rows(answer, answer.rows)),
+        },
         "charts": _pictures(day_page.draw_day(answer)),
         "missed_lines": day_page.missed_lines(answer.winner),
         "settings_lines": day_page.settings_lines(answer),

@@ -1140,7 +1140,11 @@ def test_the_command_shown_gives_the_same_day(
 
     again = opened("day", owner)  # a reload
     assert "the same as the optimum" in shown(again.subheader)[0] and "other inputs" not in text_of(again)
-    assert {row[0] for row in tables(again)[-1]} == {"optimum", "static", "hpa", "keda"}
+    controllers, causes = tables(again)[-2:]
+    assert {row[0] for row in controllers} == {"optimum", "static", "hpa", "keda"}
+    assert "missed windows by cause" in text_of(again)
+    above = {row[0]: row[-1].split(" USD")[0] for row in controllers}
+    assert {row[0]: row[1] for row in causes} == {name: above[name] for name in ("static", "hpa", "keda")}
     names = {button.label for button in again.download_button}
     assert names >= {f"Download {name}" for name in ("day.html", "day.csv", "windows.csv", "manifests.zip")}
     kept = Store(folder).page_document(owner, "day result")

@@ -22,6 +22,11 @@ PAGE, RESULT = "day", "day result"  # Where the store keeps the page's inputs, a
 PLACE = "day"  # The place of its inputs (ui/inputs.py).
 PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"  # Sources of the question.
 DOWNLOADS = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
+# The tables of an answer after that of controllers, where they have rows, and their titles.
+TABLES = {
+    "fleets": "Fleets that could stand",
+    "causes": "USD above the optimum by cause, and missed windows by cause",
+}
 # Arguments of a number input that may stay empty, or be 0.
 EMPTY: dict[str, Any] = inputs.EMPTY | {"min_value": 0.0}
 
@@ -390,6 +395,11 @@ def _draw_result(answer: Document) -> None:
     for warning in answer["warnings"]:
         st.warning(f"Mind: {draw.escape_markdown(warning)}.")
     draw.draw_table(*answer["tables"]["controllers"])
+    for name, title in TABLES.items():
+        head, rows = answer["tables"].get(name, ((), ()))
+        if rows:
+            st.markdown(f"**{title}**")
+            draw.draw_table(head, rows)
     draw.draw_charts(answer["charts"])
     st.markdown(f"**Windows that {draw.escape_markdown(answer['winner'])} misses**")
     draw.draw_list(answer["missed_lines"] or ["None."])
