@@ -48,7 +48,7 @@ class FleetplanSettings(ControllerSettings):
         300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=DAY_S
     )
     drain_s: float = settings_field(
-        10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
+        60.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )
     memory_s: float | None = settings_field(
         None, SECONDS, "the load is of the last so long; none: a window of the SLO", most=DAY_S
