@@ -133,13 +133,11 @@ def render(
                 raise
             refused[name] = str(error)
         else:
-            warning = _missed_warning(row) if row else ""
-            if router_rows and row is None and target_notes:
-                planned_for = ", ".join(row.target for row in router_rows)
-                warning = (
-                    f"NOT SIMULATED: this fleet was planned for {planned_for}, and {name} routes otherwise: "
-                    f"plan for it with `plan --target {name}`."
-                )
+            warning = ""
+            if row is not None:
+                warning = _missed_warning(row)
+            elif target_notes:  # A target that routes as the plan does needs no simulation of its own.
+                warning = _other_target_warning(name, router_rows)
             files |= deployed_routing.with_first_line(
                 deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
             )
@@ -224,6 +222,17 @@ def _missed_warning(row: RouterRow) -> str:
     return (
         f"NOT KEPT: on {row.target} ({row.router}) this fleet misses its SLO ({row.slo}): plan for it "
         f"with `plan --target {row.target}`."
+    )
+
+
+def _other_target_warning(target: str, rows: Sequence[RouterRow]) -> str:
+    """The first line of manifests for a target whose router was not simulated; empty if none was."""
+    if not rows:
+        return ""
+    planned_for = ", ".join(row.target for row in rows)
+    return (
+        f"NOT SIMULATED: this fleet was planned for {planned_for}, and {target} routes otherwise: plan for "
+        f"it with `plan --target {target}`."
     )
 
 

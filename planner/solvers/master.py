@@ -196,6 +196,15 @@ class FleetLimits:
         ]
         return used + (idle_usd_per_h(pools) if limit == COST else idle_gpus(pools))
 
+    def fit_on_nodes(self, counts: Sequence[tuple[WorkerType, Floats]]) -> npt.NDArray[np.bool_]:
+        """Whether each of n fleets (n,) is within the limits that count idle GPUs of whole nodes; `counts` as
+        for `used_by_each`.
+        """
+        fits = [
+            self.used_by_each(limit, counts) <= amount * (1 + ROUNDING) for limit, amount in self.node_rows()
+        ]
+        return np.asarray(np.all(np.array(fits, bool), axis=0))
+
     def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """A limit that these workers exceed; None if they are within all of them."""
         for limit, amount in self.rows():

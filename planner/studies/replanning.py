@@ -276,12 +276,8 @@ class _ReplanModel:
 
     def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
         """Whether the counts keep every limit, money included."""
-        is_within = (n @ self.uses.T <= self.amounts).all(-1)
-        for (limit, _), amount in zip(self.limits.rows(), self.amounts, strict=True):
-            if self.limits.counts_nodes(limit):
-                counts = [(option.type, n[..., j].astype(float)) for j, option in enumerate(self.universe)]
-                is_within &= self.limits.used_by_each(limit, counts) <= amount
-        return np.asarray(is_within)
+        counts = [(option.type, n[..., j].astype(float)) for j, option in enumerate(self.universe)]
+        return np.asarray((n @ self.uses.T <= self.amounts).all(-1) & self.limits.fit_on_nodes(counts))
 
     def tested_way(self, label: str, n: Ints, *, is_holding: bool) -> Way:
         """The way to the counts `n` with the result of the test of production."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from instances import fleets_of_level0, instance
+from instances import fleets_of_any_mix, fleets_of_level0, instance
 from plans import CATALOG
 from questions import traffic
 
@@ -21,13 +20,7 @@ from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.problem.bill import paid_whole_usd_per_h
-from planner.search.problem.options import (
-    PRICE_TIES,
-    decode_options,
-    mixed_options,
-    prefill_options,
-    with_price_tie,
-)
+from planner.search.problem.options import PRICE_TIES, mixed_options, with_price_tie
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.units import in_unit
@@ -85,24 +78,11 @@ def test_level_0_has_the_least_and_of_as_many_the_cheapest(first: int, objective
     assert missed <= 1 and ties >= 4
 
 
-def all_mixes(problem: Problem, most: int) -> Iterable[Counts]:
-    options = [
-        *mixed_options(problem.types, "cost"),
-        *prefill_options(problem.types, "cost"),
-        *decode_options(problem.types, "cost"),
-    ]
-    for vector in itertools.product(range(most + 1), repeat=len(options)):
-        counts = tuple((o, n) for o, n in zip(options, vector, strict=True) if n)
-        roles = {option.role for option, _ in counts}
-        if counts and ("prefill" in roles) == ("decode" in roles) and sum(vector) <= 5:
-            yield counts
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_no_mix_has_fewer_gpus_or_is_cheaper_and_the_bound_is_of_gpus_alone(seed: int) -> None:
     problem = for_gpus(seed)
     problem = replace(problem, types=problem.types[-2:], gpus=problem.gpus[-2:])
-    held = those_that_hold(problem, all_mixes(problem, 3))
+    held = those_that_hold(problem, fleets_of_any_mix(problem))
     if not held:
         return
     lower, least = lower_bound(problem), min(map(gpus_and_usd, held))

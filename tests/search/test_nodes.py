@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from instances import fleets_of_level0, instance
+from instances import fleets_of_any_mix, fleets_of_level0, instance
 from plans import CATALOG
 from questions import question, traffic
 
@@ -22,7 +21,7 @@ from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_by_gpu, objective_of, objectives_of_pairs
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.options import decode_options, prefill_options
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.whole_nodes import enough_for
@@ -102,24 +101,11 @@ def test_level_0_is_what_is_paid_least(first: int) -> None:
     assert surprises <= 1 and paid_more >= 1
 
 
-def all_mixes(problem: Problem, most: int) -> Iterator[Counts]:
-    options = [
-        *mixed_options(problem.types, "cost"),
-        *prefill_options(problem.types, "cost"),
-        *decode_options(problem.types, "cost"),
-    ]
-    for vector in itertools.product(range(most + 1), repeat=len(options)):
-        counts = tuple((o, n) for o, n in zip(options, vector, strict=True) if n)
-        roles = {option.role for option, _ in counts}
-        if counts and ("prefill" in roles) == ("decode" in roles) and sum(vector) <= 5:
-            yield counts
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_no_fleet_of_any_mix_is_paid_less_than_bounds_and_exact_plans(seed: int) -> None:
     problem = on_nodes(seed)
     problem = replace(problem, types=problem.types[-2:], gpus=problem.gpus[-2:])
-    held = that_hold(problem, all_mixes(problem, 3))
+    held = that_hold(problem, fleets_of_any_mix(problem))
     lower = lower_bound(problem)
     if not held:
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from instances import fleets_of_level0, instance
+from instances import fleets_of_any_mix, fleets_of_level0, instance, is_within
 from plans import CATALOG
 from questions import question, traffic
 
@@ -127,14 +126,10 @@ def test_no_fleet_of_any_mix_exceeds_the_stock(seed: int) -> None:
     makes = (mixed_options, prefill_options, decode_options)
     options = [option for make in makes for option in make(problem.types, "cost")]
     fleets = []
-    for vector in itertools.product(range(4), repeat=len(options)):
-        counts = tuple((o, n) for o, n in zip(options, vector, strict=True) if n)
-        roles = {option.role for option, _ in counts}
-        if counts and ("prefill" in roles) == ("decode" in roles) and sum(vector) <= 5:
-            is_within = problem.limits.first_exceeded([(o.type, n) for o, n in counts]) is None
-            assert is_within == fits_by_hand(problem, counts)
-            if is_within and problem.oracle.holds(counts):
-                fleets.append(counts)
+    for counts in fleets_of_any_mix(problem):
+        assert is_within(problem, counts) == fits_by_hand(problem, counts)
+        if is_within(problem, counts) and problem.oracle.holds(counts):
+            fleets.append(counts)
     for vector in list_filled_fleets(options, problem.limits, 1e9, 3).tolist():
         assert fits_by_hand(problem, tuple((o, n) for o, n in zip(options, vector, strict=True) if n))
     lower = lower_bound(problem)

@@ -1,6 +1,7 @@
 """Random planning problems so small that every fleet can be simulated."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -127,6 +128,17 @@ def fleets_of_level0(problem: Problem) -> list[Counts]:
         for pools in (*mixed, *pairs)
         for counts in itertools.product(range(1, MOST + 1), repeat=len(pools))
     ]
+
+
+def fleets_of_any_mix(problem: Problem) -> Iterator[Counts]:
+    """Every fleet of up to three workers of a type in a role and five in all, within the limits or not."""
+    makes = (mixed_options, prefill_options, decode_options)
+    options = [option for make in makes for option in make(problem.types, "cost")]
+    for vector in itertools.product(range(4), repeat=len(options)):
+        counts = tuple((option, n) for option, n in zip(options, vector, strict=True) if n)
+        roles = {option.role for option, _ in counts}
+        if counts and ("prefill" in roles) == ("decode" in roles) and sum(vector) <= 5:
+            yield counts
 
 
 def is_within(problem: Problem, counts: Counts) -> bool:

@@ -203,9 +203,8 @@ def test_a_corpus_may_have_more_files_than_a_process_may_open(tmp_path: Path) ->
         (tmp_path / f"{number}.log").write_text(f"when,in,out\n{1_790_000_000 + number},100,10\n")
     columns = LogOptions(parse_columns("arrival=when,input=in,output=out"))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = [
-        os.dup(0) for _ in range(16)
-    ]  # The next numbers of open files; others may be in use between them.
+    # The next 16 numbers that open files may get; between them there may be some in use.
+    free = [os.dup(0) for _ in range(16)]
     for number in free:
         os.close(number)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, limits[1]))

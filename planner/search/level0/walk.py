@@ -14,7 +14,6 @@ from functools import partial
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.domain import ROUNDING
 from planner.fleet import Role
@@ -90,20 +89,9 @@ def _decode_counts(prefill: Bounded, decode: Bounded, search: Search, value: flo
         most_d = largest_of_each(
             decode.least,
             most_d,
-            lambda n: _on_nodes_within(prefill.option, decode.option, n_p, n, search.limits),
+            lambda n: search.limits.fit_on_nodes([(prefill.option.type, n_p), (decode.option.type, n)]),
         )
     return n_p, np.maximum(most_d - decode.least + 1, 0)
-
-
-def _on_nodes_within(
-    prefill: Option, decode: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
-) -> npt.NDArray[np.bool_]:
-    """Whether these counts of a pair are within the limits that count idle GPUs of whole nodes."""
-    counts = [(prefill.type, n_p), (decode.type, n_d)]
-    is_within = np.ones(len(n_p), bool)
-    for limit, amount in limits.node_rows():
-        is_within &= limits.used_by_each(limit, counts) <= amount * (1 + ROUNDING)
-    return is_within
 
 
 def cheaper_fleets(

@@ -157,8 +157,8 @@ def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts)
     """
 
     def rank(counts: Counts) -> tuple[int, int]:
-        gpus = [(option.type.gpu.name, option.type.gpus * count) for option, count in counts]
-        return sum(count for _, count in gpus), -sum(count for name, count in gpus if name.endswith(OWNED))
+        gpus = [(market_of(option.type.gpu.name), option.type.gpus * count) for option, count in counts]
+        return sum(count for _, count in gpus), -sum(count for market, count in gpus if market == OWNED)
 
     most_usd_per_h = objective_paid(problem, best) * (1 + ROUNDING)
     holding = [counts_named(fleet, options) for fleet, holds in problem.oracle.verdicts.items() if holds]
