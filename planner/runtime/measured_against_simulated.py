@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Metric, Slo
+from planner.domain import Limit, Metric, Selector, Slo, selectors_of
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
@@ -34,6 +34,7 @@ from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
 from planner.simulator import Simulation, Verdict, judge_slo, simulate
 from planner.simulator.slo_verdict import gaps_s, measured_mask, percentile_s
 from planner.slo_metrics import METRICS
+from planner.traffic.classes import class_numbers
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, measured_window, warm_up_s
 from planner.units import percentile_name
@@ -342,9 +343,45 @@ def compare_part(
         measurement, part, predicted, ended, served, slo, measured_window(sent_trace)
     )
     session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
-    weights = np.ones(len(gaps))
-    # The simulation's gaps do not say of which request they are, so those of the load are among them.
-    return ComparedRun(predicted, *gaps_s(simulation), session), ComparedRun(measured, gaps, weights, session)
+    finished = STATUS_OF["finished"]
+    counts = np.zeros(len(order), bool)  # Whether a request finished on both sides.
+    counts[has_outcome] = (measured.status == finished) & (predicted.status == finished)
+    if not counts.all():
+        predicted = _with_gaps_of(counts, predicted, fleet, sent_trace)
+    return (
+        ComparedRun(predicted, *gaps_s(predicted), session),
+        ComparedRun(measured, gaps, np.ones(len(gaps)), session),
+    )
+
+
+def _with_gaps_of(
+    counts: npt.NDArray[np.bool_], predicted: Simulation, fleet: Fleet, trace: Trace
+) -> Simulation:
+    """The prediction with the gaps between tokens of those requests of the simulated `trace` alone for which
+    `counts` (n,) is true.
+    """
+    # A simulation records gaps by class. The LLM that a request names changes no time, so one name stands
+    # for each class of the SLO (from 0 on), one for requests of none, and one for those that do not count.
+    selectors = selectors_of(predicted.limits)
+    names = ("uncounted", "none", *map(str, range(len(selectors))))
+    llm = np.where(counts, class_numbers(selectors, trace) + 2, 0)
+    limits = [Limit("tbt", 0.5, math.inf, Selector(name, llms=(name,))) for name in names[1:]]
+    runs = simulate(fleet, replace(trace, llm=llm, llms=names), limits=limits, record=True).runs
+    # In `runs` 0 stands for all requests, 1 for those of no class, and the classes follow.
+    of_all, of_classes = runs[runs["of_class"] > 0], runs[runs["of_class"] > 1]
+    of_all["of_class"] = 0
+    of_classes["of_class"] -= 1
+    predicted = replace(
+        predicted,
+        runs=np.concatenate([of_all, of_classes]),
+        counted=predicted.counted.copy(),
+        violations=predicted.violations.copy(),
+    )
+    for j, limit in enumerate(predicted.limits):
+        if limit.metric_row.is_of_gaps:
+            gap_s, weight = gaps_s(predicted, predicted.class_number(limit.selector))
+            predicted.counted[j], predicted.violations[j] = weight.sum(), weight[gap_s > limit.limit_s].sum()
+    return predicted
 
 
 def _simulated_trace(
@@ -460,6 +497,8 @@ def _measured_simulation(
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
         prefilled = logged.get(sent.workers[0]) if sent.workers else None
         cached[k] = 0 if prefilled is None else prefilled.cached_tokens
+        if predicted.status[k] != STATUS_OF["finished"]:
+            continue  # Gaps count if the request finished on both sides.
         gap_of.append(k)
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)

@@ -185,7 +185,7 @@ class FleetLimits:
         return float(self.used_by_each(limit, [(worker, count) for worker, count in counts if count]))
 
     def used_by_each(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, Number]]) -> Number | float:
-        """As `used`, also for n fleets at once, of which every count (n,) is above 0."""
+        """As `used`, also for n fleets at once, with counts (n,) of each."""
         used = sum(self.use_per_worker(limit, worker) * count for worker, count in counts)
         if not self.counts_nodes(limit):
             return used

@@ -140,13 +140,21 @@ def _idle_of_kind(alike: Sequence[tuple[PricedNode, int, Number]]) -> Number | f
 
 def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
     """What is paid beside the price of the GPUs in use [USD/h]: that of `idle_gpus`, with the same `pools`.
-    If GPUs on nodes of one kind have several prices, the highest is paid for all of them.
+    If GPUs with workers on nodes of one kind have several prices, the highest is paid for all of them.
     """
-    total: Number | float = 0.0
+    total: Any = 0.0
     for alike in _by_kind(pools):
-        dearest = max((node for node, _, _ in alike), key=lambda node: node.gpu_usd_per_h)
-        total = total + _idle_of_kind(alike) * dearest.idle_usd_per_h
+        first, idle = alike[0][0], _idle_of_kind(alike)
+        idle_usd: Any = first.idle_usd_per_h
+        if all(node.gpu_usd_per_h == first.gpu_usd_per_h for node, _, _ in alike):
+            total = total + idle * idle_usd
+            continue
+        dearest: Any = 0.0
+        for node, _, workers in sorted(alike, key=lambda pool: pool[0].gpu_usd_per_h):
+            # A kind of GPU counts where workers of it stand; of several the last is the dearest.
+            dearest = np.where(workers > 0, node.gpu_usd_per_h, dearest)
+            idle_usd = np.where(workers > 0, node.idle_usd_per_h, idle_usd)
+        total = total + idle * idle_usd
         for node, gpus, workers in alike:
-            if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
-                total = total + gpus * workers * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
-    return total
+            total = total + gpus * workers * (dearest - node.gpu_usd_per_h)
+    return cast("Number | float", total)

@@ -21,7 +21,7 @@ from planner import cli
 from planner.api.validating import own_slo, traffic_beside_plan
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import fleet_document, read_fleet
-from planner.domain import Limit, Slo
+from planner.domain import Limit, Selector, Slo
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml, reserve_folder, to_yaml
 from planner.fleet import Disturbance, Fleet, Policies
@@ -41,6 +41,7 @@ from planner.runtime.measured_against_simulated import (
     Measurement,
     PercentileRow,
     Tolerances,
+    compare_part,
     compare_with_simulation,
     outside_s,
 )
@@ -204,6 +205,30 @@ def test_a_request_that_failed_kept_no_promise() -> None:
     assert found.measured_verdict.attainment_frac == pytest.approx(2 / 3)
     assert found.predicted_verdict.attainment_frac == 1.0
     assert not found.measured_verdict.holds and found.predicted_verdict.holds
+
+
+def test_gaps_are_those_of_requests_that_finished_on_both_sides() -> None:
+    """Of forty requests one failed, and one was interrupted in the first part and sent again: neither's 199
+    gaps of that part were measured, so none are predicted. A class of long prompts is counted alike."""
+    fleet = fleet_of(("w", "mixed", 1))
+    trace = Trace("gaps", np.arange(40) / 10, np.r_[np.full(30, 10), np.full(10, 90)], np.full(40, 3))
+    trace.output_tokens[[20, 22, 35]] = 200
+    s = simulate(fleet, trace)
+    sent = {
+        i: sent_of(
+            i, trace.arrival_s[i], tuple(trace.arrival_s[i] + s.ttft_s[i] + s.tpot_s[i] * np.arange(n))
+        )
+        for i, n in enumerate(trace.output_tokens.tolist())
+    }
+    sent[20] = replace(sent[20], status="failed", reason="died", token_s=())
+    sent[22] = replace(sent[22], part=1)
+    parts = (ReplayPart(0, 0.0, tuple(range(40))), ReplayPart(1, 50.0, (22,)))
+    slo = Slo((Limit("tbt", 0.9, 1.0), Limit("tbt", 0.9, 1.0, Selector("long", least_tokens=50))))
+    run = Measurement(fleet, trace, Journal(parts, sent), {})
+    predicted, measured = compare_part(run, parts[0], fleet, slo)
+    assert predicted.gap_weight.sum() == pytest.approx(len(measured.gap_s), abs=2)  # At the window's ends.
+    assert predicted.requests.counted == pytest.approx(measured.requests.counted, abs=2)
+    assert predicted.requests.counted[1] > 9 * 2
 
 
 def test_a_comparison_of_nothing_does_not_agree() -> None:

@@ -10,6 +10,7 @@ import pytest
 from plans import CATALOG, LLM, a_pool, mixed, pairs
 
 from planner.documents.offers import ProviderOffer, Term
+from planner.domain import COST
 from planner.fleet import Fleet
 from planner.models.power import shipped_power
 from planner.search.evidence.findings import place_workers
@@ -17,7 +18,7 @@ from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.bill import bill_fleet, commitments, paid_whole_usd_per_h
 from planner.search.problem.options import option_of
 from planner.simulator.energy import ExpectedPower
-from planner.solvers.master import Option
+from planner.solvers.master import FleetLimits, Option
 from planner.solvers.whole_nodes import fewest_nodes
 
 H100, A100 = (CATALOG.gpu(name).price_usd_per_h for name in ("h100-80g", "a100-80g"))
@@ -70,6 +71,21 @@ def test_workers_that_do_not_fit_together_take_more_nodes() -> None:
     counts = ((option_of("mixed", worker, "cost"), 3),)
     assert paid_whole_usd_per_h(counts) == bill_fleet(fleet).usd_per_h
     assert objective_of(counts) == pytest.approx(bill_fleet(fleet).usd_per_h, rel=1e-5)
+
+
+def test_fleets_of_many_counts_pay_only_for_kinds_that_stand() -> None:
+    """Capped H100 are dearer here. Without one of them, or without any of the others, a fleet pays what it
+    pays by itself: no node at the price of GPUs that it has not."""
+    gpu = replace(CATALOG.gpu("h100-80g"), price_usd_per_h=2.0)
+    dear = replace(CATALOG.gpu("h100-80g@350W"), price_usd_per_h=3.0, is_sold_whole=gpu.is_sold_whole)
+    plain, capped = (replace(a_pool("a", "mixed", gpu.name, 4, 1).type, gpu=each) for each in (gpu, dear))
+    limits = FleetLimits({}, cost_usd_per_h=16.0)
+    counts = np.array([[1, 0], [0, 1], [2, 0], [1, 1]], dtype=float)
+    workers = [(plain, counts[:, 0]), (capped, counts[:, 1])]
+    used = limits.used_by_each(COST, workers)
+    assert used == pytest.approx([limits.used(COST, [(plain, n), (capped, m)]) for n, m in counts.tolist()])
+    assert used == pytest.approx([16.0, 24.0, 16.0, 24.0])
+    assert limits.fit_on_nodes(workers).tolist() == [True, False, True, False]
 
 
 def least_packing(node_gpus: int, sizes: tuple[int, ...]) -> int:
