@@ -477,10 +477,8 @@ def _measured_simulation(
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     status = np.array([STATUS_OF[sent.status] for sent in ended])
     arrival_s = predicted.arrival_s.copy()  # Requests without an answer are taken to arrive as predicted.
-    all_gaps: list[Floats] = []
-    gap_of: list[int] = []  # The request of each array in `all_gaps`.
-    violations = np.zeros(len(slo.limits), dtype=np.int64)
-    counted = np.zeros(len(slo.limits), dtype=np.int64)
+    all_gaps, gap_of = list[Floats](), list[int]()  # The gaps of a request, and its number.
+    violations, counted = (np.zeros(len(slo.limits), dtype=np.int64) for _ in range(2))
     for k, sent in enumerate(ended):
         if sent.workers:
             workers[k] = number_of.get(sent.workers[0], -1), number_of.get(sent.workers[-1], -1)
@@ -497,10 +495,9 @@ def _measured_simulation(
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
         prefilled = logged.get(sent.workers[0]) if sent.workers else None
         cached[k] = 0 if prefilled is None else prefilled.cached_tokens
-        if predicted.status[k] != STATUS_OF["finished"]:
-            continue  # Gaps count if the request finished on both sides.
-        gap_of.append(k)
-        all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
+        if predicted.status[k] == STATUS_OF["finished"]:  # Gaps of requests that finished on both sides.
+            gap_of.append(k)
+            all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):

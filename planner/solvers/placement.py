@@ -2,8 +2,9 @@
 over failure domains.
 
 The stages of a worker's pipeline, or its data-parallel ranks, are TP groups, each of which stays inside a
-node. All groups of a worker go onto one node, or in equal parts onto as few nodes as can hold them. Nodes of
-a kind are alike, so the model only counts how often a node is filled in each possible way (a pattern). Nodes
+node. All groups of a worker go onto one node, or in equal parts onto as few as can hold them; parts of which
+a node can be full come first (two workers of 12 GPUs: six parts of 4 on three nodes of 8). Nodes of a kind
+are alike, so the model only counts how often a node is filled in each possible way (a pattern). Nodes
 have no numbers, so the solver does not search placements that differ in numbers alone.
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
@@ -337,11 +338,18 @@ def _spread_pools(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool
         return _fit_node([_SpreadPool(pool, span) for pool in group], [1] * len(group))
 
     def least_span(groups: Sequence[Sequence[Pool]]) -> int:
-        """The fewest nodes over which every group of workers can be spread in equal parts."""
+        """The fewest nodes over which every group of workers can be spread in equal parts. A pool by itself
+        that needs several has parts of which nodes can be full, if there are such parts.
+        """
         stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
-        for span in range(1, stages + 1):
-            if stages % span == 0 and all(fits(group, span) for group in groups):
-                return span
+        divisors = [span for span in range(1, stages + 1) if stages % span == 0]
+        spans = [span for span in divisors if all(fits(group, span) for group in groups)]
+        if spans[:1] != [1] and sum(map(len, groups)) == 1:
+            worker = groups[0][0].type
+            node_gpus = int(worker.gpu.gpus_per_node)
+            spans = [span for span in spans if node_gpus % (worker.gpus // span) == 0] or spans
+        if spans:
+            return spans[0]
         largest = max(groups, key=lambda group: sum(pool.type.gpus for pool in group))
         raise InfeasibleError(
             f"{' beside '.join(f'{pool.name} ({pool.type.gpus} GPUs)' for pool in largest)} does not fit a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from planner.models.llm import Llm
 from planner.solvers import placement
 from planner.solvers.backend import Engine, cp_solver, run_highs
 from planner.solvers.placement import Affinity, FailureDomain, NodePlacement, place_fleet
+from planner.solvers.whole_nodes import fewest_nodes
 
 GPU = Gpu("g", 80e9, 2e12, 3e14, "nvlink", 3e11, 400.0, 8, 1.0, "g", "g")
 LATENCY = StepLatency((1.0, 1000.0), (0.01, 0.1), 0.0, 1e-5, 1e-7, 0.0, 0.0, basis="by hand")
@@ -232,3 +234,16 @@ def test_hundreds_of_workers_are_placed_in_seconds() -> None:
     found = place_fleet(asked, time_limit_s=120)
     assert_keeps_rules(asked, found)
     assert len(found.nodes) == found.bound == 188
+
+
+@pytest.mark.parametrize("tp", (1, 2, 4, 8))
+def test_workers_of_several_nodes_take_the_nodes_that_are_counted(tp: int) -> None:
+    """Two workers of tp 2 x pp 6, 24 GPUs, were put on four nodes of 8, in parts of 6; the bill counts three.
+    So for any pipeline, also beside workers that fill what is left."""
+    for pp, count, others in itertools.product((3, 5, 6, 7, 10, 12), (1, 2, 3), (0, 2)):
+        if tp * pp <= 8:
+            continue
+        asked = fleet(pool("w", "mixed", count, tp, pp), pool("x", "mixed", others, 4))
+        found = place_fleet(asked)
+        assert_keeps_rules(asked, found)
+        assert len(found.nodes) == fewest_nodes(8, [(tp * pp, count), (4, others)])
