@@ -127,8 +127,13 @@ class FilesOrCommands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, but for an option of another tool (--qps) the error names ours. Typer itself would
-        suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant.
+        suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant. An empty
+        value is an error, in every command: as a path it would be the current folder.
         """
+        for before, arg in itertools.pairwise(["plan", *args]):
+            if not arg or re.fullmatch("--[a-z-]+=", arg):
+                where = (arg or before).rstrip("=")
+                ctx.fail(f"the value after {where} is empty; is a variable of the shell not set?")
         names = _option_names(self)
         for arg in args:
             if arg in self.commands:  # What follows are the options of that command.

@@ -67,6 +67,9 @@ def draw_chart(picture: Mapping[str, Any]) -> None:
             text = text.replace(light, dark)
     spec = json.loads(text)
     del spec["padding"], spec["width"]  # Streamlit sets its own and counts the axes in.
+    # Streamlit would move data from the top into a chart that Vega has drawn empty; a layer keeps its own.
+    if "data" in spec:
+        spec["layer"] = [{"data": spec.pop("data"), "layer": spec["layer"]}]
     spec["autosize"] = {"type": "fit", "contains": "padding"}
     height = spec["height"] + AXES_PIXELS
     st.vega_lite_chart(spec=spec, theme=None, width="stretch", height=height, alt=picture["caption"])

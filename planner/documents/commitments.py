@@ -27,8 +27,7 @@ def parse_commitments(
     GPUs have the terms of the provider under `price_of`; without a provider there, the cheapest offer of each
     commitment among those below the row's price. Raises InputError for prices that cannot be read.
     """
-    prices = fleet.subsection("prices")
-    prices_in_slo = {name: (value, where) for name, value, where in values_by_gpu(prices, catalog)}
+    prices_in_slo = {name: (value, where) for name, value, where in values_by_gpu(fleet, "prices", catalog)}
     provider = fleet.subsection("price_of").plain_text("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:

@@ -27,7 +27,14 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.errors import InputError
-from planner.files.document_values import Section, check_one_of, check_whole_number, errors_as, refused_value
+from planner.files.document_values import (
+    Section,
+    check_mapping,
+    check_one_of,
+    check_whole_number,
+    errors_as,
+    refused_value,
+)
 from planner.units import show_exactly
 
 KEYS = ("prices", "sold_as", "electricity")
@@ -156,26 +163,28 @@ def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity |
     return Electricity(usd_per_kwh, pue, paid_gpus)
 
 
-def values_by_gpu(section: Section, catalog: Catalog) -> Iterator[tuple[str, object, str]]:
-    """For each key of the section: the name of the GPU's row, the value, and its path in slo.yaml.
+def values_by_gpu(fleet: Section, key: str, catalog: Catalog) -> Iterator[tuple[str, object, str]]:
+    """For each GPU under `key` of `fleet`: the name of its row, the value, and its path in slo.yaml. A GPU
+    with null counts as missing.
 
     Raises InputError for a GPU that is given twice, by a name and an alias, and CatalogError for an unknown
-    one.
+    one, with null too: in {h100-80g: 2,99 usd/h} the comma makes "99 usd/h" a name.
     """
     names: set[str] = set()
-    for written_name, value in section.values.items():
-        where = section.path_of(written_name)
+    for written_name, value in check_mapping(fleet.get(key, {}), fleet.path_of(key)).items():
+        where = f"{fleet.path_of(key)}: {written_name}"
         name = catalog.gpu_of_question(str(written_name), where).name
         if name in names:
             raise InputError(f"{where} is {name}, which is given twice; keep one")
         names.add(name)
-        yield name, value, where
+        if value is not None:
+            yield name, value, where
 
 
 def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
     """How many of each GPU are owned, by the row's name; GPUs of which none is owned are left out."""
     owned: dict[str, int] = {}
-    for name, value, where in values_by_gpu(fleet.subsection("owned"), catalog):
+    for name, value, where in values_by_gpu(fleet, "owned", catalog):
         owned[name] = check_whole_number(value, where, least=0)
         if owned[name] > MOST_OWNED:
             raise InputError(f"{where}: found {value}, at most {MOST_OWNED} are possible here")
@@ -186,7 +195,7 @@ def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
     """Whether a GPU is sold by whole nodes, by the row's name, for the GPUs in `sold_as`."""
     return {
         name: check_one_of(value, SOLD_AS, where) == "node"
-        for name, value, where in values_by_gpu(fleet.subsection("sold_as"), catalog)
+        for name, value, where in values_by_gpu(fleet, "sold_as", catalog)
     }
 
 

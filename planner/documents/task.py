@@ -429,7 +429,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         llm = catalog.served_llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, unchecked_left_out = _parse_stock(fleet, owned, llm, catalog)
-        prices, reserved, on_demand, spot = _parse_prices(fleet.subsection("prices"), catalog)
+        prices, reserved, on_demand, spot = _parse_prices(fleet, catalog)
         offers_by_term = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
         offers, gpus_not_offered, spot = _find_offers(
             fleet, rentable_stock(stock, owned), prices, spot, catalog
@@ -511,7 +511,7 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     named = None
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
-    prices, _, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
+    prices, _, _, spot = _parse_prices(fleet, catalog)
     spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
     of_fleet = doubtful.fleet_doubts(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
@@ -744,7 +744,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 
 
 def _parse_prices(
-    section: Section, catalog: Catalog
+    fleet: Section, catalog: Catalog
 ) -> tuple[dict[str, float], frozenset[str], dict[str, float], dict[str, Spot]]:
     """The prices of workers off the spot market, the GPUs whose price is a reserved one, what those of them
     cost on demand that have such a price too, and the spot markets.
@@ -753,7 +753,7 @@ def _parse_prices(
     reserved: set[str] = set()
     on_demand: dict[str, float] = {}
     spot: dict[str, Spot] = {}
-    for name, value, where in values_by_gpu(section, catalog):
+    for name, value, where in values_by_gpu(fleet, "prices", catalog):
         if not isinstance(value, Mapping):
             prices[name] = _parse_price(value, where)
             continue

@@ -3,6 +3,7 @@ and then renamed, so that a run that is killed leaves no half file.
 """
 
 import codecs
+import csv
 import fcntl
 import gzip
 import io
@@ -34,6 +35,8 @@ BLOCK_BYTES = 2**20  # Text is read and checked in blocks of at most this size.
 TEMPORARY_PREFIX = ".fleetplan-"  # Names of temporary folders begin like this.
 ABANDONED_S = 60.0  # Every unlocked temporary folder that is older was left by a killed run.
 MAX_YAML_VALUES = 200_000  # Most values after aliases are expanded.
+# Fields are as long as lines may be: with Python's own limit of 128 KiB a log with long prompts is refused.
+csv.field_size_limit(2**31 - 1)
 _OUTPUT_FOLDERS: set[Path] = set()  # Folders that `check_output_directory` found to be no links.
 
 

@@ -175,6 +175,7 @@ TRACES = [
     trace("tokens in words", TRACE + "30,five,3\n", r"line 62, column input_tokens: .*'five'"),
     trace("absurd tokens", TRACE + "30,5,1e30\n", r"line 62, column output_tokens: .*0 to 100000000"),
     trace("tokens of 400 digits", TRACE + f"30,{'9' * 400},1\n", r"line 62, column input_tokens"),
+    trace("a field of 200 kB", TRACE + f"30,{'5' * 200_000},1\n", r"line 62, column input_tokens: .*whole"),
     trace(
         "unsorted times", HEADER + "5,9,9\n4,9,9\n3,9,9\n", r"column timestamp: 2 of 3 rows.*sort the file"
     ),
@@ -347,6 +348,10 @@ QUESTIONS = [
     question(
         "price negative", "4}", "4}, prices: {h100: -1}", r"slo.yaml: fleet: prices: h100: must be >= 0"
     ),
+    question(
+        "a decimal comma", "4}", "4}, prices: {h100: 2,99 usd/h}", r"slo.yaml: GPU '99 usd/h' is not in"
+    ),
+    question("owned of no GPU", "4}", "4}, owned: {h101: }", r"slo.yaml: GPU 'h101' is not in"),
     question(
         "network 0", "4}", "4}, network: {bandwidth: 0}", r"slo.yaml: fleet: network: bandwidth: must be"
     ),
@@ -713,6 +718,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, here: Path, case: Ca
         ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--closed-loop", "0.5"),
         ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--rate", "fast"),
         ("trace",),
+        ("trace", ""),
+        ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", ""),
+        ("simulate", "--fleet", "fleet.yaml", "--trace="),
         ("guess",),
     ],
     ids=" ".join,
@@ -1045,7 +1053,7 @@ ONE_FOLDER = {
 
 
 @pytest.mark.parametrize("command", ONE_FILE)
-@pytest.mark.parametrize("out", ["x/", "x/.", "own/", "own", "own/..", ".", "", "trace.csv/", "trace.csv/x"])
+@pytest.mark.parametrize("out", ["x/", "x/.", "own/", "own", "own/..", ".", "trace.csv/", "trace.csv/x"])
 def test_a_folder_where_a_file_is_written_is_refused_before_all_else(
     run: Run, here: Path, command: str, out: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.certificate import Throughput
 from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
@@ -21,6 +22,7 @@ from planner.search.production.most_traffic import (
     KEPT_STEP_FRAC,
     RateClimb,
     at_rate,
+    falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
     restrict_to_workers,
@@ -104,6 +106,13 @@ def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> No
     climb.climb_from(3.0)
     assert climb.fleet == "fast" and 24.7 < climb.holds_rps <= 25.0 < climb.failed_rps < 25.3
     assert asked.count("all") <= 4 and asked.count("slow") <= 12
+
+
+def test_rates_fall_faster_with_each_test_that_fails() -> None:
+    """By 3, 6 and 12 %: the fourth test is at 0.97 x 0.94 x 0.88 = 80 % of the first rate."""
+    fallen = list(itertools.islice(falling_rates(Throughput(10.0, 10.2)), 4))
+    assert [each.rate_rps for each in fallen] == [10.0, 9.7, 9.118, 8.024]
+    assert [each.refuted_rps for each in fallen] == [10.2, 10.0, 9.7, 9.118]
 
 
 @pytest.mark.parametrize("seats", [64, [64, 256]])

@@ -76,6 +76,13 @@ def test_what_was_read_is_written_and_read_again(read: Read, tmp_path: Path, kin
     assert (again.tenants, again.llms, again.adapters) == (first.tenants, first.llms, first.adapters)
 
 
+def test_a_prompt_may_be_as_long_as_a_line(read: Read) -> None:
+    """150,000 characters, of some 37,000 tokens: more than Python's reader of CSV takes by default."""
+    rows = "".join(f"{500 * k},{'x' * 150_000},37000,{9 + k}\n" for k in range(4))
+    log = read("ts_ms,prompt,prompt_tokens,completion_tokens\n" + rows)
+    assert lengths(log) == [(37000, 9 + k) for k in range(4)] and log.arrival_s[-1] == 1.5
+
+
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_prompts_are_in_no_trace(read: Read, kind: str) -> None:
     name, make = SAMPLES[kind]

@@ -490,6 +490,13 @@ def test_a_worker_ends_when_the_app_is_gone() -> None:
 
 
 @pytest.mark.long
+def test_charts_are_drawn_with_their_data() -> None:
+    """Streamlit adds data from the top of a chart once it is drawn; Vega then warns of axes without end."""
+    charts = opened().get("vega_lite_chart")
+    assert charts and not any(chart.proto.HasField("data") or chart.proto.datasets for chart in charts)
+    assert all('"values"' in chart.proto.spec for chart in charts)
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_plan_of_the_sample_is_shown_with_every_tab_and_file() -> None:
     at = planned()

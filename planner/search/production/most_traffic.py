@@ -52,7 +52,8 @@ KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # If no fleet is found with these, the rate is lowered to this share at a time until a fleet is found.
 FALL_FRAC = 0.5
-# After a failed test the traffic is lowered by this share.
+# After a failed test the traffic is lowered by this share, after each further one by twice as much as before:
+# the tests are few, and a rate that passes is worth more than one that is near to the first.
 LESS_RATE_FRAC = 0.03
 
 # A trace is thinned to no fewer requests than these, because percentiles of fewer say nothing.
@@ -393,13 +394,15 @@ def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Prob
 
 
 def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
-    """The given throughput, then throughputs without end, each LESS_RATE_FRAC below the one before, which
-    counts as refuted.
+    """The given throughput, then lower ones without end, each with the one before as refuted: LESS_RATE_FRAC
+    lower, then twice as much each time.
     """
+    less_frac = LESS_RATE_FRAC
     while True:
         yield throughput
-        lower_rps = _round_rate(throughput.rate_rps * (1 - LESS_RATE_FRAC))
+        lower_rps = _round_rate(throughput.rate_rps * max(1 - less_frac, FALL_FRAC))
         throughput = replace(throughput, rate_rps=lower_rps, refuted_rps=throughput.rate_rps)
+        less_frac *= 2
 
 
 def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_problem.Conditions) -> PlannerError:
