@@ -117,8 +117,12 @@ class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in use in all.
 
     The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
-    the owned ones. A stock and the limit on dollars count the idle GPUs of nodes that are sold whole, unless
-    `by_gpu` says that they count the GPUs in use alone. A stock counts only nodes of its own workers.
+    the owned ones. A stock and the limit on dollars count the idle GPUs of nodes that are sold whole. A stock
+    counts only nodes of its own workers.
+
+    With `by_gpu` several LLMs share nodes: amounts count the GPUs in use alone, and `first_exceeded` also
+    tests the stock for the whole nodes of these workers and those of the other LLMs, `beside`, whose GPUs the
+    amounts leave out.
     """
 
     stock: Mapping[str, int | None]
@@ -126,6 +130,7 @@ class FleetLimits:
     cost_usd_per_h: float | None = None
     gpus: int | None = None
     by_gpu: bool = False
+    beside: tuple[tuple[WorkerType, int], ...] = ()
 
     def rows(self) -> list[tuple[FleetLimit, float]]:
         """Every limit that is set, and its amount."""
@@ -148,6 +153,7 @@ class FleetLimits:
             None if limit == COST else self.cost_usd_per_h,
             None if limit == GPUS else self.gpus,
             self.by_gpu,
+            self.beside,
         )
 
     def use_per_worker(self, limit: FleetLimit, worker: WorkerType) -> float:
@@ -210,6 +216,12 @@ class FleetLimits:
         for limit, amount in self.rows():
             if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
+        if self.by_gpu:
+            of_all = FleetLimits(self.stock)
+            for limit, amount in of_all.rows():
+                amount += sum(self.use_per_worker(limit, worker) * count for worker, count in self.beside)
+                if of_all.used(limit, [*counts, *self.beside]) > amount * (1 + ROUNDING):
+                    return limit
         return None
 
 

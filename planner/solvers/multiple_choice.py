@@ -3,11 +3,15 @@ problem.
 
 Sets   i  group (an LLM)      f  choice of a group (a fleet of that LLM)       y  limit
 Data   w_f   weight           a_yf  how much f uses of limit y                 A_y  amount of limit y
-Vars   x_f in {0, 1}  whether f is chosen
+       S stock of GPUs of which kinds of node k are taken whole, of g_k GPUs each
+       b_rf, B_r  what f takes of a node in row r of k, and what a node has (solvers/whole_nodes.py)
+Vars   x_f in {0, 1}  whether f is chosen;   m_k integer >= 0  nodes
 
   min   sum_f w_f x_f
   s.t.  one_i     sum_{f of i} x_f = 1          for all i
         limit_y   sum_f a_yf x_f <= A_y         for all y
+        packed_r  sum_f b_rf x_f <= B_r m_k     for all rows r of k
+        stock_S   sum_k g_k m_k + what f takes of it singly <= S
 """
 
 import math
@@ -24,14 +28,31 @@ SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well un
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """One choice f of a group: its weight w_f, and its `uses` a_yf of each limit y."""
+    """One choice f of a group: its weight w_f, and its `uses` a_yf of each limit y, and b_rf of each row."""
 
     weight: float
     uses: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NodesOfKind:
+    """Nodes of `gpus` GPUs. `rows` are pairs: where b_rf is among the uses of a choice, and B_r."""
+
+    gpus: int
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStock:
+    """A stock of `amount` GPUs. `singly` is where the GPUs that are taken singly are among the uses."""
+
+    amount: float
+    singly: int
+    kinds: tuple[NodesOfKind, ...]
+
+
 def choose_within_limits(
-    groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float]
+    groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float], stocks: Sequence[NodeStock] = ()
 ) -> tuple[list[int] | None, float]:
     """The index of the chosen fleet in each group, None if no combination is within the limits; and a lower
     bound on the total weight of every combination within them. Raises PlannerError if the solver finds
@@ -50,9 +71,21 @@ def choose_within_limits(
     problem += pulp.lpSum(choice.weight * x_f for choice, x_f in choices), "weight"
     for i, x_i in enumerate(variables):
         problem += pulp.lpSum(x_i) == 1, f"one_{i}"
+
+    def used(y: int) -> pulp.LpAffineExpression:
+        return pulp.lpSum(choice.uses[y] * x_f for choice, x_f in choices if choice.uses[y])
+
     for y, amount in enumerate(amounts):
-        used = pulp.lpSum(choice.uses[y] * x_f for choice, x_f in choices if choice.uses[y])
-        problem += used <= amount, f"limit_{y}"
+        if amount < math.inf:
+            problem += used(y) <= amount, f"limit_{y}"
+    for s, stock in enumerate(stocks):
+        taken = used(stock.singly)
+        for k, kind in enumerate(stock.kinds):
+            nodes = problem.add_variable(f"m_{s}_{k}", 0, cat="Integer")
+            taken = taken + kind.gpus * nodes
+            for r, per_node in kind.rows:
+                problem += used(r) <= per_node * nodes, f"packed_{r}"
+        problem += taken <= stock.amount, f"stock_{s}"
     outcome = run_highs(problem, time_limit_s=SOLVER_S)
     if outcome.status == "infeasible":
         return None, math.inf

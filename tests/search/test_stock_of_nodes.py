@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import random_questions
 from instances import fleets_of_any_mix, fleets_of_level0, instance, is_within
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.catalog import Catalog
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.documents.task import parse_task
 from planner.domain import SPOT, row_of
 from planner.errors import InfeasibleError
 from planner.search.evidence.certify import plan
@@ -21,10 +26,16 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_of
+from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem
 from planner.search.several.several_llms import plan_together
+from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import FleetLimits
+
+# Questions in which two LLMs within this stock fit only in fleets that leave no gaps in nodes.
+SHARED = [(144, {"gpu0": 3, "gpu1": 9}), (153, {"gpu0": 6}), (175, {"gpu1": 6})]
 
 
 @cache
@@ -180,3 +191,66 @@ def test_several_llms_share_the_nodes_that_a_stock_has() -> None:
     assert plan_together(asked[16], CATALOG).bill.nodes[0].count == 2
     few = together({"gpus": {"h100-80g": 12}} | more, (2.0, 2.0))
     assert plan_together(few, CATALOG).bill.nodes[0].count == 1
+
+
+def two_llms(seed: int, stock: dict[str, int]) -> tuple[SeveralLlmsQuestion, Catalog]:
+    """Two LLMs that share nodes of 3 GPUs, on which workers of 2 leave gaps for those of 1."""
+    drawn = random_questions.question(seed, "hand-off", (15, 30))
+    gpus = {name: replace(gpu, gpus_per_node=3) for name, gpu in drawn.catalog.gpus.items()}
+    catalog = replace(drawn.catalog, gpus=gpus)
+    catalog._fits.update(drawn.catalog._fits)
+    fleet = {"gpus": stock, "sold_as": dict.fromkeys(stock, "node"), "network": {"bandwidth": "50 GB/s"}}
+    fleet |= {"max_num_batched_tokens": [1024], "max_num_seqs": [32]}
+    asked = dict(drawn.document) | {"fleet": fleet, "limits": {}, "policies": {}}
+    trace = drawn.trace
+    half = replace(
+        trace, name="half", input_tokens=np.maximum(trace.input_tokens // 2, 1), arrival_s=2 * trace.arrival_s
+    )
+    parts = [
+        LlmQuestion(name, parse_task(asked, catalog), each)
+        for name, each in (("whole", trace), ("half", half))
+    ]
+    return SeveralLlmsQuestion(tuple(parts), (), ()), catalog
+
+
+def held_fleets(part: LlmQuestion, catalog: Catalog) -> list[Counts]:
+    """The fleets of level 0 that hold, with up to four workers in a pool."""
+    problem = build_problem(part.task, part.trace, catalog)
+    mixed, prefill, decode = (
+        make(problem.types, "cost-by-gpu") for make in (mixed_options, prefill_options, decode_options)
+    )
+    shapes = [*((option,) for option in mixed), *itertools.product(prefill, decode)]
+    fleets = [
+        tuple(zip(shape, counts, strict=True))
+        for shape in shapes
+        for counts in itertools.product(range(1, 5), repeat=len(shape))
+    ]
+    fleets = [counts for counts in fleets if fits_by_hand(problem, counts)]
+    return [
+        counts
+        for counts in fleets
+        if judge_slo(
+            simulate(problem.oracle.fleet(counts), problem.trace, limits=problem.slo.limits), problem.slo
+        ).holds
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "stock"), SHARED)
+def test_several_llms_have_the_fleets_that_fit_the_nodes_they_share(seed: int, stock: dict[str, int]) -> None:
+    """Every pair of fleets, packed by hand. By the GPU others are cheaper, which take a node too much: they
+    were found, and there was said to be nothing within the stock."""
+    asked, catalog = two_llms(seed, stock)
+    pairs = list(itertools.product(*(held_fleets(part, catalog) for part in asked.parts)))
+    by_gpu = sorted((sum(map(objective_of, pair)), k) for k, pair in enumerate(pairs))
+    fitting = (
+        value
+        for value, k in by_gpu
+        if all(taken <= stock[row] for row, taken in taken_by_hand((*pairs[k][0], *pairs[k][1])).items())
+    )
+    least = next(fitting)
+    assert by_gpu[0][0] <= least
+    found = plan_together(asked, catalog)
+    counts = [(SimpleNamespace(type=pool.type), pool.count) for pool in found.as_one_fleet.running_pools]
+    assert all(taken <= stock[row] for row, taken in taken_by_hand(tuple(counts)).items())  # type: ignore[arg-type]
+    assert found.value <= least * (1 + 1e-6)

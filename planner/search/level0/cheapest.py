@@ -25,10 +25,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.domain import ROUNDING, FleetLimit
 from planner.search.level0.designs import (
@@ -44,7 +45,8 @@ from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective_of, workers_of
 from planner.search.oracle.work_clock import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
-from planner.solvers.multiple_choice import GroupChoice, choose_within_limits
+from planner.solvers.multiple_choice import GroupChoice, NodesOfKind, NodeStock, choose_within_limits
+from planner.solvers.whole_nodes import node_of, packing_rows
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
 # The next WAVE questions are chosen among this many of the cheapest corners of one LLM, several of which may
@@ -58,7 +60,7 @@ class SharedLimit:
     objective.
 
     `use` is what one worker takes. If nodes are sold whole a fleet takes more than the sum of its workers;
-    then `total` gives what a fleet takes. It is set for one LLM alone.
+    then `total` gives what a fleet takes. Several LLMs share nodes: all of their workers are a fleet here.
     """
 
     limit: FleetLimit | None
@@ -67,21 +69,70 @@ class SharedLimit:
     total: Callable[[Counts], float] | None = None
 
 
-def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
-    """The limits as SharedLimits. One that counts whole nodes is no sum over pools, so it has a `total`."""
+def shared_limits(limits: FleetLimits, *, of_all: bool = False) -> tuple[SharedLimit, ...]:
+    """The limits as SharedLimits. One that counts whole nodes is no sum over pools, so it has a `total`. With
+    `of_all` they are those of all LLMs, and the stock counts whole nodes even if they are paid by the GPU.
+    """
+    whole = replace(limits, by_gpu=False)
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:
-            return limits.used(limit, workers_of(counts))
+            return whole.used(limit, workers_of(counts))
 
         return SharedLimit(
             limit,
             amount,
             lambda option: limits.use_per_worker(limit, option.type),
-            total if limits.counts_nodes(limit) else None,
+            total if limits.counts_nodes(limit) or (of_all and limit.of == "stock") else None,
         )
 
     return tuple(shared(limit, amount) for limit, amount in limits.rows())
+
+
+def _packed_stocks(
+    llms: Sequence[Sequence[FleetDesign]], limits: Sequence[SharedLimit]
+) -> tuple[list[SharedLimit], list[NodeStock]]:
+    """The stocks of whole nodes that several LLMs share, and what their rows add up: SharedLimits without an
+    amount, which follow the `limits`.
+    """
+    options = {pool.item.option for designs in llms for design in designs for pool in design.pools}
+    sums: list[SharedLimit] = []
+    stocks: list[NodeStock] = []
+
+    def add(weight_of: Weigh) -> int:
+        sums.append(SharedLimit(None, math.inf, weight_of))
+        return len(limits) + len(sums) - 1
+
+    for limit in limits:
+        kinds: dict[str, list[Option]] = {}  # By the kind of node; "" for GPUs that are sold singly.
+        for option in options if limit.total is not None else ():
+            if limit.use(option):
+                node = node_of(option.type.gpu)
+                kinds.setdefault(node.kind if node else "", []).append(option)
+        singly = frozenset(kinds.pop("", ()))
+        if not kinds:
+            continue
+        nodes = []
+        for alike in map(frozenset, kinds.values()):
+            node = next(node_of(option.type.gpu) for option in alike)
+            assert node is not None
+            rows = packing_rows(node.gpus, tuple(sorted({option.type.gpus for option in alike})))
+            nodes.append(
+                NodesOfKind(node.gpus, tuple((add(_row_weight(alike, weights)), k) for weights, k in rows))
+            )
+        stocks.append(NodeStock(limit.amount, add(_row_weight(singly, None)), tuple(nodes)))
+    return sums, stocks
+
+
+def _row_weight(options: frozenset[Option], weights: npt.NDArray[np.int64] | None) -> Weigh:
+    """What a worker of `options` adds to a row of `packing_rows`; without `weights` its GPUs."""
+
+    def weight_of(option: Option) -> float:
+        if option not in options:
+            return 0.0
+        return float(option.type.gpus if weights is None else weights[option.type.gpus])
+
+    return weight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +169,11 @@ def cheapest_designs(
     factor until a choice is known. The counts that were passed over are simulated afterwards, and only then
     `bound` is valid.
     """
-    tables = [_DesignTable(designs, limits, weigh) for designs in llms]
+    stocks: list[NodeStock] = []
+    if len(llms) > 1:
+        sums, stocks = _packed_stocks(llms, limits)
+        limits = [*limits, *sums]
+    tables = [_DesignTable(designs, limits, weigh, is_shared=len(llms) > 1) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound = below, 0.0
@@ -130,7 +185,7 @@ def cheapest_designs(
 
     while True:
         # The best choice among fleets that are known to hold is an upper bound.
-        holding = _choose_columns([table.holding() for table in tables], limits)[0]
+        holding = _choose_columns([table.holding() for table in tables], limits, stocks)[0]
         value = math.inf if holding is None else sum(column.weight for column in holding)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
@@ -144,7 +199,7 @@ def cheapest_designs(
             bound = upper
             return ended(is_exact=True)
         least = [min(column.weight for column in llm_columns) for llm_columns in columns]
-        chosen, at_least = _choose_columns(columns, limits)
+        chosen, at_least = _choose_columns(columns, limits, stocks)
         if chosen is None or at_least >= upper * (1 - ROUNDING):
             bound = upper
             return ended(is_exact=True)
@@ -205,9 +260,15 @@ class _DesignTable:
     """The designs of one LLM in one search: the weights of their workers and what they take of limits."""
 
     def __init__(
-        self, designs: Sequence[FleetDesign], limits: Sequence[SharedLimit], weigh: Weigh | None
+        self,
+        designs: Sequence[FleetDesign],
+        limits: Sequence[SharedLimit],
+        weigh: Weigh | None,
+        *,
+        is_shared: bool,
     ) -> None:
         self.designs, self.weigh = designs, weigh
+        self.is_shared = is_shared  # With other LLMs: uses of limits are sums over workers.
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
@@ -217,7 +278,8 @@ class _DesignTable:
             uses = tuple(limit.use(option) for limit in limits)
             by_limit = zip(self.amounts, uses, strict=True)
             # The most workers of this option that the limits allow if the fleet has no others.
-            most = min((math.floor(amount / use) for amount, use in by_limit if use > 0), default=math.inf)
+            fitting = [math.floor(amount / use) for amount, use in by_limit if use > 0 and amount < math.inf]
+            most = min(fitting, default=math.inf)
             self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
         # The version of each design, and `leaping`, for which its columns were made.
@@ -252,9 +314,17 @@ class _DesignTable:
         columns = []
         for vector, holds in vectors:
             weight, uses = self._weight_and_uses(design, vector)
-            if all(used <= amount for used, amount in zip(uses, self.amounts, strict=True)):
+            is_within = all(used <= amount for used, amount in zip(uses, self.amounts, strict=True))
+            if is_within and self._is_within_totals(design, vector):
                 columns.append(_Column(weight, uses, design, vector, holds))
         return columns
+
+    def _is_within_totals(self, design: FleetDesign, vector: Vector) -> bool:
+        """Whether a fleet is by itself within the limits that count whole nodes, if its uses are sums."""
+        return not self.is_shared or all(
+            total is None or total(design.counts(vector)) <= amount
+            for total, amount in zip(self.totals, self.amounts, strict=True)
+        )
 
     def _leaps(self, design: FleetDesign) -> bool:
         """Whether the prefill counts of this design grow by leaps. These are the counts of the first pool of
@@ -270,7 +340,7 @@ class _DesignTable:
             weight = objective_of(design.counts(vector))
 
         def use_of_limit(k: int) -> float:
-            if (total := self.totals[k]) is not None:
+            if (total := self.totals[k]) is not None and not self.is_shared:
                 return total(design.counts(vector))
             return sum(terms.uses[k] * count for terms, count in pool_counts)
 
@@ -325,9 +395,9 @@ class _DesignTable:
         # Limits with a `total` need a bisection, so they come last, when the other limits have lowered the
         # count.
         for amount, use, other_use, total in sorted(by_limit, key=lambda limit: limit[-1] is not None):
-            if total is None and use > 0:
+            if (total is None or self.is_shared) and use > 0 and amount < math.inf:
                 most = min(most, math.floor((amount - other_use) / use + ROUNDING))
-            elif total is not None and 0 < most < math.inf:
+            if total is not None and 0 < most < math.inf:
                 most = _most_within(total, amount, others, option, int(most))
         return most
 
@@ -342,7 +412,7 @@ def _most_within(
 
 
 def _choose_columns(
-    columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
+    columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit], stocks: Sequence[NodeStock]
 ) -> tuple[list[_Column] | None, float]:
     """The columns chosen, one for each LLM, or None if no choice is within the limits; and a lower bound on
     the weight of any choice.
@@ -353,7 +423,7 @@ def _choose_columns(
         first = min(columns[0], key=lambda column: column.weight)
         return [first], first.weight
     columns = [_undominated(llm_columns) for llm_columns in columns]
-    indices, bound = choose_within_limits(columns, [limit.amount for limit in limits])
+    indices, bound = choose_within_limits(columns, [limit.amount for limit in limits], stocks)
     if indices is None:
         return None, bound
     return [llm_columns[i] for llm_columns, i in zip(columns, indices, strict=True)], bound

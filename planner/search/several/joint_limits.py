@@ -123,7 +123,8 @@ def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
         for gpu, count in limits.stock.items()
     }
     gpus = None if limits.gpus is None else max(int(remaining[GPUS]), 0)
-    return FleetLimits(stock, remaining.get(POWER), remaining.get(COST), gpus, limits.by_gpu)
+    beside = (*limits.beside, *workers) if limits.by_gpu else ()
+    return FleetLimits(stock, remaining.get(POWER), remaining.get(COST), gpus, limits.by_gpu, beside)
 
 
 def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> FleetLimits:
@@ -145,7 +146,8 @@ def serve_in_turn(
         remaining = limits
         fleets: dict[int, Counts] = {}
         for k in (*range(first, llms), *range(first)):
-            if (counts := serve(k, remaining)) is None:
+            counts = serve(k, remaining)
+            if counts is None or not fit_together(limits, (*fleets.values(), counts)):
                 break
             fleets[k] = counts
             remaining = subtract_fleet(remaining, counts)
@@ -229,6 +231,8 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
 
 def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
     """How much of a limit the best fleets of a query use; 0 if it found none."""
+    if row.total is not None:
+        return row.total(_chosen_workers(shared))
     return sum(row.use(option) * count for option, count in _chosen_workers(shared))
 
 

@@ -11,7 +11,6 @@
 All stages but the last two are on paper (shared_paper.py).
 """
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,15 +19,12 @@ from typing import get_args
 from planner.documents.catalog import Catalog
 from planner.documents.facts import AnswerName, Assumption, Binding, OfLlm, OfTraffic, OthersLeave, Warned
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
-from planner.documents.task import PlanQuestion
-from planner.errors import Change, InfeasibleError, ways_text
 from planner.fleet import Fleet, Pool
 from planner.search.evidence import findings
 from planner.search.evidence.certify import add_robustness, certify_plan
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
-from planner.search.mixed.infeasible import exceeded
 from planner.search.oracle.fleet_counts import Counts, names_of
 from planner.search.oracle.work_clock import USUAL_LIMIT_S, is_over, time_limit
 from planner.search.problem.bill import bill_fleet
@@ -67,7 +63,7 @@ def plan_together(
     with time_limit(time_limit_s) as deadline:
 
         def plan(question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan:
-            shared = _plan_together(
+            return _plan_together(
                 question,
                 catalog,
                 seed,
@@ -76,17 +72,6 @@ def plan_together(
                 adds_robustness=adds_robustness,
                 own_nodes=own_nodes,
             )
-            if beyond := _nodes_beyond_stock(question.parts[0].task, shared):
-                if not own_nodes:
-                    with contextlib.suppress(InfeasibleError):
-                        on_own = plan(question, own_nodes=True)
-                        bounds = (
-                            min(shared.bound, on_own.bound),
-                            min(shared.level0_bound, on_own.level0_bound),
-                        )
-                        return replace(on_own, bound=bounds[0], level0_bound=bounds[1], is_exact=False)
-                raise _beyond_stock_error(beyond)
-            return shared
 
         return plan_by_bill(plan, _in_whole_nodes(question, catalog), lambda: is_over(deadline), progress)
 
@@ -106,26 +91,6 @@ def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralL
             stock[name] = count - rented % nodes[name] if rented >= nodes[name] else count
     parts = tuple(replace(part, task=replace(part.task, stock=stock)) for part in question.parts)
     return replace(question, parts=parts)
-
-
-def _nodes_beyond_stock(task: PlanQuestion, shared: SharedPlan) -> tuple[Change, ...]:
-    """The stocks of which all fleets together take more whole nodes than there are. The search counts the
-    GPUs in use, which is the same unless workers leave gaps in nodes.
-    """
-    pools = shared.as_one_fleet.running_pools
-    return exceeded(FleetLimits(task.stock_and_owned), [(pool.type, pool.count) for pool in pools])
-
-
-def _beyond_stock_error(beyond: tuple[Change, ...]) -> InfeasibleError:
-    """The error that the fleets found for all LLMs take more whole nodes than there are."""
-    return InfeasibleError(
-        "capacity: the fleets that were found for all LLMs take more whole nodes than there are. Raise "
-        f"{ways_text([beyond])}; or, where you rent GPUs singly, say fleet: {{sold_as: {{GPU: gpu}}}}",
-        kind="capacity",
-        constraint=[change.limit for change in beyond],
-        ways=[beyond],
-        is_proved=False,
-    )
 
 
 def _plan_together(

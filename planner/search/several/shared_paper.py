@@ -24,7 +24,7 @@ from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
@@ -121,7 +121,7 @@ def _plan_shared(
     """
     searched = [[(on_all_draws(problem), best) for problem, best in each] for each in alone]
     until = slice_of(deadline, 1)
-    rows = shared_limits(limits)
+    rows = shared_limits(limits, of_all=True)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
     llms = [
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
@@ -303,7 +303,12 @@ def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Se
     """Search for an LLM within the limits that others leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
-    return [(problem, find_best_fleet(problem, [problem.oracle.fleet(start)]))]
+    found = find_best_fleet(problem, [problem.oracle.fleet(start)])
+    if not problem.allows(found.best):  # The search counts GPUs in use; with the others it takes a node more.
+        value = objective_of(start)
+        search = replace(found.level0.search, best=start, value=value, is_exhausted=False, is_exact=False)
+        found = replace(found, best=start, value=value, level0=replace(found.level0, search=search))
+    return [(problem, found)]
 
 
 def others_leave_fact(remaining: FleetLimits) -> OthersLeave:

@@ -309,7 +309,7 @@ def _choose_fleets(
     # EFFORT_S (work_clock.py).
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
     master_deadline = min(deadline, EFFORT_S * most_effort)
-    rows, unit = shared_limits(limits), OBJECTIVE_UNITS[llms[0].problem.task.objective]
+    rows, unit = shared_limits(limits, of_all=True), OBJECTIVE_UNITS[llms[0].problem.task.objective]
 
     def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], Cheapest]:
         """The designs of each LLM, and the master's cheapest fleets of these below `value` in all."""
