@@ -12,7 +12,8 @@ kinds are planned too:
        least bill found.
     4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
 
-Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
+Not every choice of kinds is planned, so a smaller bill may exist: a plan whose paid GPUs idle is not called
+exact. `limits: {cost}` limits the bill.
 """
 
 import contextlib
@@ -153,7 +154,10 @@ def _least_bill_plan(
             shared = plan(question, own_nodes=True)
             if _is_better(shared, best):
                 return _on_own_nodes(shared, first)
-    return best if best is first else _as_answer_for_all_stock(best, first, question.parts, left_out)
+    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, left_out)
+    # All fleets are compared by the price of GPUs in use, but only some by what is paid.
+    is_least_bill = answer.bill.usd_per_h <= answer.level0_bound * (1 + CHEAPER_FRAC)
+    return answer if answer.in_production or is_least_bill else replace(answer, is_exact=False)
 
 
 def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
