@@ -152,6 +152,16 @@ AUTHORS = "AIConfigurator's authors"
 BACKENDS = {"vllm": ("silicon-sample", "vLLM"), "sglang": ("sglang", "SGLang")}
 # On these GPUs InferenceX's SGLang looks for new requests every few steps only (--scheduler-recv-interval).
 POLLED = ("b200-180g", "b300-288g")
+# So many by most of InferenceX's scripts of March and April 2026 (benchmarks/single_node), from
+# MANY_CLIENTS on and with fewer.
+POLL_STEPS, MANY_CLIENTS = (30, 10), 16
+# LLMs, weights and GPUs whose script says another number, with any number of clients.
+OTHER_POLL_STEPS = {
+    ("zhipuai/GLM-5", "fp8", "b200-180g"): 1,
+    ("zhipuai/GLM-5", "fp8", "b300-288g"): 1,
+    ("zhipuai/GLM-5", "nvfp4", "b200-180g"): 10,
+    ("Qwen/Qwen3.5-397B-A17B", "fp8", "b300-288g"): 10,
+}
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
 # A run that needs more than this share of the peak FLOP/s over its whole time cannot have computed its
@@ -199,7 +209,7 @@ class Load:
     the measured E2E. `cached_tokens` of the `input_tokens` are in the prefix cache. With `experts_whole`
     every GPU has whole experts (expert parallelism). `ranks` of data parallelism share the requests.
     `accepted` is the share of the `drafts` per step that is accepted. With `kv_in_8_bits` keys and values
-    have 8 bits, whatever the checkpoint says.
+    have 8 bits, whatever the checkpoint says. SGLang looks for new requests every `poll_steps` steps.
     """
 
     input_tokens: float
@@ -212,6 +222,7 @@ class Load:
     drafts: int = 0
     accepted: float = 0.0
     kv_in_8_bits: bool = False
+    poll_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -328,7 +339,7 @@ class Engines:
         elif named := re.match(r"(vLLM|SGLang) (\d+\.\d+(\.\d+)?)", run.engine):
             document["engine"] = {"name": named[1].lower(), "version": named[2], **_engine_settings(run)}
         elif run.engine.startswith("SGLang"):
-            document["engine"] = {"name": "sglang"}
+            document["engine"] = {"name": "sglang", **_engine_settings(run)}
         fleet = fleet_of(document, Path("fleet.yaml"), catalog)
         if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
@@ -378,6 +389,8 @@ def _engine_settings(run: Run) -> Document:
         return {"async_scheduling": True}
     if _mixes_steps(run):
         return {"mixed_steps": True}
+    if run.load is not None and run.load.poll_steps > 1:
+        return {"poll_steps": run.load.poll_steps}
     return {}
 
 
@@ -813,8 +826,7 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     length to engines with the settings of their generator. Its budget of a prompt, the batch and 1500 tokens
     counts for vLLM; SGLang takes the LLM's context where `--max-prefill-tokens` is less, so that only its
     chunks of 8192 tokens are left. The scripts by which InferenceX starts SGLang (benchmarks/single_node,
-    read on 2026-11-28) set a budget of 32768 tokens. On B200 and B300 its scheduler looks for new requests
-    every 10 or 30 steps, so TTFT is not compared there.
+    read on 2026-11-28) set a budget of 32768 tokens.
 
     A campaign is left out if the GPUs cannot have computed all prompts of one of its points, or cannot have
     read as much KV as its steps would: the file says neither how many prompts were cached nor in which format
@@ -829,7 +841,7 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
     for each in figures:
         if not isinstance(each, Row) or each.run.campaign not in unstated:
             yield each
-        elif each.quantity == "tpot":  # Every point has one row of TPOT, and perhaps one of TTFT.
+        elif each.quantity == "tpot":  # Every point has one row of TTFT and one of TPOT.
             yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
 
 
@@ -860,8 +872,8 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             if run.tp > 1 and whole > 1:
                 settings["ep"] = True
             load = _point_load(run, point, shortest)
-            fleet = engines.fleet(run, settings, weights=load.weights, kv_in_8_bits=load.kv_in_8_bits)
             run = replace(run, load=load)
+            fleet = engines.fleet(run, settings, weights=load.weights, kv_in_8_bits=load.kv_in_8_bits)
             _refuse_unstated(fleet, point, clients, shortest)
             if _waits_for_host(fleet, run.load):
                 run = replace(run, regime="host-bound")
@@ -873,8 +885,7 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             continue
         ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, shortest)
         basis = engines.basis(fleet)
-        if run.source != "sglang" or is_authors or run.gpu not in POLLED:
-            yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
+        yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
         yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
 
 
@@ -936,6 +947,17 @@ def _has_kv_in_8_bits(run: Run, weights: str) -> bool:
     return is_theirs and bool(weights) and (run.gpu in POLLED or "Qwen3.5" in run.llm)
 
 
+def _poll_steps(run: Run, weights: str, clients: int) -> int:
+    """After how many steps of decodes the run's SGLang looked for new requests.
+
+    No script of InferenceX for B300 is older than 2026-04-17. For runs from before, those for B200 stand in.
+    """
+    if run.source != "sglang" or run.campaign.startswith(AUTHORS) or run.gpu not in POLLED:
+        return 1
+    few = (run.tp < 8 and weights == "fp8" and "DeepSeek" in run.llm) or clients < MANY_CLIENTS
+    return OTHER_POLL_STEPS.get((run.llm, weights, run.gpu), POLL_STEPS[few])
+
+
 def _point_load(run: Run, point: Mapping[str, str], shortest: float) -> Load:
     """The mean load of a point, whose lengths are uniform from `shortest` to 1 of the nominal ones."""
     share = (1 + shortest) / 2
@@ -946,6 +968,7 @@ def _point_load(run: Run, point: Mapping[str, str], shortest: float) -> Load:
         weights=point["gemm_quant_mode"],
         experts_whole=_expert_split(point)[1] > 1,
         kv_in_8_bits=_has_kv_in_8_bits(run, point["gemm_quant_mode"]),
+        poll_steps=_poll_steps(run, point["gemm_quant_mode"], _clients(point)),
     )
 
 

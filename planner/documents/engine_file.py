@@ -7,7 +7,8 @@ async_scheduling. A file without the key `engine` means the same; with `engine: 
 they are. For `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and the plan says
 so. What the file says of `mixed_steps` and of the constants (`host`, `rest`, `front_end`, `prompt_token`,
 `hand_off`, `first_hand_off`, `first_token`, `latent_launch`, `tokens_per_s`) replaces what the row says;
-planner/models/engine.py explains them. `speculative`: planner/documents/speculative.py.
+planner/models/engine.py explains them, and `poll_steps`, which SGLang alone has. `speculative`:
+planner/documents/speculative.py.
 """
 
 import math
@@ -43,6 +44,7 @@ KEYS = (
     "name",
     "version",
     *_CONSTANTS,
+    "poll_steps",
     "tokens_per_s",
     "basis",
     "nearest",
@@ -170,6 +172,12 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if name == "vllm" and async_scheduling and version_numbers(version) < version_numbers(FIRST_ASYNC):
         key_path = section.path_of("async_scheduling")
         raise InputError(f"{key_path}: {name} {version} has none; {FIRST_ASYNC} is the first")
+    poll_steps = section.whole_number("poll_steps", 1)
+    if poll_steps > 1 and not (name == "sglang" and async_scheduling):
+        raise InputError(
+            f"{section.path_of('poll_steps')}: must be 1, found {poll_steps}; more is simulated for sglang "
+            "alone, with async_scheduling"
+        )
     # A front end that was measured includes its tokenizer and router, and a plan.yaml older than the three
     # keys below states a front end and none of them. In both cases the row's values would be added wrongly.
     has_own_front_end = "front_end" in section
@@ -196,6 +204,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         is_checked=section.flag("checked", row.is_checked),
         mixed_steps=section.flag("mixed_steps", is_of_plan or row.mixed_steps),
         latent_launch_s=_parse_seconds(section, "latent_launch", 0.0 if is_of_plan else row.latent_launch_s),
+        poll_steps=poll_steps,
     )
 
 
@@ -221,6 +230,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         **({"nearest": True} if engine.is_nearest else {}),
         **({} if engine.is_checked else {"checked": False}),
         **({} if engine.mixed_steps else {"mixed_steps": False}),
+        **({"poll_steps": engine.poll_steps} if engine.poll_steps > 1 else {}),
     }
 
 

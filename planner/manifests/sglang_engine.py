@@ -84,6 +84,7 @@ def sglang_flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, boo
     worker = pool.type
     # Without an engine's constants (`engine: none`) vLLM's mixed steps are simulated.
     has_mixed_steps = worker.engine is None or worker.engine.mixed_steps
+    poll_steps = 1 if worker.engine is None else worker.engine.poll_steps
     return {
         "model-path": fleet.llm.name,
         "served-model-name": fleet.llm.name,
@@ -95,6 +96,7 @@ def sglang_flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, boo
         "chunked-prefill-size": worker.max_num_batched_tokens,
         "kv-cache-dtype": _KV_DTYPES[fleet.llm.kv_dtype_bytes],
         **({"enable-mixed-chunk": True} if has_mixed_steps else {}),
+        **({"scheduler-recv-interval": poll_steps} if poll_steps > 1 else {}),
         "enable-metrics": True,
         "host": "0.0.0.0",
     }

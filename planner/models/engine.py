@@ -11,6 +11,10 @@ latent attention that takes long: in a step with prompts h is longer by k for ea
 not `mixed_steps`, a step is of prompts or of decodes, and prompts go first. In vLLM k is 0, and steps are
 mixed.
 
+SGLang's scheduler can look for new requests only every `poll_steps` steps of decodes
+(--scheduler-recv-interval; planner/simulator/polling.py). After a step with prompts, and without work, it
+looks at once. Hand-offs do not wait for it here.
+
 g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
 arrives. On the way an API server (one per data-parallel rank) tokenises one prompt after the other, in
 `prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens of
@@ -93,11 +97,16 @@ class Engine:
     # k of the module's docstring.
     latent_launch_s: float = 0.0
     mixed_steps: bool = True
+    poll_steps: int = 1
 
     def __post_init__(self) -> None:
         _check_seconds(self, ("front_end", "prompt_token", "hand_off", "first_hand_off", "latent_launch"))
         if not self.tokens_per_s > 0:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
+        if self.poll_steps < 1 or (self.poll_steps > 1 and not self.async_scheduling):
+            raise InputError(
+                f"poll_steps is {self.poll_steps}, must be 1, or more where steps are scheduled asynchronously"
+            )
 
     @property
     def unhidden_time(self) -> HostTime:

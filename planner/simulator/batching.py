@@ -110,6 +110,7 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
+from planner.simulator.polling import cut_at_poll, polls_now
 from planner.simulator.priorities import line_up_for_kv, schedule_by_priority
 from planner.simulator.queue_orders import count_waiting, leave_queue, may_reorder, note_admission
 from planner.simulator.queues import append_to_list, pop_first, remove_from_list
@@ -175,7 +176,7 @@ def _form_step(state, l, time_s, preemptions):
     clear_chunks(lane)
     lane.is_decoding = 1
     note_ended_loads(state, lane.worker, time_s)
-    if kind.is_async:
+    if kind.is_async and polls_now(state, lane.worker):
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue_request(state, lane.worker, pop_first(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
@@ -261,7 +262,9 @@ def _is_next_fuller(state, worker):
             r = state.requests[r].next
     is_early = r != NONE and not _has_kv(state, worker, r)
     are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
-    return worker.head[UNKNOWN] != NONE or is_early or (waits and are_late)
+    # A run of an engine that polls ends where it looks for requests (`cut_at_poll`).
+    is_heard = worker.head[UNKNOWN] != NONE and state.types[worker.type].poll_steps <= 1
+    return is_heard or is_early or (waits and are_late)
 
 
 @kernel_jit
@@ -951,7 +954,7 @@ def run_length(state, l, time_s, goes_on):
     elif kind.reserved_blocks == 0:
         # Fewer blocks are free, so `_secure_decode_blocks` looks again when a decode needs one.
         steps = min(steps, steps_with_blocks(lane, ZERO))
-    return max(steps, ONE)
+    return cut_at_poll(state, lane.worker, max(steps, ONE))
 
 
 @small_jit

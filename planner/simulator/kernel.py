@@ -104,6 +104,7 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
+from planner.simulator.polling import count_weights
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.priorities import line_up_for_kv
 from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
@@ -441,6 +442,7 @@ def _end_lane(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     steps = lane.run_steps
+    count_weights(state, l)
     if kind.kv_delay_steps > 0:  # The next step is formed when the last one of the run begins.
         worker.formed_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps - 1)
     # In a pipeline a worker is busy with several batches at once, so each counts with the time of a stage.

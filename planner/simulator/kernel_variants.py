@@ -84,6 +84,7 @@ def is_ordinary(state: State) -> bool:
         and bool((types["admission"] == GREEDY).all())
         and bool((types["queue_order"] <= SRPT).all())
         and not types["long_prefill_tokens"].any()
+        and bool((types["poll_steps"] <= 1).all())
         and bool((state.lanes["width"] == 1).all())
         and bool((state.workers["is_up"] == 1).all())
         and bool((state.disturbances["kind"] == PAUSE).all())

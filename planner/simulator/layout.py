@@ -86,6 +86,7 @@ TYPE = np.dtype(
         # Fields that a worker with an `Engine` (models/engine.py) has:
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
         ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
+        ("poll_steps", "i8"),  # It looks for new requests after so many steps of decodes (polling.py).
         ("kv_delay_steps", "i8"),  # A request whose KV has arrived joins this many steps later.
         ("pulls_kv", "i8"),  # 1: KV of hand-offs is pulled by steps (transfer.py); 0: it is sent at once.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
@@ -132,6 +133,7 @@ WORKER = np.dtype(
         # Of a worker with an `Engine`: when the step before the next one began. An asynchronous engine forms
         # the next one at that time. Infinite if no step goes before it.
         ("formed_s", "f8"),
+        ("unpolled", "i8"),  # The weights of its steps since it looked for new requests (polling.py).
         # Asynchronous engines: KV blocks and seats of hand-offs that were given back since `formed_s`. The
         # next step was formed without them.
         ("late_blocks", "i8"),

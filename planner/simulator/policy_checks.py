@@ -66,6 +66,9 @@ def check_policies(fleet: Fleet) -> None:
     _check_ranks(fleet, batching)
     _check_lora(fleet, batching)
     _check_offload(fleet, batching)
+    for pool in fleet.running_pools:
+        if pool.type.engine is not None and pool.type.engine.poll_steps > 1:
+            _require_one_rank(f"{pool.name}: engine: poll_steps {pool.type.engine.poll_steps}", pool.type)
     if policies.long_prefill_token_threshold and batching.code != VLLM_V1:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"

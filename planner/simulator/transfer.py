@@ -21,6 +21,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import INBOUND, NONE, ONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
+from planner.simulator.polling import steps_until_poll
 from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (
@@ -60,13 +61,15 @@ def cut_run(state, w, time_s, cause):
 
 @kernel_jit
 def _cut_after_next(state, l, time_s):
-    """Cut the run of lane l of an asynchronous engine one step later, as the next step is formed already."""
+    """Cut the run of lane l of an asynchronous engine one step later, as the next step is formed already, or
+    where the engine looks for requests.
+    """
     lane = state.lanes[l]
     if lane.run_steps > 1:
         steps = 1  # When the run begins, only its first step is formed.
         if time_s > lane.run_start_s:
             steps += steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
-        _cut_after(state, l, steps)
+        _cut_after(state, l, steps_until_poll(state, lane.worker, steps))
 
 
 @kernel_jit

@@ -147,7 +147,7 @@ def _fill_type(
         row["prompts_first"] = not engine.mixed_steps
         row["launch_s"] = engine.latent_launch_s * worker_type.latent_layers / worker_type.pp
         if worker_type.pp == 1:  # A pipeline always has several steps in flight, so neither applies to it.
-            row["is_async"] = engine.async_scheduling
+            row["is_async"], row["poll_steps"] = engine.async_scheduling, engine.poll_steps
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
             row["pulls_kv"] = engine.pulls_kv
         row["host_s"][0], row["rest_s"][0] = (part.per_step_s(worker_type.tp) for part in worker_type.host)

@@ -236,6 +236,24 @@ def test_other_engines_have_the_host_times_of_vllm(catalog: Catalog, name: str, 
     assert checked is not None and checked.is_checked
 
 
+def test_sglang_may_look_for_requests_every_few_steps(catalog: Catalog) -> None:
+    rows = catalog.engines.values()
+    engine = parse_engine({"name": "sglang", "poll_steps": 30}, rows, "engine")
+    assert engine is not None and engine.poll_steps == 30
+    assert parse_engine(engine_document(engine), rows, "engine") == engine
+    usual = parse_engine("sglang", rows, "engine")
+    assert usual is not None and usual.poll_steps == 1 and "poll_steps" not in engine_document(usual)
+    alone = "engine: poll_steps: must be 1, found 30; more is simulated for sglang alone"
+    for section, said in (
+        ({"name": "vllm", "poll_steps": 30}, alone),
+        ({"name": "sglang", "poll_steps": 30, "async_scheduling": False}, alone),
+        ({"name": "sglang", "poll_steps": 0}, "engine: poll_steps: "),
+        ({"name": "sglang", "poll_steps": "10 ms"}, "engine: poll_steps: "),
+    ):
+        with pytest.raises(InputError, match=said):
+            parse_engine(section, rows, "engine")
+
+
 def test_a_plan_for_sglang_from_before_its_scheduler_was_simulated_keeps_mixed_steps(
     catalog: Catalog,
 ) -> None:

@@ -696,6 +696,10 @@ def test_sglang_is_deployed_on_kubernetes_alone() -> None:
     assert told["--tp-size"] == str(pool.tp) and told["--max-running-requests"] == str(pool.max_num_seqs)
     assert told["--chunked-prefill-size"] == str(pool.max_num_batched_tokens)
     assert told["--context-length"] == "5120" and "--enable-mixed-chunk" not in main["args"]
+    assert "--scheduler-recv-interval" not in main["args"]
+    polling = planned_with(Engine("sglang", "0.5", True, mixed_steps=False, poll_steps=30))
+    written = manifests.render(polling, 5000, "kubernetes").files["kubernetes.yaml"]
+    assert "- --scheduler-recv-interval\n        - '30'\n" in written
     mixing = manifests.render(planned_with(Engine("sglang", "0.5", True)), 5000, "kubernetes")
     assert "--enable-mixed-chunk" in mixing.files["kubernetes.yaml"]
     with pytest.raises(

@@ -282,6 +282,40 @@ def test_a_limit_on_chunks_is_vllms() -> None:
         simulate(fleet, make_trace([0], [4], [1]))
 
 
+@pytest.mark.parametrize(
+    ("poll_steps", "outputs", "ttft_s"), [(1, 9, 2.5), (3, 9, 3.5), (9, 9, 8.5), (1500, 2, 1.5)]
+)
+def test_an_engine_that_polls_hears_of_requests_every_few_steps(
+    poll_steps: int, outputs: int, ttft_s: float
+) -> None:
+    """Steps of a second: the prompt till 1 s, then decodes. A step is formed as the one before begins: the
+    engine polls for that of 1 s, and with 3 for those of 4 and 7 s. The second request comes at 1.5 s. With 9
+    it is heard of as the first ends at 9 s, with 1500 as the engine idles at 2 s.
+    """
+    fleet = with_engine(mixed(STEP), replace(ASYNC, poll_steps=poll_steps))
+    found = simulate(fleet, make_trace([0, 1.5], [4, 4], [outputs, 1]))
+    assert found.ttft_s.tolist() == [1.0, ttft_s]
+
+
+@pytest.mark.parametrize(("poll_steps", "ttft_s"), [(1500, 2.5), (2500, 6.5)])
+def test_a_step_with_prompts_weighs_a_thousand_decodes(poll_steps: int, ttft_s: float) -> None:
+    """A prompt of two steps weighs 2000 as the step of 2 s is formed, at 1 s: the request of 0.5 s is heard
+    of then, or as the first ends at 6 s.
+    """
+    fleet = with_engine(mixed(STEP, budget=8), replace(ASYNC, poll_steps=poll_steps))
+    found = simulate(fleet, make_trace([0, 0.5], [16, 2], [5, 1]))
+    assert found.ttft_s.tolist() == [2.0, ttft_s]
+
+
+def test_polling_is_not_simulated_in_pipelines_or_with_ranks() -> None:
+    fleet = with_engine(mixed(STEP), replace(ASYNC, poll_steps=10))
+    fleet = replace(fleet, pools=(replace(fleet.pools[0], type=replace(fleet.pools[0].type, pp=2)),))
+    with pytest.raises(InputError, match="engine: poll_steps 10: is not simulated in pipelines"):
+        simulate(fleet, make_trace([0], [4], [1]))
+    with pytest.raises(InputError, match="poll_steps is 10, must be 1, or more where"):
+        replace(SYNC, poll_steps=10)
+
+
 def test_latencies_count_from_the_arrival() -> None:
     fleet = with_engine(mixed(STEP), replace(ASYNC, front_end_s=0.5))
     found = simulate(fleet, make_trace([0, 3], [4, 4], [1, 2]), limits=(Limit("ttft", 0.5, 1.4),))

@@ -57,6 +57,26 @@ class AsyncReference(Reference):
         self.hidden: dict[int, list[Request]] = defaultdict(list)  # preempted in the step that is prepared
         self.prepared_blocks: dict[int, int] = defaultdict(int)  # by worker, of the step that is prepared
         self.is_preparing = False
+        self.unheard: dict[int, list[Request]] = defaultdict(list)  # by worker, who came since it polled
+        self.unpolled: dict[int, int] = defaultdict(int)  # by worker, the weights of its steps since then
+
+    def line_up(self, worker: Worker, request: Request) -> None:
+        """An engine that polls hears then of who arrives."""
+        engine = worker.type.engine
+        if engine is not None and engine.poll_steps > 1 and not request.preemptions:
+            self.unheard[worker.index].append(request)
+        else:
+            super().line_up(worker, request)
+
+    def poll(self, worker: Worker, *, is_prepared: bool) -> None:
+        """Before a step is formed: a step of prompts weighs 1000, one of decodes 1, and who idles polls."""
+        engine = worker.type.engine
+        if is_prepared:
+            self.unpolled[worker.index] += 1000 if self.running[worker.index].chunks else 1
+        if not is_prepared or engine is None or self.unpolled[worker.index] >= engine.poll_steps:
+            self.unpolled[worker.index] = 0
+            for request in self.unheard.pop(worker.index, []):
+                super().line_up(worker, request)
 
     def start_step(self, worker: Worker, now: float) -> None:
         worker.is_starting = False
@@ -153,6 +173,7 @@ class AsyncReference(Reference):
         return blocks <= worker.type.kv_tokens // BLOCK
 
     def formed(self, worker: Worker, now: float, *, is_prepared: bool) -> Formed | None:
+        self.poll(worker, is_prepared=is_prepared)
         unseen = [request for request in worker.waiting if math.isnan(request.scheduled_s)]
         while self.form_step(worker, now) and not is_prepared and not worker.decoding and not worker.chunks:
             pass

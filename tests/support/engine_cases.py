@@ -88,6 +88,9 @@ def random_engine_case(seed: int) -> tuple[AnyCase, type[Reference]]:
         # where an answer is the cause of an arrival, a step may end just as that has crossed the front end
         front_end_s = 0.0 if closed_loop else float(rng.uniform(0.001, 0.3))
         fleet = with_engines(fleet, seed, async_scheduling=is_async, front_end_s=front_end_s)
+    if is_async and seed % 3 == 0:
+        poll_steps = (2, 3, 9)[seed // 3 % 3]
+        fleet = fleet.with_engines(lambda engine: replace(engine, poll_steps=poll_steps))
     if rng.integers(3) == 0:
         fleet = beside(fleet, seed)
     return (fleet, trace, limits, closed_loop), AsyncReference if is_async else Reference

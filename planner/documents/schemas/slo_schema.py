@@ -589,6 +589,9 @@ def engine_section() -> Schema:
         ),
         "first_token": with_help(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
         "mixed_steps": with_help(FLAG, "Whether a step may hold prompts and decodes."),
+        "poll_steps": with_help(
+            whole_number_schema(), "SGLang: steps of decodes until it looks for new requests."
+        ),
         "latent_launch": with_help(
             quantity_schema("s", positive=False),
             "Host time per layer of latent attention in a step with prompts.",
