@@ -19,6 +19,12 @@ ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few experts as the tables' power
 # law, on real text (ML.ENERGY, H100) and on random tokens (InferenceX, H200). gpt-oss-20b was not measured.
 UNEVEN = ("openai/gpt-oss-120b",)
+# Shapes (width of the LLM, width, number and number per token of its experts) and formats whose entries for
+# whole experts are of a GPU that computes all experts of a token. In nvfp4 even choice takes DeepSeek-V3's
+# 1.6 to 1.8 times as long as with slices, whose bytes are as many; no other LLM's more than 1.2 times (Kimi,
+# GLM-5, MiniMax, Qwen3.5). Measured times are those of slices (docs/evidence/accuracy.md). In fp8-block the
+# entries are as long (1.5 to 3.3 times), and measured times lie nearer to them, so they stay.
+ALL_ON_ONE_GPU = ((7168, 2048, 256, 8, "nvfp4"),)
 # A step with more tokens must hold prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
 
@@ -36,6 +42,10 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
 def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
+    shape = ("hidden_size", "inter_size", "num_experts", "topk", "quant_mode")
+    if tuple(fields[key] for key in shape) in ALL_ON_ONE_GPU:
+        gpus = fields["moe_tp_size"] * fields["moe_ep_size"]
+        fields = fields | {"moe_tp_size": gpus, "moe_ep_size": 1}  # Slices take as long.
     power_law = fields["workload_distribution"]
     even_ms, power_law_ms = (
         partial(_read_ms, engine, json.dumps([{"Moe": fields | {"workload_distribution": routing}}]))

@@ -105,7 +105,7 @@ class Engine:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
         if self.poll_steps < 1 or (self.poll_steps > 1 and not self.async_scheduling):
             raise InputError(
-                f"poll_steps is {self.poll_steps}, must be 1, or more where steps are scheduled asynchronously"
+                f"poll_steps is {self.poll_steps}, must be 1, or more with asynchronous scheduling"
             )
 
     @property

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from planner.importers.silicon_config import (
     experts_format,
     has_same_weights,
 )
-from planner.importers.silicon_experts import expert_split, experts_ms
+from planner.importers.silicon_experts import expert_split, experts_ms, operation_ms
 from planner.importers.silicon_fits import silicon_fits
 from planner.importers.silicon_mxfp8 import mxfp8_operation_ms
 from planner.models.llm import FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm, StateAttention
@@ -199,6 +200,27 @@ def test_every_block_ends_in_an_all_reduce() -> None:
     assert count_blocks(DEEPSEEK) == 122
     assert count_blocks(MIXTURE) == 2
     assert count_blocks(hybrid) == 11
+
+
+@pytest.mark.parametrize(
+    ("experts", "weights", "slices"), [(256, "nvfp4", 4), (256, "fp8_block", 1), (384, "nvfp4", 1)]
+)
+def test_whole_experts_that_were_measured_all_on_one_gpu_take_what_slices_take(
+    experts: int, weights: str, slices: int
+) -> None:
+    """DeepSeek-V3's in nvfp4; not in fp8-block, and not Kimi's 384."""
+    read: list[int] = []
+
+    class Engine:
+        def evaluate_ops_json(self, written: str, **_: int) -> list[tuple[str, float]]:
+            (operation,) = json.loads(written)
+            read.append(operation["Moe"]["moe_tp_size"])
+            return [("moe", 1.0)]
+
+    fields: dict[str, Any] = {"hidden_size": 7168, "inter_size": 2048, "num_experts": experts, "topk": 8}
+    fields |= {"quant_mode": weights, "moe_tp_size": 1, "moe_ep_size": 4, "workload_distribution": "drawn"}
+    operation_ms(Engine(), {"Moe": fields}, "b200_sxm", DEEPSEEK)(16)
+    assert set(read) == {slices}
 
 
 def test_dense_first_layers_are_no_layers_of_experts() -> None:

@@ -312,7 +312,7 @@ def test_polling_is_not_simulated_in_pipelines_or_with_ranks() -> None:
     fleet = replace(fleet, pools=(replace(fleet.pools[0], type=replace(fleet.pools[0].type, pp=2)),))
     with pytest.raises(InputError, match="engine: poll_steps 10: is not simulated in pipelines"):
         simulate(fleet, make_trace([0], [4], [1]))
-    with pytest.raises(InputError, match="poll_steps is 10, must be 1, or more where"):
+    with pytest.raises(InputError, match="poll_steps is 10, must be 1, or more with"):
         replace(SYNC, poll_steps=10)
 
 
