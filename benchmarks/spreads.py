@@ -22,7 +22,8 @@ fitted to all of them together, and they are no narrower than the rows for kerne
 Prints the rows, then the share of figures inside the spread, fitted without the figure's own campaign, by
 source, GPU and metric, beside the shares inside the shipped rows. Runs whose GPUs wait for their host are
 left out, as they say nothing of step times. TTFTs of closed loops of equal lengths (InferenceX's files) and
-of saturated runs are mostly waiting; they are not fitted to, but are counted in the shares. `--figures`
+of saturated runs are mostly waiting, those of SGLang on Blackwell mostly what its versions launch and compile
+(docs/evidence/accuracy.md); they are not fitted to, but are counted in the shares. `--figures`
 stores the simulated figures in a file, or reads them if it exists.
 """
 
@@ -103,6 +104,7 @@ class Figure:
     def is_of_prefills(self) -> bool:
         """Whether the factor on prefills is fitted to it: an unsaturated TTFT that depends enough on it."""
         is_open = not self.is_saturated and self.source != "inferencex"
+        is_open = is_open and (self.source != "sglang" or self.gpu not in BLACKWELL)
         return self.metric == "ttft" and is_open and self.of_prefills >= LEAST_PREFILL
 
     @property

@@ -13,6 +13,8 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
                   AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.
   dense layers    AIConfigurator takes the dense first layers of DeepSeek, Kimi, GLM-5 and MiniMax-M3 for
                   layers of experts, which are 1 to 4 % too long (`count_experts_layers`).
+  full layers     AIConfigurator takes the first layers of MiniMax-M3, whose attention is full, for sparse
+                  ones (`count_sparse_layers`).
   shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: only the
                   longer of the two times counts.
   modules         latent and sparse attention was measured together with its projections, as one module, for
@@ -45,7 +47,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers.silicon_experts import ExpertsTimes, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import SparsePrompts
-from planner.models.llm import LatentAttention, Llm
+from planner.models.llm import GroupedAttention, LatentAttention, Llm
 from planner.models.parallelism import mixed_kv_s, tp_s
 from planner.models.roofline import experts_layers
 from planner.models.step_tables import StepShape
@@ -57,6 +59,13 @@ OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
 SPARSE = ("DsaContext", "DsaGeneration")
+# Kinds of modules of grouped attention with an index -> the kinds of the same attention without one.
+FULL = {"MsaContext": "ContextAttention", "MsaGeneration": "GenerationAttention"}
+# Kernels of plain attention in the order in which AIConfigurator looks them up for vLLM.
+LANES = (
+    *("vllm_flash_attn_fa3", "vllm_flash_attn_fa4", "fa3", "fla", "flashinfer"),
+    *("triton", "trtllm_mha", "default"),
+)
 # Kinds of plain attention -> the kinds of modules in which latent attention was measured as a whole.
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
 # Ends of the names of matrices that a measured attention module includes.
@@ -202,8 +211,8 @@ class ConfigKernels:
 
         Operations of tokens come first among `context_ops`; the output head is the first of `generation_ops`.
         """
-        context = count_experts_layers(spec["context_ops"], self._llm)
-        decodes = spec["generation_ops"]
+        context = count_experts_layers(count_sparse_layers(spec["context_ops"], self._llm), self._llm)
+        decodes = count_sparse_layers(spec["generation_ops"], self._llm)
         # `as_measured` replaces plain attention by modules, which include these matrices.
         has_plain_latent = _is_latent(self._llm) and any(_kind_of(each) in PLAIN for each in decodes)
         if has_plain_latent:
@@ -414,6 +423,67 @@ def count_experts_layers(operations: list[Operation], llm: Llm) -> list[Operatio
         for count, block in blocks
         if block.experts == 1
         for each in shared
+    ]
+
+
+def count_sparse_layers(operations: list[Operation], llm: Llm) -> list[Operation]:
+    """The operations, with an index in the layers that have one, and plain attention and its projections in
+    the others ("full layers" above).
+    """
+    grouped = [
+        (group.count, group.attention)
+        for group in llm.layer_groups
+        if isinstance(group.attention, GroupedAttention)
+    ]
+    sparse_layers = sum(count for count, attention in grouped if attention.index_heads)
+    counted: list[Operation] = []
+    for each in operations:
+        kind = _kind_of(each)
+        if kind not in FULL or each[kind]["scale_factor"] == sparse_layers:
+            counted.append(each)
+            continue
+        counted.append({kind: each[kind] | {"scale_factor": float(sparse_layers)}})
+        for count, attention in grouped:
+            if not attention.index_heads:
+                counted += _full_attention(kind, each[kind], count, DENSE_FORMATS[attention.weights])
+    return counted
+
+
+def _full_attention(kind: str, fields: Operation, layers: int, weights: str) -> list[Operation]:
+    """Plain attention of `layers` layers with the heads of a module with an index, and its projections."""
+    name, heads, kv_heads = fields["name"], fields["num_heads"], fields["num_kv_heads"]
+    attention = {
+        "name": f"{name}_full",
+        "scale_factor": float(layers),
+        "n": heads,
+        "n_kv": kv_heads,
+        "head_size": fields["head_dim"],
+        "window_size": 0,
+        "kv_cache_dtype": fields["kv_cache_dtype"],
+        "lane_order": list(LANES),
+    }
+    if kind == "MsaContext":
+        attention |= {"fmha_quant_mode": fields["fmha_quant_mode"], "use_qk_norm": True, "cp_size": 1}
+    queries, hidden = heads * fields["head_dim"], fields["hidden_size"]
+    shapes = {"qkv": (queries + 2 * kv_heads * fields["head_dim"], hidden), "proj": (hidden, queries)}
+    return [
+        {FULL[kind]: attention},
+        *(
+            {
+                "Gemm": {
+                    "name": f"{name}_full_{part}_gemm",
+                    "scale_factor": float(layers),
+                    "n": n,
+                    "k": k,
+                    "quant_mode": weights,
+                    "scale_num_tokens": 1,
+                    "low_precision_input": False,
+                    "seq_split": 1,
+                    "below_grid_sol": False,
+                }
+            }
+            for part, (n, k) in shapes.items()
+        ),
     ]
 
 

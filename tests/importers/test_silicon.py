@@ -19,6 +19,7 @@ from planner.importers.silicon_config import (
     config_folder,
     count_blocks,
     count_experts_layers,
+    count_sparse_layers,
     experts_format,
     has_same_weights,
 )
@@ -200,6 +201,35 @@ def test_every_block_ends_in_an_all_reduce() -> None:
     assert count_blocks(DEEPSEEK) == 122
     assert count_blocks(MIXTURE) == 2
     assert count_blocks(hybrid) == 11
+
+
+def test_first_layers_with_full_attention_have_no_index() -> None:
+    """AIConfigurator counts all 60 layers of MiniMax-M3 as sparse; 3 are not. On 8 GPUs: 8 of 64 heads of 128
+    and one KV head, so projections of 1280 and 1024.
+    """
+    fields = {
+        "name": "attention",
+        "scale_factor": 60.0,
+        "num_heads": 8,
+        "num_kv_heads": 1,
+        "hidden_size": 6144,
+    }
+    fields |= {"head_dim": 128, "kv_cache_dtype": "bfloat16", "fmha_quant_mode": "bfloat16"}
+    norm = {"Elementwise": {"name": "add_norm", "scale_factor": 60.0}}
+    m3 = CATALOG.llm("minimax-m3")
+    counted = count_sparse_layers([norm, {"MsaContext": fields}], m3)
+    assert counted[0] == norm and [next(iter(each.values()))["scale_factor"] for each in counted[1:]] == [
+        57,
+        3,
+        3,
+        3,
+    ]
+    full, qkv, proj = (next(iter(each.values())) for each in counted[2:])
+    assert "ContextAttention" in counted[2] and (full["n"], full["n_kv"], full["head_size"]) == (8, 1, 128)
+    assert (qkv["n"], qkv["k"], proj["n"], proj["k"]) == (1280, 6144, 6144, 1024)
+    assert count_sparse_layers(counted, m3) == counted
+    (decodes, plain, *_) = count_sparse_layers([{"MsaGeneration": fields}], m3)
+    assert "MsaGeneration" in decodes and "GenerationAttention" in plain
 
 
 @pytest.mark.parametrize(
