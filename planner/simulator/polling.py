@@ -23,8 +23,11 @@ def count_weights(state, l):
     """Add the run of lane l, which has ended, to its worker's count."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
+    poll_steps = state.types[worker.type].poll_steps
+    if poll_steps <= 1:  # It looks before every step.
+        return
     if lane.prefills > 0:
-        worker.unpolled = min(worker.unpolled + PROMPT_WEIGHT, state.types[worker.type].poll_steps)
+        worker.unpolled = min(worker.unpolled + PROMPT_WEIGHT, poll_steps)
     else:
         worker.unpolled += lane.run_steps
 
