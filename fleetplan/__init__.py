@@ -13,6 +13,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fleetplan import errors as errors
     from planner import __version__ as __version__
     from planner.api.catalog_frames import catalog as catalog
     from planner.api.inputs import read_fleet as read_fleet
@@ -95,11 +96,13 @@ def check_planner() -> None:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in (*_HOME, "errors"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_planner()
     from importlib import import_module
 
+    if name == "errors":
+        return import_module("fleetplan.errors")
     exported = globals()[name] = getattr(import_module(_HOME[name]), name)
     return exported
 

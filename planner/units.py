@@ -37,7 +37,7 @@ _FACTORS: dict[str, dict[str, float]] = {
         "usd/month": 1 / HOURS_PER_MONTH,
     },
     "usd_per_kwh": {"usd/kWh": 1.0, "USD/kWh": 1.0, "$/kWh": 1.0, "usd/MWh": 1e-3},
-    "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60, "/min": 1 / 60},
+    "rps": {"rps": 1.0, "req/s": 1.0, "requests/s": 1.0, "/s": 1.0, "req/min": 1 / 60, "/min": 1 / 60},
 }
 # Where a number needs its unit: the units to suggest in the error message.
 _SUGGESTED_UNITS = {

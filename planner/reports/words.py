@@ -11,6 +11,7 @@ from planner.documents.facts import (
     CapacityBinds,
     LimitBinds,
     PinnedReplicas,
+    Remarked,
     RequestTooLong,
     UsedUp,
 )
@@ -19,6 +20,7 @@ from planner.fleet import Fleet
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.fact_sentences import (
+    SAME_FRAC,
     SAME_USD,
     backlog_text,
     capitalise_first,
@@ -271,7 +273,10 @@ def level0_line(certificate: Certificate) -> str:
     if certificate.level0_exact:
         return f"{best}, exactly: {ruled_out}"
     if certificate.level0_exhausted:
-        return f"{best}, found by search: {ruled_out}; the others were left out by what is assumed"
+        # Where all fleets of the plan's policies were simulated, those of other policies were not.
+        all_simulated = certificate.cheaper == certificate.cheaper_simulated
+        others = "fleets under other policies" if all_simulated else "the others"
+        return f"{best}, found by search: {ruled_out}; {others} were left out by what is assumed"
     return f"{best}, as far as the search came; it was not exhausted in time"
 
 
@@ -364,10 +369,16 @@ def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
 
 
 def alternative_note(alternative: Alternative, plan: Plan) -> str:
-    """How far an alternative lies from the certificate's value, and the notes on it."""
-    has_fleet = alternative.fleet is not None
-    difference = [relative_cost_text(alternative.objective, plan.certificate.value)] if has_fleet else []
-    return "; ".join([*difference, *alternative_notes(alternative, plan)])
+    """How far an alternative lies from the plan's value, and the notes on it. A fleet on paper is compared
+    with the fleet on paper; this is said where the plan has another value.
+    """
+    difference = []
+    if alternative.fleet is not None:
+        value = plan.certificate.value if Remarked("on-paper") in alternative.notes else plan.value
+        difference = [relative_cost_text(alternative.objective, value)]
+        if abs(value - plan.value) > SAME_FRAC * plan.value:
+            difference.append(f"against the fleet on paper, {in_unit(value, plan.certificate.unit)}")
+    return "; ".join(filter(None, [" ".join(difference), *alternative_notes(alternative, plan)]))
 
 
 def list_text(parts: Sequence[str]) -> str:

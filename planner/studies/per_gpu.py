@@ -107,8 +107,8 @@ def _plan_on_gpu(
         and paper_fleet is not None
         and {pool.type.gpu.base for pool in paper_fleet.running_pools} == {name}
     ):
-        notes_of_plan = (Remarked("is-the-plan"),) if production_answer is None else ()
-        return Alternative(label, paper_fleet, plan_value, notes_of_plan)  # No search is needed.
+        note = Remarked("is-the-plan" if production_answer is None else "on-paper")
+        return Alternative(label, paper_fleet, plan_value, (note,))  # No search is needed.
     alone = replace(task, stock=stock)
     try:
         problem, best = study.find_paper_fleet(alone, seconds)

@@ -176,6 +176,7 @@ class Description:
 
     def at_rate(self, rate_rps: float) -> Description:
         """The same traffic at another mean rate; Fano factors change as F(T) in the module's docstring."""
+        check_rate(rate_rps)
         factor = rate_rps / self.mean_rps
         if factor == 1:
             return self
@@ -240,6 +241,12 @@ def fit_context(description: Description, most_tokens: int) -> Description:
         most_tokens=most_tokens,
         basis=basis,
     )
+
+
+def check_rate(rate_rps: float) -> None:
+    """Raise InputError unless the rate [requests/s] is a number above 0."""
+    if not 0 < rate_rps < math.inf:
+        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
 
 
 def check_description(description: Description) -> None:

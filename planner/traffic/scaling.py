@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
-from planner.traffic.described import Description, draw_requests
+from planner.traffic.described import Description, check_rate, draw_requests
 from planner.traffic.sessions import begin_together, session_numbers
 from planner.traffic.trace import (
     MAX_REQUESTS,
@@ -158,8 +158,7 @@ def _rescaled(
     in its busiest window of that length [s].
     """
     checked_scale(scale, "scale")
-    if not 0 < rate_rps < np.inf:
-        raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
+    check_rate(rate_rps)
     if not trace.duration_s > 0:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so there is no rate to scale to {rate_rps:g} "

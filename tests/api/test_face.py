@@ -283,7 +283,7 @@ def test_errors_have_types_and_nothing_is_printed(capsys: pytest.CaptureFixture[
         fleetplan.plan(PROMISE, table())
     with pytest.raises(fleetplan.InputError, match="trace: missing"):
         fleetplan.plan(PROMISE, llm=LLM)
-    with pytest.raises(fleetplan.InputError, match="nowhere"):
+    with pytest.raises(fleetplan.errors.InputError, match="nowhere"):
         fleetplan.plan("nowhere.yaml", table())
     with pytest.raises(fleetplan.InputError, match="expected a file, a DataFrame or a Trace, found int"):
         fleetplan.plan(PROMISE, 3, llm=LLM)  # type: ignore[arg-type]

@@ -46,6 +46,10 @@ def test_what_is_exact_names_the_types_that_were_too_small() -> None:
         "l4-24g tp1 with 2048 tokens per step)"
     )
     assert "too small" not in level0_line(replace(certificate, refuted=()))
+    # All fleets of the plan's policies were simulated, so "the others" are none of these.
+    some = replace(certificate, level0_exact=False, level0_exhausted=True, cheaper_simulated=3)
+    assert "all 3 cheaper" in level0_line(some) and "; fleets under other policies were" in level0_line(some)
+    assert "; the others were" in level0_line(replace(some, cheaper_simulated=2))
 
 
 def test_any_gpu_is_said_to_be_measured_or_estimated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from planner.fleet import Fleet
 from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
 from planner.reports.page import inline_html
 from planner.reports.page import page_html as make_page
-from planner.reports.words import alternative_notes, excluded_text, proof_lines
+from planner.reports.words import alternative_note, alternative_notes, excluded_text, proof_lines
 from planner.simulator.layout import FINISHED, run_seconds
 from planner.simulator.replay import simulate
 from planner.solvers.repeats import Interval, Repeats
@@ -141,6 +141,18 @@ def test_an_alternative_with_the_workers_of_the_plan_says_what_tells_it_apart() 
     alternative = Alternative("mixed pools only", other, 1.0, (Remarked("on-paper"),))
     assert alternative_notes(alternative, plan)[0] == "the plan's workers with other settings"
     assert len(alternative_notes(replace(alternative, fleet=plan.fleet), plan)) == 1
+
+
+def test_an_alternative_is_compared_with_the_answer_of_its_kind() -> None:
+    """30 USD/h beside 10 on paper is +200 %, beside 20 in production +50 %; the plan costs 20."""
+    plan = a_plan()
+    answers = (Answered("production", (), 20.0, None, None),)
+    plan = replace(plan, certificate=replace(plan.certificate, value=10.0, answers=answers))
+    row = Alternative("only a100-80g", plan.fleet, 30.0, (Remarked("on-paper"),))
+    assert alternative_note(row, plan).startswith("+200.0 % against the fleet on paper, 10.00 USD/h; ")
+    assert alternative_note(replace(row, notes=()), plan) == "+50.0 %"
+    same = replace(plan, certificate=replace(plan.certificate, value=20.0))
+    assert alternative_note(row, same).startswith("+50.0 %; compared on paper")
 
 
 def test_a_page_without_charts_needs_no_script() -> None:

@@ -179,7 +179,7 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
 def test_the_price_of_each_gpu_type_alone_and_the_power_are_on_the_first_screen() -> None:
     """Whoever asks B200 or H200 reads what the other costs; 20 GPUs, of which twelve have a cap of 350 W."""
     plan = answered()
-    alone = Alternative("only b200-180g", plan.fleet, 1.5 * plan.certificate.value)
+    alone = Alternative("only b200-180g", plan.fleet, 1.5 * plan.value)
     (alone_row,) = [
         each
         for each in screen.key_figures(replace(plan, alternatives=(*plan.alternatives, alone)))

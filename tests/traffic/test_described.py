@@ -103,6 +103,13 @@ def test_a_higher_rate_is_more_requests() -> None:
     assert bursty.at_rate(40.0).fano == ((10.0, 9.0),)
 
 
+@pytest.mark.parametrize("rate_rps", [0.0, -1.0, float("nan"), float("inf")])
+def test_another_rate_must_be_above_zero(rate_rps: float) -> None:
+    """`plan simulate --rate 0` of described traffic divided by it; -1 asked for "-20 s or more"."""
+    with pytest.raises(InputError, match="rate: expected a number of requests/s > 0"):
+        PLAIN.at_rate(rate_rps)
+
+
 def test_fixed_lengths_are_all_alike() -> None:
     trace = draw_requests(replace(PLAIN, input=Fixed(700), output=Fixed(9)), seed=0)
     assert set(trace.input_tokens) == {700} and set(trace.output_tokens) == {9}
