@@ -158,11 +158,11 @@ def show_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
-def show_error(error_frac: float, allowed_frac: float | None) -> str:
-    """A relative error as '+1.2 %', '-' if it is not finite, with digits enough to tell it from what is
-    allowed: 0.0504 and 0.05 -> '+5.04 %'.
+def show_error(error_frac: float | None, allowed_frac: float | None) -> str:
+    """A relative error as '+1.2 %', '-' if not finite (None in JSON), with digits enough to tell it from
+    what is allowed: 0.0504 and 0.05 -> '+5.04 %'.
     """
-    if not math.isfinite(error_frac):
+    if error_frac is None or not math.isfinite(error_frac):
         return "-"
     texts = [f"{100 * error_frac:+z.{digits}f}" for digits in range(1, 10)]  # "z": no -0.0.
     is_apart = [allowed_frac is None or abs(float(text)) != round(100 * allowed_frac, 9) for text in texts]

@@ -1339,6 +1339,17 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_validation_with_an_error_that_has_no_share_is_shown() -> None:
+    """0 s were measured, of tokens that came at once: no error of them is finite, and JSON has null."""
+    document = json.loads((Path(__file__).parents[1] / "data" / "validation.json").read_text())
+    document["errors"][0] |= {"measured_s": 0.0, "error_frac": None}
+    document["steps"] = [{"pool": "mixed", "steps": 10, "bias_frac": 0.0}]
+    at = opened("validation")
+    at.file_uploader(key="validation").upload("validation.json", json.dumps(document).encode()).run()
+    assert not at.exception
+    assert tables(at)[-1][0][2].startswith("+0.0 %")  # As in report.html.
+
+
 def test_a_validation_is_read_and_anything_else_refused() -> None:
     at = opened("validation")
     content = (Path(__file__).parents[1] / "data" / "validation.json").read_bytes()

@@ -120,7 +120,7 @@ def _draw_validation(document: Document) -> None:
     if document["steps"]:
         st.header("Steps of the engines")
         steps = [
-            (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
+            (row["pool"], f"{row['steps']:,}", show_error(row["bias_frac"], None))
             for row in document["steps"]
         ]
         draw.draw_table(("pool", "steps", "predicted over measured seconds, minus one"), steps)
