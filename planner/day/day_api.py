@@ -44,7 +44,7 @@ from planner.documents.catalog import CatalogLike
 from planner.documents.log_columns import log_options_of
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion
-from planner.domain import SPOT, Slo, market_of, row_of
+from planner.domain import SPOT, Slo, market_of
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, write_files
 from planner.fleet import Fleet, Pool
@@ -52,6 +52,7 @@ from planner.models.startup import StartTime
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.several.several_llms import plan_together
 from planner.simulator.elastic import ElasticPool, refuse_waits
+from planner.solvers.master import FleetLimits
 from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
@@ -451,10 +452,7 @@ def elastic_pools(
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
         most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
-        # Workers on owned GPUs may take only owned GPUs; others the whole stock of the GPU's catalog row.
-        stock = task.stock_and_owned.get(gpu, task.stock.get(row_of(gpu)))
-        if stock is not None:
-            most = min(most, stock // pool.type.gpus)
+        most = int(min(most, FleetLimits(task.stock_and_owned).most_workers(pool.type)))
         if not day_section.least <= pool.count <= most:
             raise InputError(
                 f"day: least {day_section.least} and most {most} workers of pool {pool.name}, where "

@@ -45,6 +45,7 @@ from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, sim
 from planner.simulator.layout import FINISHED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import WindowResult, attained_in_windows, in_windows, keeps_all
+from planner.solvers.master import FleetLimits
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace, window_numbers
@@ -70,7 +71,7 @@ class DayQuestion:
     windows, and the traffic.
 
     `unit_s` is the unit of billing (0: by the second), `step_s` the length of the steps between which the
-    optimum changes sizes, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
+    optimum changes sizes, and `stock` has the GPUs that all pools share, as `FleetLimits` counts them.
     """
 
     fleet: Fleet
@@ -635,7 +636,7 @@ def simulate_controllers(
         )
         for question, controller, known in zip(questions, chosen, knowledge, strict=True)
     ]
-    runs = simulate_together(fleets, questions[0].stock)
+    runs = simulate_together(fleets, FleetLimits(questions[0].stock))
     return [
         replace(
             summarize_run(question, controller.row.name, run, controller.parameters()),

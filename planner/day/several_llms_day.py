@@ -290,5 +290,5 @@ def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms)
         return None
     days = [min(parts, key=lambda part: part.usd) for parts in keeping_parts]
     of_each = _joint_day(OPTIMUM, days, terms)
-    is_within = all(count <= terms.stock.get(gpu, count) for gpu, count in of_each.most_gpus.items())
+    is_within = all(count <= terms.stock.get(gpu, count) for gpu, count in of_each.paid_gpus.items())
     return of_each if is_within else None

@@ -86,6 +86,7 @@ from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
 from planner.policies import ROUTERS_OF, ROUTING, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
 from planner.slo_metrics import METRICS
+from planner.solvers.whole_nodes import node_of, whole_stock
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling, check_window
 from planner.units import HOUR_S
@@ -335,6 +336,13 @@ class PlanQuestion:
             is_sold_whole=self.sold_whole.get(row, self.sold_whole.get(gpu.base, is_sold_whole)),
             energy_usd_per_kwh=usd_per_kwh,
         )
+
+    def stock_of(self, gpu: Gpu) -> int | None:
+        """How many of a GPU there are, in whole nodes where these are sold so; None: as many as needed."""
+        stock, node = self.stock.get(gpu.name), node_of(self._as_paid(gpu))
+        if stock is None or node is None:
+            return stock
+        return whole_stock(stock, self.owned.get(gpu.name, 0), node.gpus)
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit, row_of
+from planner.domain import FleetLimit, Limit
 from planner.errors import InputError
-from planner.fleet import Fleet, Pool
+from planner.fleet import Fleet, WorkerType
 from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.initial_state import elastic_state, engine_of
@@ -168,33 +170,34 @@ class ElasticRun:
     end_s: float = 0.0  # When the run was over.
 
 
-class Stock:
-    """GPUs that the pools of one fleet, or of several, share.
+class StockLimits(Protocol):
+    """What the workers of all fleets may take together, as `FleetLimits` says (planner/solvers/master.py)."""
 
-    A worker takes its GPUs when it starts and gives them back when it is gone. The stock of "h100-80g" counts
-    "h100-80g@spot" and "h100-80g@owned" too, as limits on a fleet do (planner/solvers/master.py).
+    def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None: ...
+
+
+class Stock:
+    """GPUs that the pools of one fleet, or of several, share; None: as many as they want.
+
+    A worker takes its GPUs when it starts and gives them back when it is gone.
     """
 
-    def __init__(self, gpus: Mapping[str, int]):
-        self.free = dict(gpus)
+    def __init__(self, limits: StockLimits | None):
+        self.limits = limits
+        self.workers: Counter[WorkerType] = Counter()  # Those that are there, by type.
         self.draining: list[_ElasticRun] = []  # The run of each draining worker, one entry for each worker.
         self.waiting: list[_ElasticRun] = []  # Runs that want more GPUs than are free.
 
-    def claims(self, pool: Pool) -> dict[str, int]:
-        """The GPUs that one worker of a pool takes of each stock: of its GPU's, and of that without the
-        market, such as "h100-80g" for "h100-80g@spot" (`row_of`).
-        """
-        gpu = pool.type.gpu.name
-        return {name: pool.type.gpus for name in {gpu, row_of(gpu)} if name in self.free}
+    def first_exceeded(self, more: Mapping[WorkerType, int] = MappingProxyType({})) -> FleetLimit | None:
+        """The limit that the workers exceed if there are `more`; None if they are within all."""
+        if self.limits is None:
+            return None
+        return self.limits.first_exceeded(list((self.workers + Counter(more)).items()))
 
-    def suffices(self, claims: Mapping[str, int]) -> bool:
-        """Whether the GPUs of one more worker are free."""
-        return all(self.free[name] >= count for name, count in claims.items())
-
-    def take(self, claims: Mapping[str, int], workers: int = 1) -> None:
+    def take(self, worker: WorkerType, workers: int = 1) -> None:
         """Take the GPUs of this many workers; a negative number gives them back."""
-        for name, count in claims.items():
-            self.free[name] -= workers * count
+        if self.limits is not None:
+            self.workers[worker] += workers
 
     def wake(self, now_s: float) -> None:
         """Let all runs that wait for GPUs look for them again now, since some were given back."""
@@ -252,7 +255,7 @@ def simulate_elastic(
     runs = room_for_runs(trace) if record else 0
     while True:
         state = elastic_fleet.first_state(runs=runs)
-        run = _ElasticRun(state, elastic_fleet, Stock({}))
+        run = _ElasticRun(state, elastic_fleet, Stock(None))
         run_to_the_end([run], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
         if not record or needed <= runs:
@@ -279,7 +282,7 @@ def simulate_in_windows(
     state.window[:] = edges_s[0], edges_s[-1]
     in_windows = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     in_windows[:] = state.limits[:, None]
-    run = _ElasticRun(state._replace(edges_s=edges_s, in_windows=in_windows), elastic_fleet, Stock({}))
+    run = _ElasticRun(state._replace(edges_s=edges_s, in_windows=in_windows), elastic_fleet, Stock(None))
     run_to_the_end([run])
     return run.result()
 
@@ -368,14 +371,14 @@ def refuse_waits(trace: Trace, llm: str = "") -> None:
         )
 
 
-def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
-    """One fleet or several, each with its own traffic and controller, that share the GPUs in `stock`.
+def simulate_together(fleets: Sequence[ElasticFleet], limits: StockLimits | None = None) -> list[ElasticRun]:
+    """One fleet or several, each with its own traffic and controller, that share the GPUs within `limits`.
 
-    All workers together, starting and draining ones included, never have more GPUs than `stock`. If there are
-    too few, then within a fleet the pool goes first that has the smallest share of the workers it wants, and
-    between fleets the one that has waited longest, since it lacked GPUs or got a worker last.
+    All workers together, starting and draining ones included, are within the `limits` at any moment. If
+    there are too few GPUs, then within a fleet the pool goes first that has the smallest share of the workers
+    it wants, and between fleets the one that has waited longest, since it lacked GPUs or got a worker last.
     """
-    shared = Stock(stock)
+    shared = Stock(limits)
     for elastic in fleets:
         elastic.check()
     runs = [_ElasticRun(elastic.first_state(), elastic, shared) for elastic in fleets]
@@ -438,8 +441,7 @@ class _ElasticRun:
         """`state` has the kernel's arrays at time zero (`ElasticFleet.first_state`)."""
         fleet, pools, controller = elastic_fleet.largest_fleet, elastic_fleet.pools, elastic_fleet.controller
         self.elastic_fleet, self.fleet = elastic_fleet, fleet
-        # The GPUs of each stock that one worker of each pool takes.
-        self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
+        self.stock, self.types = stock, [pool.type for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
         # The controller, if it names the times of its decisions.
         self.timed = controller if isinstance(controller, TimedController) else None
@@ -495,16 +497,15 @@ class _ElasticRun:
         """
         self.wanted = self.elastic_fleet.first_sizes
         for p, size in enumerate(self.wanted):
-            self.stock.take(self.claims[p], size)
+            self.stock.take(self.types[p], size)
             for slot in self.of_pool[p][:size]:
                 slot.phase = _READY
                 self.draw_interruption(slot)
-        for name, free in self.stock.free.items():
-            if free < 0:
-                raise InputError(
-                    f"stock of {name}: the workers at time zero take {-free} more GPUs than there are; allow "
-                    "more, or begin with fewer workers"
-                )
+        if (limit := self.stock.first_exceeded()) is not None:
+            raise InputError(
+                f"stock of {limit.gpu}: the workers at time zero take more GPUs than there are; allow more, "
+                "or begin with fewer workers"
+            )
         self.controller.start(self.wanted)
         self.add_event(0.0, _READS_METRICS)
         self.plan_decisions(-math.inf)
@@ -665,7 +666,7 @@ class _ElasticRun:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
         warm_starts = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
-        self.stock.take(self.claims[slot.pool])
+        self.stock.take(self.types[slot.pool])
         slot.phase, slot.is_warm = _STARTING, warm_starts < pool.warm
         slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
@@ -731,7 +732,7 @@ class _ElasticRun:
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
         if slot.phase == _DRAINING:
             self.stock.draining.remove(self)
-        self.stock.take(self.claims[slot.pool], -1)
+        self.stock.take(self.types[slot.pool], -1)
         self.stock.wake(self.now_s)
         slot.phase = _OFF
         slot.lives += 1
@@ -828,7 +829,7 @@ class _ElasticRun:
                 lacks_numbers = True
                 missing.discard(p)
                 continue
-            if not self.stock.suffices(self.claims[p]):
+            if self.stock.first_exceeded({self.types[p]: 1}) is not None:
                 lacks_gpus = True
                 missing.discard(p)
                 continue

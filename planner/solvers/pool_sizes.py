@@ -17,7 +17,7 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: s
   or    sum_abc h b p_c z_abc  over pools on no whole nodes, the others as by seconds       (by units h)
   or    L sum_k a_k G_k M_k                                                                 (all day)
   s.t.  paid_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
-        stock_qk    sum_c g_c y_qc <= S_k
+        stock_qk    sum_c g_c y_qc <= S_k, with the idle GPUs of whole nodes, counted as in node_qk
         node_qk     G_k m_qk >= sum_c g_c y_qc, and (G_k // g) m_qk >= sum of y_qc over the c with g_c >= g
                     for each size g of workers that leaves GPUs of a node unused (`fewest_nodes`)
         day_qk      the same rows of M_k           (all day alone: they take the place of node_qk)
@@ -48,7 +48,7 @@ import numpy.typing as npt
 from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import ProgramBuilder, minimise_program
-from planner.solvers.whole_nodes import PricedNode, fewest_nodes, packing_rows
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, packing_rows, taken_gpus
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -164,6 +164,19 @@ class DayTerms:
     def pools_on_gpu(self, gpu: str) -> list[int]:
         """Indices of the pools whose workers run on this GPU type, power-capped or not."""
         return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
+
+    def are_within_stock(self, workers: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the stock has GPUs for each row of these workers (N, C), as `FleetLimits` counts them
+        (solvers/master.py).
+        """
+        fit = np.ones(len(workers), bool)
+        for gpu, count in self.stock.items():
+            pools = [
+                (self.pools[c].node, self.pools[c].gpus, workers[:, c].astype(float))
+                for c in self.pools_on_gpu(gpu)
+            ]
+            fit &= np.asarray(taken_gpus(pools) <= count)
+        return fit
 
     def pools_by_node_kind(self) -> dict[str, tuple[PricedNode, list[int]]]:
         """For each kind of node that is sold whole: the node, at its highest price, and the pools on it."""
@@ -332,21 +345,13 @@ def _lives_of(
 
 def is_within_stock(day: DayTerms, workers: Ints) -> bool:
     """Whether the stock has GPUs for these workers (T, C), including workers that are starting."""
-    paid_workers = count_paid_workers(day, workers)
-    for gpu, count in day.stock.items():
-        pools = day.pools_on_gpu(gpu)
-        if (paid_workers[:, pools] @ np.array([day.pools[c].gpus for c in pools], np.int64) > count).any():
-            return False
-    return True
+    return bool(day.are_within_stock(count_paid_workers(day, workers)).all())
 
 
 def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> bool:
-    """Whether the stock has GPUs for workers, given as (pool, from, to) [s]."""
+    """Whether the stock has GPUs for workers, given as (pool, from, to) [s], and the idle ones of nodes."""
     lives = list(lives)
-    for gpu, count in day.stock.items():
-        if most_gpus_in_use(day, lives, day.pools_on_gpu(gpu)) > count:
-            return False
-    return True
+    return all(most_paid_gpus(day, lives, day.pools_on_gpu(gpu)) <= count for gpu, count in day.stock.items())
 
 
 def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
@@ -535,13 +540,28 @@ def _add_paid_rows(program: _DayProgram) -> Ints:
             paid_columns[q, c] = program.add_variable(float(pool.most), low=float(pool.least))
             for t in steps:
                 program.add_row({int(paid_columns[q, c]): 1.0, int(program.size_columns[t, c]): -1.0}, 0.0)
+    # Where the largest pools together are within the stock, the rows always hold and are left out.
+    if not day.are_within_stock(day.most[:1]).all():
+        _add_stock_rows(program, paid_columns)
+    return paid_columns
+
+
+def _add_stock_rows(program: _DayProgram, paid_columns: Ints) -> None:
+    """Add stock_qk. `paid_columns` (Q, C) are those of y."""
+    day = program.day
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
-        # Where the largest pools together are within the stock, the row always holds and is left out.
-        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
-            for in_cell in paid_columns:
-                program.add_row({int(in_cell[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
-    return paid_columns
+        nodes_of_stock = [
+            (node.gpus, [c for c in of_kind if c in pools])
+            for node, of_kind in day.pools_by_node_kind().values()
+        ]
+        for in_cell in paid_columns:
+            taken = {int(in_cell[c]): -float(day.pools[c].gpus) for c in pools if day.pools[c].node is None}
+            for node_gpus, own in nodes_of_stock:
+                nodes = program.add_variable(int(day.nodes_for(node_gpus, own, day.most[0])))
+                _add_room_rows(program, nodes, node_gpus, in_cell, own)
+                taken[nodes] = -float(node_gpus)
+            program.add_row(taken, -float(count))
 
 
 def _add_node_rows(program: _DayProgram, paid_columns: Ints) -> None:

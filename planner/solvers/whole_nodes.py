@@ -70,6 +70,11 @@ def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu
     return amount + node_gpus * math.ceil((used - amount) / node_gpus - ROUNDING)
 
 
+def whole_stock(stock: int, owned: int, node_gpus: int) -> int:
+    """The stock without the part of a node that there may be beside the `owned` GPUs."""
+    return stock - max(stock - owned, 0) % node_gpus
+
+
 def uneven_sizes(node_gpus: int, sizes: Iterable[int]) -> list[int]:
     """The sizes [GPUs] of workers that leave GPUs of a node unused when it is full of them, in order."""
     return sorted({size for size in sizes if size <= node_gpus and node_gpus % size})
@@ -112,6 +117,12 @@ def fewest_nodes(
     for weights, per_node in packing_rows(node_gpus, tuple(known_sizes))[1:]:
         nodes = np.maximum(nodes, -(-sum(weights[gpus] * number for gpus, number in workers) // per_node))
     return cast("Number | float", nodes)
+
+
+def taken_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
+    """The GPUs that these pools take of a stock, with `idle_gpus`; the same `pools`."""
+    pools = list(pools)
+    return sum((gpus * workers for _, gpus, workers in pools), 0.0) + idle_gpus(pools)
 
 
 def idle_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:

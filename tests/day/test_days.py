@@ -251,6 +251,16 @@ def test_a_pool_on_owned_gpus_grows_to_what_is_owned(gpu: str, most: int) -> Non
     assert elastic.most == most
 
 
+def test_a_pool_grows_to_whole_nodes() -> None:
+    """Twelve GPUs in nodes of eight are one node, as for `plan`: two workers of four GPUs, not three."""
+    fleet_terms = {"gpus": {"a100-80g": 12}, "sold_as": {"a100-80g": "node"}}
+    task = parse_task({**{k: v for k, v in SLO.items() if k != "day"}, "fleet": fleet_terms}, CATALOG)
+    worker = STANDING["workers"][0] | {"count": 1, "tp": 4}  # type: ignore[operator]
+    fleet = fleet_of(STANDING | {"workers": [worker], "sold_as": {"a100-80g": "node"}}, Path("f"), CATALOG)
+    (elastic,) = elastic_pools(fleet, parse_day({}, "day"), task, read_startup())
+    assert elastic.most == 2
+
+
 def test_a_described_day_needs_no_trace() -> None:
     """`plan day` refused what `plan` draws: traffic of slo.yaml, here five minutes at 1, then at 2 rps."""
     answer = fleetplan.day(

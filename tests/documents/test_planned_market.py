@@ -93,6 +93,15 @@ def test_a_commitment_of_a_provider_has_its_price_on_demand_beside_it() -> None:
     assert offer["reserved"] == "7.6731 usd/h" and offer["stock"] == 16
 
 
+def test_a_stock_is_of_whole_nodes() -> None:
+    """Twelve H100 in nodes of eight are one node, as for `plan`; of six beside eight that are owned none."""
+    for stock, owned, usable in ((12, 0, 8), (14, 8, 8)):
+        fleet = {"gpus": {"h100-80g": stock}, "owned": {"h100-80g": owned}, "sold_as": {"h100-80g": "node"}}
+        task = parse_task({"llm": LLM, "slo": {"ttft": {"p90": "2 s"}}, "fleet": fleet}, CATALOG)
+        plan = PLAN | {"workers": [PLAN["workers"][0]], "gpus": 8, "cost_usd_per_h": 61.3848}
+        assert offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]["stock"] == usable
+
+
 @pytest.mark.parametrize(("stock", "mean_usd_per_h"), [(16, 12 + 8 / 4), (4, None)])
 def test_rented_gpus_with_a_reserved_price_alone_are_paid_all_the_time_beside_owned_ones(
     stock: int, mean_usd_per_h: float | None

@@ -35,6 +35,7 @@ from planner.simulator.elastic import (
 )
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import STATUS, Simulation
+from planner.solvers.master import FleetLimits
 from planner.traffic.trace import Trace
 
 
@@ -356,11 +357,22 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     trace = make_trace([0.0, 40.0], [1, 1], [2, 2])
     pools = [ElasticPool(4.0, most=3)] * 2
     script = Script(10.0, [[3, 3], [1, 3]])
-    (run,) = simulate_together([ElasticFleet(two_pools(), trace, pools, script)], {"paper": 3})
+    (run,) = simulate_together([ElasticFleet(two_pools(), trace, pools, script)], FleetLimits({"paper": 3}))
     lives = sorted((s.pool, s.requested_s, s.ready_s) for s in run.spans)
     assert lives == [(0, 0.0, 0.0), (0, 0.0, 4.0), (1, 0.0, 0.0), (1, 10.0, 14.0)]
     free = simulate_elastic(two_pools(), trace, pools, Script(10.0, [[3, 3], [1, 3]]))
     assert len(free.spans) == 6
+
+
+def test_a_stock_counts_whole_nodes() -> None:
+    """Twelve GPUs in nodes of eight are one node: of three workers of four GPUs that are wanted two come."""
+    pool = make_pool(make_latency(), count=1, name="m")
+    gpu = replace(pool.type.gpu, gpus_per_node=8, is_sold_whole=True)
+    fleet = replace(one(), pools=(replace(pool, type=replace(pool.type, gpu=gpu, tp=4)),))
+    trace, script = make_trace([0.0, 40.0], [1, 1], [2, 2]), Script(10.0, [[3]])
+    for limits, workers in ((FleetLimits({"paper": 12}), 2), (FleetLimits({"paper": 12}, by_gpu=True), 3)):
+        (run,) = simulate_together([ElasticFleet(fleet, trace, [ElasticPool(4.0, most=3)], script)], limits)
+        assert len(run.spans) == workers
 
 
 def test_fleets_side_by_side_share_a_stock() -> None:
@@ -372,15 +384,15 @@ def test_fleets_side_by_side_share_a_stock() -> None:
         ElasticFleet(one(2), long, pools, Script(5.0, [[2], [1]])),
         ElasticFleet(one(1), short, pools, Script(2.0, [[1], [2]])),
     ]
-    first, second = simulate_together(parts, {"paper": 3})
+    first, second = simulate_together(parts, FleetLimits({"paper": 3}))
     assert [s.gone_s for s in first.spans] == [31.0, 7.0]
     assert second.spans[0].requested_s == 0.0 and 7.0 <= second.spans[1].requested_s <= 9.0
-    for part, together in zip(parts, simulate_together(parts, {}), strict=True):
+    for part, together in zip(parts, simulate_together(parts), strict=True):
         alone = simulate_elastic(part.fleet, part.trace, part.pools, part.controller)
         same_bytes(alone.simulation, together.simulation)
         assert alone.spans == together.spans
-    with pytest.raises(InputError, match="stock of paper: the workers at time zero take 1 more GPUs"):
-        simulate_together(parts, {"paper": 2})
+    with pytest.raises(InputError, match="stock of paper: the workers at time zero take more GPUs"):
+        simulate_together(parts, FleetLimits({"paper": 2}))
 
 
 def test_a_worker_that_becomes_ready_later_does_not_hide_an_earlier_pause() -> None:
@@ -397,7 +409,7 @@ def test_a_worker_that_becomes_ready_later_does_not_hide_an_earlier_pause() -> N
         ElasticFleet(fleet, long, pools, Script(5.0, [[2, 0], [1, 1]])),
         ElasticFleet(one(1), short, pools[:1], Script(2.0, [[1], [1], [1], [2]])),
     ]
-    first, second = simulate_together(parts, {"paper": 3})
+    first, second = simulate_together(parts, FleetLimits({"paper": 3}))
     assert [s.gone_s for s in first.spans if s.given_up_s == 5.0] == [7.5]
     assert 7.5 <= second.spans[1].requested_s <= 9.5
 
@@ -408,7 +420,9 @@ def test_who_has_waited_longest_gets_the_gpus_first() -> None:
     """
     trace, pools = make_trace([0.0, 30.0], [1, 1], [1, 1]), [ElasticPool(1.0, most=2)]
     scripts = (Script(3.0, [[1], [2]]), Script(2.0, [[1], [2]]), Script(5.0, [[1], [0]]))
-    runs = simulate_together([ElasticFleet(one(1), trace, pools, each) for each in scripts], {"paper": 3})
+    runs = simulate_together(
+        [ElasticFleet(one(1), trace, pools, each) for each in scripts], FleetLimits({"paper": 3})
+    )
     assert [len(run.spans) for run in runs] == [1, 2, 1]
     assert runs[1].spans[1].requested_s == 5.0
 
@@ -439,7 +453,7 @@ def test_a_fleet_without_requests_left_gives_gpus_back_when_they_are_free() -> N
             ElasticFleet(one(2), short, pools, Script(5.0, [[2], [1], [1], [1], [0]]), until_s=until_s),
             ElasticFleet(one(1), long, pools, Script(2.0, [[1], [3]])),
         ]
-        first, second = simulate_together(parts, {"paper": 3})
+        first, second = simulate_together(parts, FleetLimits({"paper": 3}))
         requested_s = sorted(span.requested_s for span in second.spans)
         assert requested_s[0] == 0.0 and 7.0 <= requested_s[1] <= 9.0
         assert first.end_s == max(7.0, until_s)
@@ -455,7 +469,7 @@ def test_a_stock_is_never_exceeded(seed: int) -> None:
     gpus = [pool.type.gpus for pool in fleet.pools]
     first = sum(own * (each.first or 0) for own, each in zip(gpus, pools, strict=True))
     stock = max(first, sum(gpus))
-    (run,) = simulate_together([ElasticFleet(fleet, trace, pools, script)], {"paper": stock})
+    (run,) = simulate_together([ElasticFleet(fleet, trace, pools, script)], FleetLimits({"paper": stock}))
     for at_s in {span.requested_s for span in run.spans}:
         assert sum(gpus[span.pool] for span in run.spans if span.requested_s <= at_s < span.gone_s) <= stock
     check_conserved(run, trace)

@@ -20,6 +20,7 @@ from planner.solvers.pool_sizes import (
     count_paid_workers,
     fill_paid_units,
     is_within_stock,
+    lives_within_stock,
     most_gpus_in_use,
     most_paid_gpus,
     possible_worker_lives,
@@ -152,6 +153,17 @@ def test_nodes_of_two_markets_are_filled_each_by_itself() -> None:
     assert most_gpus_in_use(day, lives, [0, 1]) == 2 and most_paid_gpus(day, lives, [0, 1]) == 6
     assert billed_usd(day, lives) == pytest.approx(3 + 1.5)
     assert most_paid_gpus(day, [(0, 0.0, 1800.0), (1, 1800.0, 3600.0)], [0, 1]) == 3
+
+
+def test_a_stock_counts_whole_nodes() -> None:
+    """A rented and a spot node of three are more than a stock of five, though two GPUs are in use."""
+    spot = PoolTerms(0.0, 0, 3, 0.5, 1, "card@spot", PricedNode("card@spot", 3, 0.5, 0.0))
+    pools = (PoolTerms(0.0, 0, 3, 1.0, 1, "card", NODE), spot)
+    for stock, fits in ((5, False), (6, True)):
+        day = DayTerms(np.array([0.0, 3600.0]), pools, stock={"card": stock})
+        assert is_within_stock(day, np.array([[1, 1]])) == fits
+        assert lives_within_stock(day, [(0, 0.0, 3600.0), (1, 0.0, 3600.0)]) == fits
+        assert (cheapest_sizes(day, [((0, 0, 0),), ((0, 1, 0),)]).workers is not None) == fits
 
 
 def random_terms(rng: np.random.Generator) -> tuple[DayTerms, list[tuple[tuple[int, int, int], ...]]]:

@@ -56,10 +56,7 @@ def sizes_by_price(terms: DayTerms) -> Ints:
     if math.prod(len(each) for each in ranges) > MOST_COMBINATIONS:
         return np.zeros((0, len(ranges)), np.int64)
     sizes = np.array(list(itertools.product(*ranges)), np.int64)
-    for gpu, count in terms.stock.items():
-        pools = terms.pools_on_gpu(gpu)
-        gpus = np.array([terms.pools[c].gpus for c in pools], np.int64)
-        sizes = sizes[sizes[:, pools] @ gpus <= count]
+    sizes = sizes[terms.are_within_stock(sizes)]
     return sizes[np.argsort(sizes @ terms.prices(), kind="stable")]
 
 

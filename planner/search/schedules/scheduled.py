@@ -27,6 +27,7 @@ from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, sim
 from planner.simulator.layout import UNFINISHED
 from planner.simulator.slo_verdict import missed_windows
 from planner.simulator.timetable import Timetable
+from planner.solvers.master import FleetLimits
 from planner.solvers.reserved_schedule import (
     Demand,
     Market,
@@ -275,7 +276,7 @@ def _simulate_llms(
         fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
         pools_by_llm.append(pools)
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
-    runs = simulate_together(fleets, stock)
+    runs = simulate_together(fleets, FleetLimits(stock, by_gpu=True))
     return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
 
 

@@ -40,7 +40,7 @@ from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.search.several.shared_production import LlmOnPaper, SharedProduction, production_or_paper_of_all
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement
-from planner.solvers.whole_nodes import node_of
+from planner.solvers.whole_nodes import node_of, whole_stock
 
 
 def plan_together(
@@ -87,8 +87,8 @@ def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralL
     stock = dict(task.stock)
     for name, count in task.stock.items():
         if count is not None and name in nodes:
-            rented = count - task.owned.get(name, 0)
-            stock[name] = count - rented % nodes[name] if rented >= nodes[name] else count
+            owned = task.owned.get(name, 0)
+            stock[name] = whole_stock(count, owned, nodes[name]) if count - owned >= nodes[name] else count
     parts = tuple(replace(part, task=replace(part.task, stock=stock)) for part in question.parts)
     return replace(question, parts=parts)
 
