@@ -37,6 +37,20 @@ costs no more:
 In a run a level is up only while all levels below it are. The program has no rows for this. Where it matters,
 cuts on the lower levels have the same effect.
 
+Whole units (an hour, say) have a program of their own, without the rows work_v. A pool gives up the worker
+first that it started last, as `simulator/elastic.py` does. So k or more workers are there, starting ones
+among them, exactly while one worker of them lives: level (c, k) is paid as this worker, or as the node that
+it is the first on, in whole units of U seconds. The day is cut into slots of U / UNIT_PARTS.
+
+Vars   q_mj  lives of the level, ordered in slot m, of which unit j is paid     a_n  0 to 1: alive in slot n
+  s.t.  paid_m    sum of the w_i with t_i - s_c in slot m, and y_-1 if m = 0  <= q_m1
+        unit_mj   q_mj <= q_m(j-1)
+        alive_n   a_n <= sum over m of q_mj, with the first j whose unit may still last in slot n
+        up_i      y_i <= a_n,  where slot n has t_(i+1)
+
+A life that is ordered in slot m ends less than j units after the slot does, so its unit j is paid in every
+slot n in which it is alive. What 2. changes in a stretch makes the life no longer.
+
 Where nodes are sold whole and only one pool is on a kind of node, the first worker of a node pays the whole
 node with its GPUs idle, and each worker also pays what its GPUs cost more in use than idle. p_ck is never
 more than what is paid (`prices_by_level`). Where several pools share a kind of node, idle GPUs cost nothing
@@ -55,6 +69,7 @@ import numpy.typing as npt
 from planner.solvers.backend import ProgramBuilder, minimise_program
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import SAME_S, DayTerms
+from planner.solvers.whole_nodes import fewest_nodes
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -69,6 +84,7 @@ class LevelStretches(dict[tuple[int, int], Stretches]):
     """For each level (pool, k) the stretches (begin, end) [s] in which k or more workers are up, in order."""
 
 
+UNIT_PARTS = 12  # Slots in a billing unit: with more the program is larger, and closer by a slot a life.
 TOLERANCE = 1e-6  # The bound is lowered by this share, because the solver keeps rows only this exactly.
 
 
@@ -132,16 +148,42 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
 
+def usd_by_unit(day: DayTerms, c: int) -> tuple[Floats, Floats]:
+    """What the k-th worker of pool `c` pays for each unit of its life [USD], and beside that for each hour of
+    it [USD/h]; k from 0 on.
+
+    Pools that share nodes pay by the hour alone, a lower bound.
+    """
+    pool, counts = day.pools[c], np.arange(day.pools[c].most + 1)
+    per_unit, usd_per_h = day.unit_s / HOUR_S * float(day.prices()[c]), np.zeros(pool.most + 1)
+    if pool.node is None:
+        return np.where(counts > 0, per_unit, 0.0), usd_per_h
+    node, pools = day.pools_by_node_kind()[pool.node.kind]
+    more_usd_per_h = float(day.prices()[c]) - pool.gpus * node.idle_usd_per_h
+    if pools != [c] or more_usd_per_h < 0:
+        return usd_per_h, np.diff(prices_by_level(day, c), prepend=0.0)
+    nodes = np.asarray(fewest_nodes(node.gpus, [(pool.gpus, counts.astype(float))]))
+    node_usd = node.gpus * node.idle_usd_per_h * day.unit_s / HOUR_S
+    return np.diff(nodes, prepend=0.0) * node_usd, np.where(counts > 0, more_usd_per_h, 0.0)
+
+
 def cheapest_levels(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> CheapestLevels:
     """The program above, solved to `gap_frac` or until the time is up. `day` has the pools and their prices
-    (pool_sizes.py), `work` what must be paid at least in each stretch (paid_work.py).
+    (pool_sizes.py), `work` what must be paid at least in each stretch (paid_work.py). By whole units where
+    `day` is billed so; `work` then does not count.
     """
     builder, paid = ProgramBuilder(), _PaidByStretch.unpaid(work)
-    prices = [prices_by_level(day, c) for c in range(len(day.pools))]
+    if day.is_by_unit:
+        unit_usd, hour_usd = zip(*(usd_by_unit(day, c) for c in range(len(day.pools))), strict=True)
+    else:
+        hour_usd = tuple(np.diff(prices_by_level(day, c), prepend=0.0) for c in range(len(day.pools)))
+        unit_usd = tuple(np.zeros_like(usd) for usd in hour_usd)
     # The `least` workers of each pool are always up, so they have no levels.
-    always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
+    least = [slice(pool.least + 1) for pool in day.pools]
+    always_usd_per_h = sum(float(usd[own].sum()) for usd, own in zip(hour_usd, least, strict=True))
+    always_unit_usd = sum(float(usd[own].sum()) for usd, own in zip(unit_usd, least, strict=True))
     # At least `least` workers of a pool are always ready. A need that these meet is always met, and so is its
     # cut, which is left out.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
@@ -150,19 +192,25 @@ def cheapest_levels(
         points.setdefault((c, n + 1), set()).update((begin_s, end_s))
     levels: dict[tuple[int, int], _Level] = {}
     for c, k in sorted(points):
-        usd_per_h = float(prices[c][k] - prices[c][k - 1])
-        levels[c, k] = _add_level(
-            builder, paid, _distinct_times_s(points[c, k]), day.pools[c].start_s, usd_per_h
-        )
+        points_s, start_s = _distinct_times_s(points[c, k]), day.pools[c].start_s
+        levels[c, k] = _add_level(builder, paid, points_s, start_s, float(hour_usd[c][k]))
+        if unit_usd[c][k] > 0:
+            _add_units(builder, day, levels[c, k], start_s, float(unit_usd[c][k]))
     for cut in needed:
         terms: dict[int, float] = {}
         for begin_s, end_s, c, n in cut:
             # A column that meets two needs of the cut counts once.
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
         builder.add_row(terms, 1.0)
-    _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
+    if not day.is_by_unit:
+        _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
+    elif not levels:  # The solver refuses a program without columns and rows.
+        builder.add_row({builder.add_variable(0.0): 1.0}, 0.0)
     point = minimise_program(builder.to_program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
-    always_usd = always_usd_per_h * float(day.edges_s[-1]) / HOUR_S
+    last_s = float(day.edges_s[-1])
+    always_usd = always_usd_per_h * last_s / HOUR_S
+    if day.is_by_unit:
+        always_usd += always_unit_usd * day.count_units(last_s)
     bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
     if point.x is None:
         return CheapestLevels(None, bound_usd)
@@ -227,6 +275,37 @@ def _add_level(
         w_i = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
         builder.add_row({up[-1]: -1.0, up[-2]: 1.0} | w_i, 0.0)  # comes_i
     return _Level(points_s, up, comes)
+
+
+def _add_units(
+    builder: ProgramBuilder, day: DayTerms, level: _Level, start_s: float, unit_usd: float
+) -> None:
+    """Add the columns q and a of one level, and its rows paid_m, unit_mj, alive_n and up_i."""
+    last_s, slot_s = float(day.edges_s[-1]), day.unit_s / UNIT_PARTS
+    slots = int(last_s // slot_s) + 1
+    coming: list[dict[int, float]] = [{} for _ in range(slots)]
+    coming[0][level.up[0]] = -1.0
+    for at_s, w in zip(level.points_s.tolist(), level.comes, strict=True):
+        if w >= 0:
+            coming[int(max(at_s - start_s, 0.0) // slot_s)][w] = -1.0
+    alive: list[dict[int, float]] = [{} for _ in range(slots)]
+    for m, columns in enumerate(coming):
+        if not columns:
+            continue
+        unit = -1
+        for j in range(1, max(day.count_units(last_s - m * slot_s), 1) + 1):
+            before, unit = unit, builder.add_variable(math.inf, cost=unit_usd)
+            builder.add_row({unit: 1.0} | columns if j == 1 else {before: 1.0, unit: -1.0}, 0.0)
+            first = m if j == 1 else m + 1 + (j - 1) * UNIT_PARTS
+            for n in range(first, min(m + 1 + j * UNIT_PARTS, slots)):
+                alive[n][unit] = 1.0
+    alive_columns: dict[int, int] = {}
+    for after_s, y in zip(level.points_s[1:].tolist(), level.up[1:-1], strict=True):
+        n = int((after_s - SAME_S) // slot_s)
+        if n not in alive_columns:
+            alive_columns[n] = builder.add_variable(1.0, is_integer=False)
+            builder.add_row(alive[n] | {alive_columns[n]: -1.0}, 0.0)
+        builder.add_row({alive_columns[n]: 1.0, y: -1.0}, 0.0)
 
 
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:

@@ -64,6 +64,36 @@ def test_work_of_a_stretch_is_paid_beyond_what_cuts_ask_for() -> None:
     assert bound_usd(DAY, [], work) == pytest.approx(1500, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("start_s", "needs", "units"),
+    [
+        (300.0, [(1000.0, 1100.0)], 1),
+        # From 700 to 2000 s are three begun units of 600 s, and two lives are one unit each.
+        (300.0, [(1000.0, 1000.0), (2000.0, 2000.0)], 2),
+        # From 500 to 1300 s are two; by the second it was 800 s.
+        (500.0, [(1000.0, 1000.0), (1300.0, 1300.0)], 2),
+        (300.0, [(1000.0, 1000.0), (1250.0, 1250.0)], 1),
+    ],
+)
+def test_begun_units_are_paid_whole(start_s: float, needs: list[tuple[float, float]], units: int) -> None:
+    """By the second the second worker beside the least cost as little as a start-up."""
+    pool = PoolTerms(start_s=start_s, least=1, most=2, usd_per_h=3600.0)
+    day = DayTerms(np.array([0.0, 7100.0]), (pool,), unit_s=600.0)
+    cuts = [((begin_s, end_s, 0, 1),) for begin_s, end_s in needs]
+    assert bound_usd(day, cuts) == pytest.approx(600 * (12 + units), rel=1e-5)
+    assert bound_usd(day, []) == pytest.approx(600 * 12, rel=1e-5)
+
+
+def test_begun_units_of_a_node_are_paid_whole() -> None:
+    """Nodes of 8 GPUs at 1 USD/h; of three workers of 4 the first and the third rent one."""
+    node = PricedNode("h100", 8, 1.0, 0.0)
+    pool = PoolTerms(300.0, 0, 3, 4.0, 4, "h100", node)
+    for workers, usd in ((1, 8.0), (2, 8.0), (3, 16.0)):
+        cuts = [((3000.0, 3000.0, 0, n),) for n in range(workers)]
+        day = DayTerms(np.array([0.0, 7200.0]), (pool,), unit_s=3600.0)
+        assert bound_usd(day, cuts) == pytest.approx(usd, rel=1e-5)
+
+
 def test_the_first_worker_of_a_node_pays_for_the_node() -> None:
     """Nodes of 8 GPUs at 1 USD/h each, idle ones too; workers of 4."""
     node = PricedNode("h100", 8, 1.0, 0.0)

@@ -128,6 +128,8 @@ def any_moment_bound(
         for pool, each in zip(runs.terms.pools, runs.given_pools, strict=True)
     )
     terms = replace(runs.terms, pools=quickest)
+    if any(each.warm for each in runs.given_pools):  # Then the last that started is not the first given up.
+        terms = replace(terms, unit_s=0.0)
     slices, least_paid = _Slices(runs), runs.least_paid()
     edges_s = runs.terms.edges_s
     all_cuts: list[Needs] = [
@@ -154,6 +156,11 @@ def any_moment_bound(
         if not new_cuts:
             break
         all_cuts = shortest_needs([*all_cuts, *new_cuts])
+    if terms.is_by_unit:  # The program by whole units leaves out the rows of the work.
+        left_s = min(max(deadline - time.monotonic(), LEAST_SOLVE_S), LONGEST_SOLVE_S)
+        by_second = replace(terms, unit_s=0.0)
+        solution = cheapest_levels(by_second, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=left_s)
+        bound_usd = max(bound_usd, solution.bound_usd)
     is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
     return AnyMomentBound(bound_usd if is_possible else least_paid.usd, lives)
 
