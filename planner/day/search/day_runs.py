@@ -182,11 +182,14 @@ class DayRuns:
         part = self.simulate_slice(window, times_s, sizes)
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
-    def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> DaySlice | None:
+    def simulate_slice(
+        self, window: int, times_s: Floats, workers: Ints, *, is_day: bool = False
+    ) -> DaySlice | None:
         """Simulate the part of the day from `times_s[0]` to a little after a window.
 
         These workers (N, P) are ready from each of `times_s` (N,) on. The result is None if no request
-        arrives in this part.
+        arrives in this part. With `is_day` it begins with the day, and workers wait for draining ones as
+        there.
         """
         start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
         # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
@@ -204,7 +207,7 @@ class DayRuns:
         # The given sizes count ready workers, so workers start at once. Up to twice the most workers may
         # exist, as leaving workers drain while others replace them.
         slice_pools = [
-            replace(pool, start_s=0.0, most=2 * int(most))
+            pool if is_day else replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
         run = self._simulate(part, times_s - start_s, workers, slice_pools, bounds_s - start_s)

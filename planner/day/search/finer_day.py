@@ -8,11 +8,12 @@ The search begins with the lives in the bound's master solution (any_moment_boun
     shorten   Every life is dropped, shortened or parted by a pause, as far as all windows that this touches
               still hold. Workers with the highest k come first, as they are needed the least.
 
-Whether a window holds is simulated on a slice of the day that begins one window earlier
-(day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
-because of a queue from further back, are repaired in the whole day: the first of them gets the cheapest
-change with which the day misses fewer windows. The timetable is only used if it then keeps every window. If
-the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
+Whether a window holds is simulated on a slice of the day that begins one window earlier, or with a day of
+FEW_WINDOWS (day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it
+misses there, because of a queue from further back, are repaired in the whole day: the first of them gets the
+cheapest change with which the day misses fewer windows. A timetable is only used if it then keeps every
+window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same
+way; on a day of FEW_WINDOWS always, and the cheaper one is used.
 """
 
 import math
@@ -27,6 +28,7 @@ from planner.day.search.any_moment_bound import SLICE_WORK
 from planner.day.search.day_runs import DayRun, DayRuns
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
 from planner.solvers.any_moment import LevelStretches
+from planner.solvers.pool_sizes import billed_usd
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -38,8 +40,11 @@ Lives = dict[tuple[int, int], list[Life]]
 pool's least are ready all day and have none.
 """
 
+FEW_WINDOWS = 6  # A day of so few windows is simulated from its beginning, as a queue may come from there.
 # The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
-GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
+GROW_FRAC = 1 / 30  # A repair lengthens a life by this, as often as GROWTHS say.
+GROWTHS = (1, 3)
+DAY_GROWTHS, DAY_RUN_IN_FRAC = (1, 3, 9, 27), 1.0  # In the whole day, of lives from a window before, too.
 NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
 # A change may affect windows that begin this long after it, so they are simulated again.
@@ -80,23 +85,24 @@ def finer_day(
 ) -> FinerDay | None:
     """A timetable that keeps every window and is cheaper than the grid's; the bound's timetable comes first.
 
-    `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if there is no such timetable,
-    or if bills are by the hour. From `deadline` on (time.monotonic) timetables are not changed any more.
+    `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if there is no such timetable.
+    From `deadline` on (time.monotonic) timetables are not changed any more.
     """
-    if runs.terms.is_by_unit:
-        return None
+    best: FinerDay | None = None
     for is_of_bound in (True, False):
+        if best is not None and runs.window_count > FEW_WINDOWS:
+            break
         search = LifeSearch(runs, deadline, progress)
         lives = (
             search.repaired(dict(bound_lives))
             if is_of_bound
             else search.lives_of_sizes(runs.terms.edges_s.tolist(), grid)
         )
-        finer = search.repaired_day(search.shortened(lives), grid_usd)
+        finer = search.repaired_day(search.shortened(lives), grid_usd if best is None else best.day.usd)
         if finer is not None:
             progress(f"the optimum: sizes that change at any moment, {finer.day.usd:.2f} USD in this try")
-            return finer
-    return None
+            best = finer
+    return best
 
 
 class LifeSearch:
@@ -105,12 +111,15 @@ class LifeSearch:
     def __init__(self, runs: DayRuns, deadline: float, progress: Callable[[str], None] = lambda _: None):
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
+        self.run_in_s = self.window_s if runs.window_count > FEW_WINDOWS else math.inf
         self.last_s = float(runs.terms.edges_s[-1])
         # A slice has the requests of two windows.
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
         self.work_left = self.most_work
         self.progress, self.reported_frac = progress, 0.0
+        # The `excess` of each window, by the times and workers of its slice: many slices come again.
+        self._excesses: dict[tuple[int, bytes, bytes], float] = {}
 
     def use_work(self, work: int) -> None:
         """Count simulated requests as work, and report how much of the work is done."""
@@ -158,13 +167,25 @@ class LifeSearch:
         return joined
 
     def usd(self, lives: Lives) -> float:
-        """The cost of the lives [USD]. Not counted are draining workers, and idle GPUs of nodes."""
+        """The cost of the lives [USD] without draining and, by the second, without idle GPUs of nodes."""
+        if self.runs.terms.is_by_unit:
+            return billed_usd(self.runs.terms, self._paid_lives(lives))
         prices, total_usd = self.runs.terms.prices().tolist(), 0.0
         for (c, _), own in lives.items():
             startup_s = self.runs.terms.pools[c].start_s
             paid_s = sum(end_s - max(begin_s - startup_s, 0.0) for begin_s, end_s in own)
             total_usd += prices[c] * paid_s / HOUR_S
         return total_usd
+
+    def _paid_lives(self, lives: Lives) -> Iterator[tuple[int, float, float]]:
+        """(pool, from, to) [s] of workers that are paid, if the last that was started is given up first."""
+        for c, pool in enumerate(self.runs.terms.pools):
+            yield from [(c, 0.0, self.last_s)] * pool.least
+        times_s, workers = self.timetable(lives)
+        edges_s = [*times_s.tolist(), self.last_s]
+        for (c, _), own in self.lives_of_sizes(edges_s, workers).items():
+            for begin_s, end_s in own:
+                yield c, max(begin_s - self.runs.terms.pools[c].start_s, 0.0), end_s
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
         """Times (N,), the first 0, and the sizes (N, P) from each on.
@@ -199,14 +220,14 @@ class LifeSearch:
         finer = self.as_day(lives)
         for _ in range(MOST_DAY_REPAIRS):
             day = finer.day
-            if day.holds or not day.missed or day.usd >= most_usd or self.is_over():
+            if day.holds or day.usd >= most_usd or self.is_over():
                 break
-            window = day.missed[0]
-            for changed in sorted(
-                [*self._with_longer_lives(lives, window), self._one_worker_more(lives, window)], key=self.usd
-            ):
+            # Where no window is missed, requests pile up at the end.
+            window = day.missed[0] if day.missed else self.runs.window_count - 1
+            longer = self._with_longer_lives(lives, window, DAY_GROWTHS, DAY_RUN_IN_FRAC * self.window_s)
+            for changed in sorted([*longer, self._one_worker_more(lives, window)], key=self.usd):
                 repaired = self.as_day(changed)
-                if len(repaired.day.missed) < len(day.missed):
+                if (len(repaired.day.missed), not repaired.day.holds) < (len(day.missed), not day.holds):
                     lives, finer = changed, repaired
                     break
             else:
@@ -220,14 +241,22 @@ class LifeSearch:
 
         Of several lines of the SLO the largest excess counts. It is below 0 if the window holds.
         """
-        # The slice begins one window earlier, so that the window has the queue that it would have in the day.
-        runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
+        # The slice begins earlier, so that the window has the queue that it would have in the day.
+        runs, from_s = self.runs, max(self.windows_s[window] - self.run_in_s, 0.0)
         times_s, workers = self.timetable(lives)
         # The sizes in force at `from_s`, and all later ones until the window can no longer be affected.
         first = int(np.searchsorted(times_s, from_s, "right")) - 1
         end = int(np.searchsorted(times_s, self.windows_s[window + 1] + runs.reach_s))
         slice_times_s = np.append(from_s, times_s[first + 1 : end])
-        part = runs.simulate_slice(window, slice_times_s, workers[first:end])
+        key = window, slice_times_s.tobytes(), workers[first:end].tobytes()
+        if key not in self._excesses:
+            self._excesses[key] = self._simulated_excess(window, slice_times_s, workers[first:end])
+        return self._excesses[key]
+
+    def _simulated_excess(self, window: int, times_s: Floats, workers: Ints) -> float:
+        """The `excess` of a window in the slice with these workers (N, P) from each of `times_s` (N,) on."""
+        runs = self.runs
+        part = runs.simulate_slice(window, times_s, workers, is_day=times_s[0] == 0)
         if part is None:  # No request arrives, so none is late.
             return -1.0
         self.use_work(part.requests + SLICE_WORK)
@@ -263,17 +292,20 @@ class LifeSearch:
                 lives = best or self._one_worker_more(lives, window)
         return lives
 
-    def _with_longer_lives(self, lives: Lives, window: int) -> Iterator[Lives]:
+    def _with_longer_lives(
+        self, lives: Lives, window: int, growths: Sequence[int] = GROWTHS, more_s: float = 0.0
+    ) -> Iterator[Lives]:
         """The lives with one change near a window: one begins earlier, one ends later, or one is new.
 
-        Near is from twice the length of a new life before the window to once that length after it.
+        Near is from twice the length of a new life, and `more_s`, before the window to once that length after
+        it. A life grows by `growths` times GROW_FRAC.
         """
         start_s, end_s = self.windows_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
-        near_s = start_s - 2 * new_s, end_s + new_s
+        near_s = start_s - 2 * new_s - more_s, end_s + new_s
         for key, own in lives.items():
             for i, (begin_s, until_s) in enumerate(own):
-                for by_s in (grow_s, 3 * grow_s):  # A small and a large change, chosen by hand.
+                for by_s in (grow_s * times for times in growths):
                     if near_s[0] < begin_s < near_s[1]:
                         yield self.replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
@@ -371,6 +403,7 @@ class LifeSearch:
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
             parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
-            if self.holds(parted := self.replace_life(lives, key, i, parts), at_s, at_s + pause_s):
+            parted = self.replace_life(lives, key, i, parts)
+            if self.usd(parted) < self.usd(lives) and self.holds(parted, at_s, at_s + pause_s):
                 return parted
         return lives
