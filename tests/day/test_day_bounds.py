@@ -190,5 +190,6 @@ def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:
     finer = finer_day(runs, no_lives, grid.workers, grid.usd, told.append)
     assert finer is not None and finer.day.holds
     # Over a minute passed on one line of progress.
-    assert "% of the work that they may take" in told[0] and "USD in this try" in told[-1]
+    assert "% of the work that they may take" in told[0]
+    assert any("USD in this try" in text for text in told)
     assert runs.least_paid().usd <= finer.day.usd < 0.95 * grid.usd
