@@ -190,7 +190,7 @@ def test_a_window_with_a_request_that_is_not_served_is_missed() -> None:
     for sizes in ([[3], [3]], [[3], [0]]):
         table = Timetable([0.0, 4 * EVERY_S - 2.0], sizes, [0.0])
         (run,) = simulate_together(
-            [ElasticFleet(asked.fleet, trace, asked.pools, table, slo.limits, EVERY_S)], {}
+            [ElasticFleet(asked.fleet, trace, asked.pools, table, slo.limits, EVERY_S)]
         )
         rows.append(summarize_run(asked, "timetable", run, {}))
     kept, unserved = rows
