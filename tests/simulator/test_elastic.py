@@ -367,11 +367,12 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
 def test_a_stock_counts_whole_nodes() -> None:
     """Twelve GPUs in nodes of eight are one node: of three workers of four GPUs that are wanted two come."""
     pool = make_pool(make_latency(), count=1, name="m")
-    gpu = replace(pool.type.gpu, gpus_per_node=8, is_sold_whole=True)
-    fleet = replace(one(), pools=(replace(pool, type=replace(pool.type, gpu=gpu, tp=4)),))
-    trace, script = make_trace([0.0, 40.0], [1, 1], [2, 2]), Script(10.0, [[3]])
-    for limits, workers in ((FleetLimits({"paper": 12}), 2), (FleetLimits({"paper": 12}, by_gpu=True), 3)):
-        (run,) = simulate_together([ElasticFleet(fleet, trace, [ElasticPool(4.0, most=3)], script)], limits)
+    trace, limits = make_trace([0.0, 40.0], [1, 1], [2, 2]), FleetLimits({"paper": 12})
+    for is_sold_whole, workers in ((True, 2), (False, 3)):
+        gpu = replace(pool.type.gpu, gpus_per_node=8, is_sold_whole=is_sold_whole)
+        fleet = replace(one(), pools=(replace(pool, type=replace(pool.type, gpu=gpu, tp=4)),))
+        elastic = ElasticFleet(fleet, trace, [ElasticPool(4.0, most=3)], Script(10.0, [[3]]))
+        (run,) = simulate_together([elastic], limits)
         assert len(run.spans) == workers
 
 

@@ -243,7 +243,9 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
                 gpu = row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu
                 offer = offers[gpu]
                 sizes = counts[c] * pool.count
-                worker = replace(pool.type, gpu=replace(pool.type.gpu, name=offer.gpu))
+                # The market's stock is in whole nodes already, so GPUs count singly here.
+                gpu_row = replace(pool.type.gpu, name=offer.gpu, is_sold_whole=False)
+                worker = replace(pool.type, gpu=gpu_row)
                 name = f"{worker_type.name} {pool.name}{' spot' if is_spot else ''}"
                 elastic = ElasticPool(
                     start_s=worker_type.start_s,
@@ -276,7 +278,7 @@ def _simulate_llms(
         fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
         pools_by_llm.append(pools)
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
-    runs = simulate_together(fleets, FleetLimits(stock, by_gpu=True))
+    runs = simulate_together(fleets, FleetLimits(stock))
     return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
 
 
