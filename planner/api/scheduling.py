@@ -22,7 +22,6 @@ from planner.api.questions import read_task
 from planner.api.results import Result
 from planner.documents import markets, planned_market
 from planner.documents.catalog import CatalogLike, read_catalog
-from planner.domain import row_of
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule_page
@@ -30,7 +29,6 @@ from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
 from planner.solvers import reserved_schedule as solver
 from planner.solvers.reserved_schedule import Demand, Market
-from planner.solvers.whole_nodes import node_of, whole_stock
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import parse_quantity
 
@@ -133,7 +131,7 @@ def schedule(
     window_s = parse_quantity(window, "s", where="window")
     if window_s < LEAST_WINDOW_S:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
-    market_read = _in_whole_nodes(read_market(market, catalog=catalog), catalog)
+    market_read = read_market(market, catalog=catalog)
     traces: dict[str, Trace] = {}
     if isinstance(demand, Mapping):
         if not demand:
@@ -155,21 +153,6 @@ def schedule(
         market_read, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
     )
     return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
-
-
-def _in_whole_nodes(market: Market, catalog: CatalogLike) -> Market:
-    """The market with a stock of whole nodes of each GPU that a fleet of its workers rents by the node."""
-    fleets = {worker_type.fleet for worker_type in market.worker_types if worker_type.fleet is not None}
-    rows = read_catalog(catalog) if fleets else None
-    gpus = {pool.type.gpu for path in fleets for pool in read_fleet(path, rows).pools}
-    nodes = {row_of(gpu.name): node.gpus for gpu in gpus if (node := node_of(gpu)) is not None}
-    offers = [
-        replace(offer, stock=whole_stock(offer.stock, offer.most_reserved or 0, nodes[offer.gpu]))
-        if offer.stock is not None and offer.gpu in nodes
-        else offer
-        for offer in market.offers
-    ]
-    return replace(market, offers=tuple(offers))
 
 
 def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:

@@ -66,7 +66,7 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
 from planner.solvers.required_work import SloWork
-from planner.solvers.whole_nodes import Number, PricedNode, idle_usd_per_h, node_of, packing_rows, taken_gpus
+from planner.solvers.whole_nodes import Number, PricedNode, idle_gpus, idle_usd_per_h, node_of, packing_rows
 from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
@@ -200,7 +200,7 @@ class FleetLimits:
             for worker, count in counts
             if limit == COST or self.use_per_worker(limit, worker)
         ]
-        return used + idle_usd_per_h(pools) if limit == COST else taken_gpus(pools)
+        return used + (idle_usd_per_h(pools) if limit == COST else idle_gpus(pools))
 
     def fit_on_nodes(self, counts: Sequence[tuple[WorkerType, Floats]]) -> npt.NDArray[np.bool_]:
         """Whether each of n fleets (n,) is within the limits that count idle GPUs of whole nodes; `counts` as

@@ -48,7 +48,7 @@ import numpy.typing as npt
 from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import ProgramBuilder, minimise_program
-from planner.solvers.whole_nodes import PricedNode, fewest_nodes, packing_rows, taken_gpus
+from planner.solvers.whole_nodes import PricedNode, fewest_nodes, idle_gpus, packing_rows
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -175,7 +175,8 @@ class DayTerms:
                 (self.pools[c].node, self.pools[c].gpus, workers[:, c].astype(float))
                 for c in self.pools_on_gpu(gpu)
             ]
-            fit &= np.asarray(taken_gpus(pools) <= count)
+            used = sum(gpus * number for _, gpus, number in pools)
+            fit &= np.asarray(used + idle_gpus(pools) <= count)
         return fit
 
     def pools_by_node_kind(self) -> dict[str, tuple[PricedNode, list[int]]]:

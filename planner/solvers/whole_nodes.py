@@ -119,12 +119,6 @@ def fewest_nodes(
     return cast("Number | float", nodes)
 
 
-def taken_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
-    """The GPUs that these pools take of a stock, with `idle_gpus`; the same `pools`."""
-    pools = list(pools)
-    return sum((gpus * workers for _, gpus, workers in pools), 0.0) + idle_gpus(pools)
-
-
 def idle_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
     """The GPUs without a worker on the fewest nodes that hold these pools, each given as (node, GPUs of a
     worker, workers) with None for GPUs sold singly.

@@ -14,7 +14,6 @@ import pytest
 
 import fleetplan
 from planner.api.scheduling import ScheduleResult
-from planner.errors import InfeasibleError
 from planner.reports.schedule_page import gpu_rows, worker_rows
 from planner.search.schedules import scheduled
 from planner.simulator.layout import UNFINISHED
@@ -57,25 +56,6 @@ def market(
 def asked(sold: Mapping[str, Any], **traces: pd.DataFrame) -> ScheduleResult:
     # In a fresh clone the simulator is compiled within the limit, which takes a minute on a busy machine.
     return fleetplan.schedule(sold, traces, window="1 min", time_limit_s=600)
-
-
-def test_a_stock_of_gpus_that_a_fleet_rents_by_the_node_is_of_whole_nodes(tmp_path: Path) -> None:
-    """Three workers of four GPUs on twelve; in nodes of eight there is one node, as for `plan`."""
-    rows = pd.DataFrame({"chat": [10.0, 15.0]})
-    for sold_as in ("gpu", "node"):
-        (tmp_path / "fleet.yaml").write_text(
-            json.dumps({**ONE, "workers": [ONE["workers"][0] | {"tp": 4}], "sold_as": {"a100-80g": sold_as}})  # type: ignore[operator]
-        )
-        worker = {"llm": "chat", "worker": "tp4", "gpu": "a100-80g", "gpus": 4, "rate": "5 req/s"}
-        sold = {
-            "gpus": {"a100-80g": {"on_demand": "2 usd/h", "stock": 12}},
-            "capacity": [worker | {"fleet": str(tmp_path / "fleet.yaml")}],
-        }
-        if sold_as == "gpu":
-            assert fleetplan.schedule(sold, rows).answer.schedule.workers.tolist() == [[2, 3]]
-        else:
-            with pytest.raises(InfeasibleError):
-                fleetplan.schedule(sold, rows)
 
 
 def test_busy_windows_get_workers_until_they_hold(tmp_path: Path) -> None:

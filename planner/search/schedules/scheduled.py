@@ -243,7 +243,7 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
                 gpu = row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu
                 offer = offers[gpu]
                 sizes = counts[c] * pool.count
-                # The market's stock is in whole nodes already, so GPUs count singly here.
+                # A market sells GPUs singly; the stock of a plan's question is in whole nodes already.
                 gpu_row = replace(pool.type.gpu, name=offer.gpu, is_sold_whole=False)
                 worker = replace(pool.type, gpu=gpu_row)
                 name = f"{worker_type.name} {pool.name}{' spot' if is_spot else ''}"
