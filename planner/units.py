@@ -47,7 +47,10 @@ _SUGGESTED_UNITS = {
     "w": ("W", "kW"),
     "usd_per_kwh": ("usd/kWh",),
 }
-LARGEST = 1e18  # Quantities in the library's units are smaller, so that their products stay finite.
+# Quantities in the library's units are smaller, so that their products stay finite, and their quotients if
+# no quantity but 0 is nearer to 0 than LEAST.
+LARGEST = 1e18
+LEAST = 1e-18
 LEAST_MINUTES_S = 120.0  # `show_s` shows durations from here on in minutes, with one decimal.
 # How people write thousands of tokens: 1.5k, 1,500.
 TOKENS_PATTERN = r"^\s*(\d{1,15}(\.\d{1,3})?\s*[kK]|\d{1,3}(,\d{3}){1,5})\s*$"
@@ -79,6 +82,10 @@ def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) 
     if not abs(number) < LARGEST:
         raise InputError(
             f"{where}: {value!r} is too large to be true; expected less than {LARGEST:g} {example}"
+        )
+    if 0 < abs(number) < LEAST:
+        raise InputError(
+            f"{where}: {value!r} is too small to be true; expected 0, or {LEAST:g} {example} or more"
         )
     return number
 

@@ -92,6 +92,9 @@ def run_highs(
         if engine != "highs" or "vector" not in str(error):
             raise
         outcome = _solve_with_cbc(problem, time_limit_s, gap_frac)
+    except IndexError:
+        # HiGHS refuses a program with coefficients of 1e15 or more, and PuLP then reads a solution of it.
+        return SolverOutcome("unknown", None)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
         return SolverOutcome("unknown", outcome.bound)
     if outcome.status == "optimal" and outcome.bound is None:

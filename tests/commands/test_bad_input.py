@@ -337,7 +337,7 @@ QUESTIONS = [
         "negative spare", LIMITS, LIMITS + "spare: -1\n", r"slo.yaml: spare: expected a number of workers"
     ),
     question(
-        "price of next to nothing", "4}", "4}, prices: {h100: 1e-30}", r"h100: expected 0, or 1e-06 USD/h"
+        "price of next to nothing", "4}", "4}, prices: {h100: 1e-9}", r"h100: expected 0, or 1e-06 USD/h"
     ),
     question(
         "spot workers that are hardly there",
@@ -543,6 +543,12 @@ CATALOGS = [
     ),
     a_catalog(
         "unit", "gpus.yaml", GPU.replace("700 W", "700 hp"), r"gpus.yaml: a-gpu: power: unknown unit 'hp'"
+    ),
+    a_catalog(
+        "bandwidth of next to nothing",
+        "gpus.yaml",
+        GPU.replace("3350 GB/s", "1e-300 GB/s"),
+        r"gpus.yaml: a-gpu: bandwidth: '1e-300 GB/s' is too small to be true",
     ),
     a_catalog(
         "negative price", "gpus.yaml", GPU.replace("2.99", "-2.99"), r"gpus.yaml: a-gpu: .*price.*-2.99"

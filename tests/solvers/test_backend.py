@@ -81,6 +81,15 @@ def test_whole_beside_continuous_columns() -> None:
     assert pulp.value(problem.objective) == pytest.approx(9.0)
 
 
+def test_a_program_that_highs_refuses_is_not_solved() -> None:
+    """A price of 1e17 USD/h ended in PuLP's IndexError: HiGHS takes no coefficients of 1e15 or more."""
+    problem = pulp.LpProblem("refused")
+    x = problem.add_variable("x", 0)
+    problem += x
+    problem += 1e17 * x >= 1
+    assert run_highs(problem).status == "unknown"
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_programs_of_both_kinds_of_columns_cost_what_scip_says(seed: int) -> None:
     """Small random programs, as PuLP problems and as arrays; SCIP solves them too."""
