@@ -27,6 +27,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manage
 _handled: list[int] = []  # Those that this process handles; the others are ignored, and stay so.
 _received: list[int] = []  # The interrupts that came; the first one decides the exit code.
 _is_reported = False
+_ended_with: int | None = None  # The exit code of the command, once it has ended with one.
 _began_s = time.monotonic()
 # After an interrupt the command has this long to end by itself. A solver's run takes longer than most: Python
 # acts on a signal only between two of its own steps, and such a run is one step.
@@ -44,14 +45,15 @@ LOADING_THRESHOLDS = (10_000, 20, 100)
 
 def main() -> None:
     """Load the command and run it."""
+    global _ended_with
     gc.set_threshold(*LOADING_THRESHOLDS)
+    atexit.register(_end_process)  # The first function registered is the last to run.
     # Behind & a script's shell has Ctrl-C ignored, and it stays ignored; `kill` ends the command there too.
     default_handlers = (signal.default_int_handler, signal.SIG_DFL)
     _handled.extend(number for number in INTERRUPTS if signal.getsignal(number) in default_handlers)
     handles_interrupts = bool(_handled)
     if handles_interrupts:
         _handle_interrupts(_report_and_exit)
-        atexit.register(_exit_if_interrupted)  # The first function registered is the last to run.
     try:
         check_planner()
     except ImportError as error:
@@ -79,6 +81,8 @@ def main() -> None:
         if handles_interrupts:
             _handle_interrupts(_report_and_exit)
         if not _is_interrupt(error):
+            if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+                _ended_with = error.code or 0
             raise
         _report_once()
         sys.exit(_exit_code())
@@ -111,17 +115,22 @@ def _report_and_exit(*signal_and_frame: Any) -> NoReturn:
     os._exit(_exit_code())
 
 
-def _exit_if_interrupted() -> None:
-    """The last function of the process. After an interrupt it skips the rest of Python's end, in which Python
-    would give the signal its default action again, and pass it on to libraries that it had interrupted.
+def _end_process() -> None:
+    """The last function of the process. It skips the rest of Python's end, which takes nearly a CPU second
+    after a plan: Python takes every module and object apart. After an interrupt it would also give the signal
+    its default action again, and pass it on to libraries that it had interrupted.
     """
     _handle_interrupts(signal.SIG_IGN)
-    if _is_reported:
-        try:
-            sys.stdout.flush()
-        except (OSError, ValueError):  # stdout is closed.
-            pass
-        os._exit(_exit_code())
+    code = _exit_code() if _is_reported else _ended_with
+    if code is None:  # Python tells of the error that ended the command.
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # A stream is closed.
+        if not _is_reported:
+            return
+    os._exit(code)
 
 
 def _exit_after_grace(pipe: int) -> None:

@@ -713,6 +713,29 @@ def test_an_interrupt_that_python_would_drop_comes_again() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "plan: interrupted\n")
 
 
+@pytest.mark.parametrize("code", [0, 4])
+def test_the_process_ends_without_taking_its_objects_apart(code: int) -> None:
+    """What was printed is written, and what was to be done at the end is done, but no destructor runs: for
+    the objects of a plan that would take nearly a CPU second.
+    """
+    text = (
+        "import atexit, sys, planner.cli\n"
+        "from fleetplan.__main__ import main\n"
+        "class Left:\n"
+        "    def __del__(self): print('taken apart', flush=True)\n"
+        "def command():\n"
+        "    sys.left = Left()\n"
+        "    atexit.register(lambda: print('at the end'))\n"
+        f"    print('printed'); print('on stderr', end='', file=sys.stderr); sys.exit({code})\n"
+        "planner.cli.main = command\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "printed\nat the end\n", "on stderr")
+
+
 @pytest.mark.parametrize(
     "number",
     [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2],
