@@ -4,7 +4,8 @@ Altair is imported inside the functions: it takes most of a second.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,19 @@ def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
     return [rim, text.mark_text(color=INK, fontSize=TEXT_PX, **mark_options)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of data that Altair takes as they are. A plain list it copies, row by row, in every step of making
+    a chart. `_schema` and `to_dict` are what Altair asks of an object that it does not know.
+    """
+
+    rows: list[dict[str, Any]]
+    _schema: ClassVar = {"type": "array"}
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return self.rows
+
+
 def data_of_rows(rows: list[dict[str, Any]]) -> Any:
     """The rows as data of a chart, without Altair's check of each row against its schema."""
     import altair as alt
@@ -48,7 +62,7 @@ def data_of_rows(rows: list[dict[str, Any]]) -> Any:
 
     make_data: Any = alt.Data  # Any, as Altair does not type its arguments.
     with debug_mode(False):  # Checking every row against the schema takes longer than the chart.
-        return make_data(values=rows)
+        return make_data(values=_Rows(rows))
 
 
 def round_values(values: Sequence[Any] | Floats) -> list[Any]:
