@@ -121,6 +121,13 @@ def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
     return solver
 
 
+def weighted_sum(terms: Iterable[tuple[pulp.LpVariable, float]]) -> pulp.LpAffineExpression:
+    """The sum of c x over the terms (x, c), of which no two have the same variable. PuLP's products would
+    make three objects for each term.
+    """
+    return pulp.LpAffineExpression((variable, factor) for variable, factor in terms if factor)
+
+
 def whole_value(variable: pulp.LpVariable) -> int:
     """The value of an integer variable, rounded (see the module); 0 if it has none."""
     return round(variable.value() or 0.0)

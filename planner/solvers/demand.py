@@ -43,7 +43,7 @@ import numpy.typing as npt
 import pulp
 
 from planner.models.speculation import least_token_times
-from planner.solvers.backend import run_highs
+from planner.solvers.backend import run_highs, weighted_sum
 from planner.solvers.master import (
     Floats,
     Option,
@@ -331,7 +331,7 @@ def _solve_rows(
     for v, (interval_s, total, dearest) in enumerate(
         zip(rows.intervals_s, rows.work, rows.dearest, strict=True)
     ):
-        spared_work = pulp.lpSum(float(dearest[g]) / total * given_up[g] for g in np.flatnonzero(dearest))
+        spared_work = weighted_sum((given_up[g], float(dearest[g]) / total) for g in np.flatnonzero(dearest))
         problem += (interval_s[1] - interval_s[0]) / total * objective + spared_work >= 1, f"demand_{v}"
     time_limit_s = min(max(until_s - time.monotonic(), 0.0), MOST_SOLVE_S)
     if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":

@@ -64,7 +64,7 @@ from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, ROUNDING, FleetLi
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
-from planner.solvers.backend import run_highs, whole_value
+from planner.solvers.backend import run_highs, weighted_sum, whole_value
 from planner.solvers.required_work import SloWork
 from planner.solvers.whole_nodes import Number, PricedNode, idle_gpus, idle_usd_per_h, node_of, packing_rows
 from planner.traffic.workload import TraceLengths, Workload
@@ -192,15 +192,13 @@ class FleetLimits:
 
     def used_by_each(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, Number]]) -> Number | float:
         """As `used`, also for n fleets at once, with counts (n,) of each."""
-        used = sum(self.use_per_worker(limit, worker) * count for worker, count in counts)
+        uses = [(self.use_per_worker(limit, worker), worker, count) for worker, count in counts]
+        used = sum(use * count for use, _, count in uses)
         if not self.counts_nodes(limit):
             return used
-        pools = [
-            (node_of(worker.gpu), worker.gpus, count)
-            for worker, count in counts
-            if limit == COST or self.use_per_worker(limit, worker)
-        ]
-        return used + (idle_usd_per_h(pools) if limit == COST else idle_gpus(pools))
+        is_cost = limit == COST
+        pools = [(node_of(worker.gpu), worker.gpus, count) for use, worker, count in uses if is_cost or use]
+        return used + (idle_usd_per_h(pools) if is_cost else idle_gpus(pools))
 
     def fit_on_nodes(self, counts: Sequence[tuple[WorkerType, Floats]]) -> npt.NDArray[np.bool_]:
         """Whether each of n fleets (n,) is within the limits that count idle GPUs of whole nodes; `counts` as
@@ -815,14 +813,14 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
     problem += pulp.lpSum(d) <= given_up_frac * int(workload.requests.sum()), "given_up"
     for j in numbers:
         # Rows are divided by the horizon, so that the coefficients are workers, not seconds.
-        work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
+        work = weighted_sum((x[k][j], u[j, k] / horizon_s) for k in classes)
         problem += work <= n[j], f"capacity_{j}"
-        kv_in_use = pulp.lpSum(
-            m[j, k] / horizon_s / (options[j].type.dp * options[j].type.kv_tokens) * x[k][j] for k in classes
+        kv_in_use = weighted_sum(
+            (x[k][j], m[j, k] / horizon_s / (options[j].type.dp * options[j].type.kv_tokens)) for k in classes
         )
         problem += kv_in_use <= n[j], f"memory_{j}"
     if of_role["prefill"]:
-        moved = pulp.lpSum(
-            b[k] / load.link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]
+        moved = weighted_sum(
+            (x[k][j], b[k] / load.link_bytes_per_s / horizon_s) for k in classes for j in of_role["prefill"]
         )
         problem += moved <= 1, "transfer"

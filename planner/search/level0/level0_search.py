@@ -137,9 +137,10 @@ def search_level0(
     any_will_do: bool = False,
     prove: bool = False,
     walks: bool = True,
+    counts_cheaper: bool = True,
 ) -> Level0:
     """Search level 0 until all is searched or the time is over; with `any_will_do` only to the first fleet
-    that holds.
+    that holds. Without `counts_cheaper` the result does not say how many fleets are cheaper.
 
     With `walks` every fleet cheaper than the best one is simulated in the end, if these are few enough. With
     `prove` they are simulated however many there are, and no pairs are left out by an assumption about the
@@ -180,7 +181,8 @@ def search_level0(
             _walk_cheaper(problem, search, space.mixed, pairs, holds, mean_effort, most_effort=most_effort)
     except StoppedError:
         search.is_exhausted = False
-    note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
+    if counts_cheaper:
+        note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
     # Without pairs, options to prefill or to decode can be used in no fleet.
     options = space.options if pairs else tuple(each for each in space.options if each.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
