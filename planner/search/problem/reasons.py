@@ -76,7 +76,7 @@ def _(because: facts.WorkersFail) -> str:
     more = {
         "not-tried": "more were not tried",
         "not-available": "more are not available",
-        "too-dear": "one more costs as much as the best fleet",
+        "too-dear": "one more costs at least as much as the best fleet",
     }
     return f"{_workers_do(because.workers, 'fail')} in simulation, {more[because.more]}"
 
