@@ -341,7 +341,7 @@ def test_the_command_writes_three_files_or_none(here: Path) -> None:
             ("--policies", "routing"),
             "expected KEY=VALUE such as routing=round-robin, each KEY once, or 'own'",
         ),
-        (("--policies", ""), "expected KEY=VALUE"),
+        (("--policies", " "), "expected KEY=VALUE"),
         (("--policies", "routing=jsq routing=jsq"), "expected KEY=VALUE"),
         (("--policies", "colour=red"), "unknown key 'colour'"),
         (("--policies", "routing=[x"), r"routing: '\[x' is no value"),
