@@ -1,12 +1,13 @@
 """Fits the roofline's efficiencies (catalogs/roofline.yaml) to kernel times, and says how far off they are.
 
     python -m profiling.rooflines            prints the file, and the errors as a Markdown table
-    python -m profiling.rooflines --rows nvfp4   only of these formats
+    python -m profiling.rooflines --rows nvfp4   only these rows of the file
     python -m profiling.rooflines --llms     also with every LLM left out in turn (minutes)
-    python -m profiling.rooflines --kv       only kv_bandwidth_frac, by GPU, for decodes of dense LLMs
+    python -m profiling.rooflines --kv       only kv_bandwidth_frac, by chip, for decodes of dense LLMs
 
-One set per format of weights: least squares of log errors over the tables of AIConfigurator
-(planner/importers/silicon.py), each table and each kind of step (prefill, decode, mixed) alike.
+One set of efficiencies per row of the file, which is for some formats of weights (ROWS): least squares of log
+errors over the tables of AIConfigurator (planner/importers/silicon.py), each table and each kind of step
+(prefill, decode, mixed) alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -23,9 +24,10 @@ from scipy.optimize import least_squares, minimize_scalar
 
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import Gpu
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.files.checked_files import to_yaml
 from planner.importers.silicon import silicon_table
+from planner.importers.silicon_config import INSTALL
 from planner.models.latency import PREFILLS, Array
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
@@ -68,12 +70,12 @@ ROWS = {  # Rows of catalogs/roofline.yaml -> their formats of weights.
 }
 # AIConfigurator also has tables of other GPUs, but they are copies of the B200's and add no measurement.
 GPUS = ("a100-80g", "h100-80g", "h200-141g", "b200-180g", "l40s-48g", "rtx-pro-6000")
-# A GPU with the chip of another one: a GPU is "unseen" only where no table of its chip was fitted.
+# A GPU -> the one with the same chip: a GPU is "unseen" only where no table of its chip was fitted.
 SAME_CHIP = {"h200-141g": "h100-80g"}
-STEPS_PER_TABLE = 250  # Drawn from each table, to keep the fit short.
-# The fitted fields of Efficiency, in its units, each with the least and greatest value that a fit may choose.
-# Shares may be a little over 1. The other two fields are of all-reduces, which `profiling.shipped
-# --all-reduce` fits.
+STEPS_PER_TABLE = 250  # So many steps are drawn from each table, to keep the fit short; set by hand.
+# The fitted fields of Efficiency, in its units, each with the least and greatest value that a fit may choose,
+# set by hand. Shares may be a little over 1. The other two fields are of all-reduces, which
+# `profiling.shipped --all-reduce` fits.
 BOUNDS = {
     "gemm_frac": (0.2, 1.1),
     "attention_frac": (0.2, 1.0),
@@ -90,7 +92,9 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernel times of an LLM on GPUs: X (n, 5) as `planner.models.latency` defines it, y (n,) seconds."""
+    """Kernel times of an LLM on `tp` GPUs of a kind: X (n, 5) as `planner.models.latency` defines it, y (n,)
+    seconds.
+    """
 
     llm: Llm
     gpu: Gpu
@@ -113,11 +117,12 @@ class KernelTable:
         return roofline(self.llm, self.gpu, self.tp, efficiency=efficiency).step_s(*self.X.T)
 
 
-def read_tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[KernelTable]:
+def read_tables(catalog: Catalog, formats: Sequence[str]) -> list[KernelTable]:
     """Kernel times of LLMS with weights in these formats, on each of GPUS and at each TP degree that holds
-    them.
+    them. Raises InputError if there are none.
     """
     rng = np.random.default_rng(0)
+    tables: list[KernelTable] = []
     llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
     for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
         if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp):
@@ -127,13 +132,16 @@ def read_tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[KernelTabl
         except InputError:  # AIConfigurator has not timed the kernels of this LLM on this GPU.
             continue
         chosen = rng.permutation(len(table.y))[:STEPS_PER_TABLE]
-        yield KernelTable(llm, gpu, tp, table.X[chosen], table.y[chosen])
+        tables.append(KernelTable(llm, gpu, tp, table.X[chosen], table.y[chosen]))
+    if not tables:
+        raise InputError(f"no kernel times of weights in {', '.join(formats)}; {INSTALL}")
+    return tables
 
 
 def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
-    """The efficiencies with the least squares of log errors on these tables, to three digits. In w4a16 only
-    the kernels of experts were measured; there the fields of other kernels keep the file's values, which are
-    those of bf16.
+    """The efficiencies with the least squares of log errors on these tables, to three significant digits. In
+    w4a16 only the kernels of experts were measured; there the fields of other kernels keep the file's values,
+    which are those of bf16.
     """
     current = calibration_of(tables[0].llm, tables[0].gpu).efficiency
     experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in tables)
@@ -156,7 +164,7 @@ def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
     return replace(current, **{name: float(f"{x:.3g}") for name, x in zip(names, best.tolist(), strict=True)})
 
 
-def kv_fracs(tables: Sequence[KernelTable]) -> dict[str, float]:
+def fit_kv_fracs(tables: Sequence[KernelTable]) -> dict[str, float]:
     """For each chip the `kv_bandwidth_frac` with the least squares of log errors on steps of decodes alone,
     each table alike; all other efficiencies are the file's.
     """
@@ -164,15 +172,15 @@ def kv_fracs(tables: Sequence[KernelTable]) -> dict[str, float]:
     for chip in dict.fromkeys(table.chip for table in tables):
         of_chip = [table for table in tables if table.chip == chip]
 
-        def squares(frac: float, of_chip: Sequence[KernelTable] = of_chip) -> float:
-            errors = []
+        def mean_square(frac: float, of_chip: Sequence[KernelTable] = of_chip) -> float:
+            squares = []
             for table in of_chip:
                 efficiency = replace(calibration_of(table.llm, table.gpu).efficiency, kv_bandwidth_frac=frac)
                 logs = np.log(table.predicted_s(efficiency) / table.y)
-                errors.append(float((logs[table.X[:, PREFILLS] == 0] ** 2).mean()))
-            return float(np.mean(errors))
+                squares.append(float((logs[table.X[:, PREFILLS] == 0] ** 2).mean()))
+            return float(np.mean(squares))
 
-        best = minimize_scalar(squares, bounds=BOUNDS["kv_bandwidth_frac"], method="bounded")
+        best = minimize_scalar(mean_square, bounds=BOUNDS["kv_bandwidth_frac"], method="bounded")
         fracs[chip] = float(best.x)
     return fracs
 
@@ -180,15 +188,17 @@ def kv_fracs(tables: Sequence[KernelTable]) -> dict[str, float]:
 def mean_errors(
     tables: Sequence[KernelTable], efficiency_of: Callable[[KernelTable], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
-    """The mean relative error of each table, by class of LLM ("dense", "mixture") and kind of step."""
+    """The mean relative error of each table, by class of LLM ("dense", "mixture") and kind of step ("all",
+    "prefill", "decode").
+    """
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
     for table in tables:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
-        # The decodes' error is the mean over the steps of both kinds.
+        # The error of decodes is the mean over steps of small and of large batches together.
         decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
         errors_by_kind[table.llm_class, "prefill"].append(regimes["prefill"].mape_frac)
         errors_by_kind[table.llm_class, "decode"].append(
-            sum(kind.mape_frac * kind.steps for kind in decodes) / sum(kind.steps for kind in decodes)
+            sum(each.mape_frac * each.steps for each in decodes) / sum(each.steps for each in decodes)
         )
         errors_by_kind[table.llm_class, "all"].append(regimes["all"].mape_frac)
     return errors_by_kind
@@ -210,7 +220,8 @@ def calibration_row(
     title: str, tables: Sequence[KernelTable], *, by_llm: bool
 ) -> tuple[dict[str, object], str]:
     """The row of catalogs/roofline.yaml for these tables, and lines of its errors: over all tables, over each
-    GPU's, and over tables predicted by a fit to all other chips. `by_llm` adds the same for all other LLMs.
+    GPU's, and over tables predicted by a fit to those of all other chips. `by_llm` adds a line of errors by
+    fits to the tables of all other LLMs.
     """
     efficiency = fit_efficiency(tables)
     text = markdown_row(f"{title}, all", mean_errors(tables, lambda _: efficiency))
@@ -238,23 +249,31 @@ def calibration_row(
     return {name: getattr(efficiency, name) for name in BOUNDS} | {"errors": unseen_errors}, text
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fit the roofline to kernel times.")
-    parser.add_argument("--llms", action="store_true", help="leave out every LLM in turn, too")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="of these formats alone")
-    parser.add_argument("--kv", action="store_true", help="only the share at which decodes read KV, by GPU")
-    args = parser.parse_args()
+def _print_fits(args: argparse.Namespace) -> None:
+    """Print the rows of the file and the errors, or with --kv the shares at which decodes read KV."""
     catalog, rows, lines = read_catalog(), {}, ""
     if args.kv:
         for name in args.rows:
             dense = [table for table in read_tables(catalog, ROWS[name]) if table.llm_class == "dense"]
-            shares = ", ".join(f"{chip} {frac:.2f}" for chip, frac in kv_fracs(dense).items())
+            shares = ", ".join(f"{chip} {frac:.2f}" for chip, frac in fit_kv_fracs(dense).items())
             sys.stdout.write(f"{name}: {shares}\n")
-        return 0
+        return
     for name in args.rows:
-        rows[name], text = calibration_row(name, list(read_tables(catalog, ROWS[name])), by_llm=args.llms)
+        rows[name], text = calibration_row(name, read_tables(catalog, ROWS[name]), by_llm=args.llms)
         lines += text
     sys.stdout.write(f"{to_yaml(rows)}\n{lines}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fit the roofline to kernel times.")
+    parser.add_argument("--llms", action="store_true", help="leave out every LLM in turn, too")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="only these rows")
+    parser.add_argument("--kv", action="store_true", help="only the share at which decodes read KV, by chip")
+    try:
+        _print_fits(parser.parse_args())
+    except PlannerError as error:
+        sys.stderr.write(f"profiling.rooflines: {error}\n")
+        return error.exit_code
     return 0
 
 

@@ -5,10 +5,10 @@
 
 Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
-Fits with kernels that vLLM does not choose by itself lie under mxfp8/ (planner/importers/silicon_mxfp8.py),
-those with keys and values in 8 bits, where the checkpoint has 16, under kv8/.
-BLOOM-176B has only Splitwise's; Llama-2-70B has both, and Splitwise's lie under splitwise/. No lookup by LLM
-and GPU finds files in such folders: a fleet names them.
+BLOOM-176B has only fits of Splitwise's; Llama-2-70B has fits of both, of which Splitwise's lie under
+splitwise/. Fits with kernels that vLLM does not choose by itself lie under mxfp8/
+(planner/importers/silicon_mxfp8.py), those with keys and values in 8 bits, where the checkpoint has 16, under
+kv8/. No lookup by LLM and GPU finds files in these three folders: a fleet names them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from planner.models.memory import fits_memory
 from planner.models.parallelism import ACTIVATION_BYTES
 from planner.models.roofline import roofline, transfer_fit
 
+# The LLMs with fits to AIConfigurator's kernel times. KEPT_LLMS are the first four.
 SILICON_LLMS = (
     "meta-llama/Llama-3.1-8B",
     "meta-llama/Llama-3.1-70B",
@@ -119,8 +120,8 @@ SILICON_LLMS = (
 # Some LLMs are not in the list above because measured engines are far from sums of their kernels, and near to
 # the roofline. LLMs without grouped heads, such as Llama-2-7B: by the tables the attention of decodes takes
 # 1.2 times the measured time, by the roofline 1.0 times. Llama-4: vLLM 0.11 takes 1.5 times the tables' time
-# on H100, and 1.0 times the roofline's. The two pairs below are left out for the same reason: the tables'
-# time is 1.4 times that of vLLM 0.11, the roofline's 1.2 times.
+# on H100, and 1.0 times the roofline's. The two pairs of LLM and GPU below are left out for the same reason:
+# the tables' time is 1.4 times that of vLLM 0.11, the roofline's 1.2 times.
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
 # LLMs and GPUs whose fits with experts that multiply in mxfp8 lie under mxfp8/.
 MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-180g",)
@@ -128,23 +129,22 @@ MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-1
 KV8_LLMS = ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5-FP8", "Qwen/Qwen3.5-397B-A17B-FP8")
 KV8_GPUS = ("h200-141g", "b200-180g", "b300-288g")
 CONFIGS = repository_dir("benchmarks") / "configs"  # config.json of LLMs of which AIConfigurator has no copy.
-# The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20: plans in the docs and tests
+# The fits of these LLMs on these GPUs stay as they were on 2026-11-20: plans in the docs and tests
 # rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
 SPLITWISE_DATE = "2023-11"  # When its measurements were published.
 MEASURED_TP = 8  # The TP degree of the Splitwise fit from which `derived_file` derives those of other GPUs.
-# What `fitted_all_reduces` fits: payloads of 2^0 to 2^15 tokens, which are 8 KiB to 256 MiB. The search for a
-# latency and a bandwidth begins at the first two values; times that are more than about LOOSE_FRAC off the
-# fit weigh less.
-ALL_REDUCE_POWERS = 16
-FIRST_LATENCY_S, FIRST_BYTES_PER_S = 5e-6, 1e11
-LOOSE_FRAC = 0.2
+ALL_REDUCE_POWERS = 16  # `fit_all_reduces` fits payloads of 2^0 to 2^15 tokens, which are 8 KiB to 256 MiB.
+FIRST_LATENCY_S, FIRST_BYTES_PER_S = 5e-6, 1e11  # Its search begins here; set by hand.
+LOOSE_FRAC = 0.2  # Times that are more than about this share off the fit weigh less; set by hand.
 
 
 def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, ...]) -> dict[str, Any]:
-    """The file of fits to Splitwise's measured steps on this GPU, one fit for each TP degree. `model` is
-    Splitwise's name of the LLM. The host's time is part of the measured steps, and cannot be told apart.
+    """The file of fits to Splitwise's measured steps on this GPU, one fit for each TP degree.
+
+    `path` is Splitwise's table, and `model` its name of the LLM. The host's time is part of the measured
+    steps, and cannot be told apart.
     """
     hardware = HARDWARE[gpu.name]
     basis = f"measured: Splitwise, {model} on {hardware}, host overhead included"
@@ -164,7 +164,7 @@ def derived_file(
     """
     hardware = HARDWARE[measured.name]
     table = splitwise_table(path, model, hardware, MEASURED_TP)
-    # The basis of this fit is written nowhere: the derived fits below have one of their own.
+    # This fit is not written to a file, so it needs no basis: the derived fits below have one.
     latency, _ = fit_kernels(table, basis="", kind="steps")
     entries = []
     for tp in tps:
@@ -222,13 +222,13 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
     return documents
 
 
-def fitted_all_reduces(catalog: Catalog) -> str:
+def fit_all_reduces(catalog: Catalog) -> str:
     """The text of `all_reduce` for the rows of catalogs/gpus.yaml. For each GPU and TP degree it has the
     latency and the bandwidth that are nearest to the kernel times in relative terms, and as a comment how far
     off they are in the mean.
     """
     text = ""
-    llm = catalog.llm("meta-llama/Llama-3.1-8B")  # Any will do: times depend on bytes alone.
+    llm = catalog.llm("meta-llama/Llama-3.1-8B")  # Any LLM will do: times depend on bytes alone.
     tokens = 2 ** np.arange(ALL_REDUCE_POWERS)
     payload_bytes = tokens * llm.hidden * ACTIVATION_BYTES
     for gpu in SYSTEMS:
@@ -238,7 +238,9 @@ def fitted_all_reduces(catalog: Catalog) -> str:
             measured_s = np.array([kernels.all_reduce_s(n) for n in tokens.tolist()])
 
             def log_ratios(logs: Array, measured_s: Array = measured_s) -> Array:
-                """Of fitted to measured times, by the logarithms of latency [s] and bandwidth [bytes/s]."""
+                """Logarithms of fitted over measured times, for the logarithms of a latency [s] and a
+                bandwidth [bytes/s].
+                """
                 latency_s, bytes_per_s = np.exp(logs)
                 return np.asarray(np.log((latency_s + payload_bytes / bytes_per_s) / measured_s))
 
@@ -260,9 +262,11 @@ def main() -> int:
     parser.add_argument("--splitwise", type=Path, help="splitwise-sim's data/perf_model.csv")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="written into the files")
     args = parser.parse_args()
+    if args.out is None and not args.all_reduce:
+        parser.error("give -o, --all-reduce or both")
     try:
         if args.all_reduce:
-            sys.stdout.write(fitted_all_reduces(read_catalog()))
+            sys.stdout.write(fit_all_reduces(read_catalog()))
         if args.out is None:
             return 0
         documents = shipped_documents(read_catalog(), args.splitwise, date=args.date)

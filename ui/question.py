@@ -148,7 +148,14 @@ def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
         form["source"] = UPLOAD
     if form["preset"] not in catalog.slos:
         form["preset"] = OWN_LIMITS
-    rows = {row["GPU"]: row for row in form["gpus"]}
+    # Earlier versions kept NaN for an empty figure of a GPU.
+    rows = {
+        row["GPU"]: {
+            column: None if isinstance(value, float) and math.isnan(value) else value
+            for column, value in row.items()
+        }
+        for row in form["gpus"]
+    }
     unused = gpu_rows({}, catalog, use={})
     return form | {"gpus": [row | rows.get(row["GPU"], {}) for row in unused]}
 
@@ -331,8 +338,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
     )
     if {row["GPU"]: row["stock"] for row in used} != default_stock:  # Otherwise no GPU need be named.
-        fleet["gpus"] = {row["GPU"]: _whole_count(row["stock"]) for row in used}
-    if owned := {row["GPU"]: _whole_count(row["owned"]) for row in used if row.get("owned")}:
+        fleet["gpus"] = {row["GPU"]: None if row["stock"] is None else int(row["stock"]) for row in used}
+    if owned := {row["GPU"]: int(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
     if prices:
         fleet["prices"] = prices
@@ -549,11 +556,6 @@ def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
         }
         prices[name] = texts["on_demand"] if set(texts) == {"on_demand"} else texts
     return prices
-
-
-def _whole_count(count: float | None) -> int | None:
-    """A count of GPUs. Forms that earlier versions kept have NaN for an empty one."""
-    return None if count is None or math.isnan(count) else int(count)
 
 
 def converted(value: float | None, factor: float) -> float | None:

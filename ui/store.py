@@ -6,8 +6,6 @@ plans      every plan that was made, with its inputs (`asked`); `result` is the 
 results    what a job computed, by the hash of all that it was computed from
 traces     the traces that a session has uploaded. The files are at traces/HASH/NAME, by the hash of their
            content; so are, without a row here, config.json files of LLMs and what the page Watch reads
-
-PyArrow is imported inside a function: only Parquet files need it.
 """
 
 from __future__ import annotations
@@ -30,12 +28,14 @@ from typing import Any, TypeVar
 
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, open_text, repository_dir, write_file
+from planner.traffic.logs import log_tables
 
 Document = dict[str, Any]
 T = TypeVar("T")
 
 FILE = "fleetplan.sqlite"
 SAMPLES = "samples"
+MOST_NAME_BYTES = 200  # Of an upload's name; file systems take 255.
 _BUSY_S = 20.0  # How long a write waits for the write of another process.
 _SCHEMA = """
 pragma journal_mode = wal;
@@ -217,7 +217,9 @@ class Store:
 
     def add_file(self, name: str, content: bytes) -> Path:
         """Keep an upload by the hash of its content; returns where."""
-        name = re.sub(r"[^\w.()+ -]", "_", Path(name).name).lstrip(".")[-100:] or "upload"
+        plain_name = re.sub(r"[^\w.()+ -]", "_", Path(name).name).lstrip(".")
+        # Where the cut is within a letter, the bytes that are left of the letter are ignored.
+        name = plain_name.encode()[-MOST_NAME_BYTES:].decode(errors="ignore") or "upload"
         path = self.folder / "traces" / hashlib.sha256(content).hexdigest() / name
         if not path.exists():
             write_file(path, content)
@@ -262,14 +264,11 @@ def read_as(name: str, content: bytes, read: Callable[[Path], T]) -> T:
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a log: of a CSV its header, of JSON lines the keys of the first; none of another file.
-
-    Raises InputError for what is no readable text.
+    """The columns of a log: of a Parquet file those with one value per row, of a CSV its header, of JSON
+    lines the keys of the first; none of another text. Raises InputError for what cannot be read.
     """
     if path.suffix in (".parquet", ".pq"):
-        from pyarrow import parquet
-
-        return [str(name) for name in parquet.read_schema(path).names]
+        return log_tables.parquet_names(log_tables.parquet_file(path))
     with open_text(path) as stream:
         first = next((line.strip() for line in stream if line.strip()), b"").decode(errors="replace")
     if first[:1] in ("{", "["):

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
-MOST_COLUMNS = 110  # Longer lines are hard to read.
+# Lines in a terminal: longer ones are hard to read, and shorter ones leave no room beside a label.
+LEAST_COLUMNS, MOST_COLUMNS = 40, 110
 # `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has more than BUSY_FACTOR
 # times the requests of the mean hour: with less than that a fleet for every hour saves little. Set by hand.
 LEAST_HOURS, BUSY_FACTOR = 3, 1.3
@@ -99,7 +100,7 @@ def _print_parts(
     there is no answer "with a loss"; it stands where that answer would.
     """
     console = stdout_console(soft_wrap=True)
-    columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
+    columns = max(min(console.width, MOST_COLUMNS), LEAST_COLUMNS) if sys.stdout.isatty() else LINE
     for line in textwrap.wrap(verdict, columns, break_long_words=False, break_on_hyphens=False):
         console.print(Text(line, style="bold"))  # A path longer than a line is not broken.
     for cards in groups:

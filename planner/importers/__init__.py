@@ -46,6 +46,7 @@ __all__ = [
 
 # The error for a file of unknown format lists at most so many of its keys or columns, in so many characters.
 MOST_LISTED_NAMES, MOST_LISTED_CHARS = 8, 200
+ANY_JSON = "**/*.json"  # The pattern of results to which a tool gives no name of its own.
 HEAD_LINES = 200  # Prometheus's text is recognised by these first lines of a file; set by hand.
 
 Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
@@ -74,11 +75,11 @@ FORMATS: Mapping[str, ForeignFormat] = {
         llmservingsim.read, tuple(frozenset(columns) for columns in llmservingsim.MARKS)
     ),
     "vllm-bench-serve": ForeignFormat(
-        vllm_serve.read, (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", "**/*.json")
+        vllm_serve.read, (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", ANY_JSON)
     ),
     "vllm-bench-latency": ForeignFormat(vllm_latency.read, (frozenset(vllm_latency.MARKS),)),
     "guidellm": ForeignFormat(
-        guidellm.read, (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", "**/*.json")
+        guidellm.read, (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", ANY_JSON)
     ),
     "aiperf": ForeignFormat(
         aiperf.read,
@@ -147,9 +148,9 @@ def detect_format(path: Path) -> str:
     Raises InputError where it is none of FORMATS.
     """
     if path.is_dir():
-        # Each format's first pattern is a name that its tool gives; "**/*.json" fits the files of any tool.
-        first_patterns = [row.inside[0] for row in FORMATS.values() if row.inside]
-        for pattern in (*first_patterns, "**/*.json"):
+        # Names that a tool gives come before ANY_JSON, which fits the files of any tool.
+        patterns = [pattern for row in FORMATS.values() for pattern in row.inside if pattern != ANY_JSON]
+        for pattern in (*patterns, ANY_JSON):
             if files := sorted(path.glob(pattern)):
                 return detect_format(files[0])
         raise InputError(f"{path}: is a folder without results of a format we know; name the files")

@@ -129,6 +129,7 @@ def live_traffic(
     if not np.isfinite(finished_requests).any():
         raise InputError(f"Prometheus: {FINISHED} has gaps in every window of {every_s:g} s")
     kv_use = find_series(serving, *KV_USE)
+    workers = _engines_at_once(kv_use, edges_s)
     level = {name: find_series(serving, name) for name in (RUNNING, WAITING)}
     return LiveTraffic(
         edges_s=edges_s,
@@ -140,8 +141,8 @@ def live_traffic(
         output_tokens=increase_of(f"{OUTPUT}_sum"),
         queried_tokens=increase_of(*QUERIES),
         hit_tokens=increase_of(*HITS),
-        # `mean_gauge` adds instances up.
-        kv_use_frac=mean_gauge(kv_use, edges_s) / np.maximum(_engines_at_once(kv_use, edges_s), 1.0),
+        # `mean_gauge` adds instances up; one that is there for half of a window has half of its value.
+        kv_use_frac=mean_gauge(kv_use, edges_s) / np.where(workers > 0, workers, 1.0),
         running=mean_gauge(level[RUNNING], edges_s),
         waiting=mean_gauge(level[WAITING], edges_s),
         preempted=increase_of(PREEMPTED),

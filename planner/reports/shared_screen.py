@@ -39,8 +39,11 @@ def verdict_text(plan: SharedPlan) -> str:
 
 
 def _of_llm(name: str, sentence: str) -> str:
-    """The sentence after the name of its LLM, beginning with a small letter."""
-    return f"{name}: {sentence[0].lower()}{sentence[1:]}"
+    """The sentence after the name of its LLM, with a small first letter unless its first word is all capitals
+    ("NOT", "TTFT").
+    """
+    first_word = sentence.partition(" ")[0]
+    return f"{name}: {sentence if first_word.isupper() else sentence[0].lower() + sentence[1:]}"
 
 
 def _how_sure(plan: SharedPlan) -> str | None:

@@ -366,17 +366,18 @@ class _Agenda:
         self.last_answer_s: dict[int, float] = {}  # The latest answer so far to a request that it waits for.
         self.unsendable: list[tuple[int, str]] = []
         self.given_up: set[int] = set()
-        for child, parent in trace.after.tolist():
-            if child not in own_requests:
-                continue
+        waits = [(child, parent) for child, parent in trace.after.tolist() if child in own_requests]
+        for child, parent in waits:
             if parent in own_requests:
                 self.unanswered_parents[child] = self.unanswered_parents.get(child, 0) + 1
                 self.children.setdefault(parent, []).append(child)
             else:
                 # A request of an earlier part counts as answered at the start of this one.
                 self.last_answer_s[child] = 0.0
-                if before[parent].status != "finished" and child not in self.given_up:
-                    self.unsendable += self._give_up([child], before[parent].status)
+        # `_give_up` follows `children`, so all of them must be known before.
+        for child, parent in waits:
+            if parent not in own_requests and before[parent].status != "finished":
+                self.unsendable += self._give_up([child], before[parent].status)
         self.due: list[tuple[float, int]] = []
         for request in requests:
             if request not in self.unanswered_parents and request not in self.given_up:

@@ -57,6 +57,16 @@ def test_why_there_is_no_answer_with_a_loss_stands_beside_the_answers(
     assert labels == ["Buy.", "", "Production", "With a loss", "", "LLM"]
 
 
+def test_a_terminal_may_be_narrower_than_a_label(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """15 columns: ValueError, after the whole search."""
+    monkeypatch.setenv("COLUMNS", "15")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    first_screen._print_parts("Buy.", [], [("LLM", "llama-3.1-70b")], [])
+    assert "llama-3.1-70b" in capsys.readouterr().out
+
+
 def test_a_plan_with_spot_says_why_no_answer_with_a_loss_is_there() -> None:
     spot = SpotSpare("mixed", 4, 1, 0.001, 0.1, 300.0)
 

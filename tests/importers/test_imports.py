@@ -86,6 +86,12 @@ def test_formats_are_told_by_their_content(file: str, name: str) -> None:
     assert importers.detect_format(DATA / file) == name
 
 
+def test_a_folder_is_known_by_any_name_that_its_tool_gives(tmp_path: Path) -> None:
+    """AIPerf's log of single requests alone: "is a folder without results of a format we know"."""
+    (tmp_path / "profile_export.jsonl").write_bytes((DATA / "aiperf.jsonl").read_bytes())
+    assert importers.detect_format(tmp_path) == "aiperf"
+
+
 def test_what_is_no_format_of_ours_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")

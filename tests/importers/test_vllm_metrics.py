@@ -48,6 +48,19 @@ def test_arrivals_are_ends_and_what_is_in_flight_more() -> None:
     assert (found.model, found.instances, found.windows) == ("m", 1, 2)
 
 
+def test_cache_use_is_the_mean_over_workers_that_were_there() -> None:
+    """Full to 80 % from its start at 30 s: 0.8 in the first window too, where it was there for half."""
+    name = "kv_cache_usage_perc"
+    late = PrometheusSeries(
+        f"vllm:{name}",
+        (("instance", "a"), ("model_name", "m")),
+        np.array([30.0, 60.0, 120.0]),
+        np.full(3, 0.8),
+    )
+    found = live_traffic([*engine("a", [0, 6, 10], [0, 60, 100]), late])
+    assert found.kv_use_frac.tolist() == pytest.approx([0.8, 0.8])
+
+
 def test_prefill_engines_count_for_the_first_token_alone() -> None:
     rows = [*engine("prefill", [0, 6, 10], [0, 6, 10]), *engine("decode", [0, 5, 9], [0, 50, 90])]
     both, split = live_traffic(rows), live_traffic(rows, is_disaggregated=True)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
+from planner.errors import InputError
 from planner.models.roofline import roofline
 from planner.models.roofline_calibration import calibration_of
-from profiling.rooflines import KernelTable, kv_fracs
+from profiling import rooflines, shipped
+from profiling.rooflines import KernelTable, fit_kv_fracs
 
 CATALOG = read_catalog()
 
@@ -27,4 +29,25 @@ def kernels(gpu_name: str, frac: float) -> KernelTable:
 def test_the_share_at_which_decodes_read_kv_is_recovered_by_chip() -> None:
     """H200 has H100's chip, and both read at 0.95; prompts play no part."""
     tables = [kernels("h100-80g", 0.95), kernels("h200-141g", 0.95), kernels("a100-80g", 0.65)]
-    assert kv_fracs(tables) == pytest.approx({"h100-80g": 0.95, "a100-80g": 0.65}, rel=1e-3)
+    assert fit_kv_fracs(tables) == pytest.approx({"h100-80g": 0.95, "a100-80g": 0.65}, rel=1e-3)
+
+
+def test_without_aiconfigurator_the_tool_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """IndexError: list index out of range."""
+
+    def lacking(*_: object) -> None:
+        raise InputError("no kernels")
+
+    monkeypatch.setattr(rooflines, "silicon_table", lacking)
+    monkeypatch.setattr("sys.argv", ["rooflines", "--rows", "nvfp4"])
+    assert rooflines.main() == 1
+    assert "rooflines: no kernel times of weights in nvfp4; " in capsys.readouterr().err
+
+
+def test_without_an_option_nothing_could_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with exit code 0 and without a word."""
+    monkeypatch.setattr("sys.argv", ["shipped"])
+    with pytest.raises(SystemExit, match="2"):
+        shipped.main()

@@ -221,3 +221,9 @@ def test_shared_limits_of_megawatts_are_written_out() -> None:
     """2,345,678.9 W read "2.34568e+06 W"."""
     plan = replace(shared(), limits=(LimitUse(POWER, amount=3e6, used=2345678.9),))
     assert several_llms_report.limit_rows(plan)[1] == [("power", "2,345,679 W", "3,000,000 W")]
+
+
+def test_a_sentence_that_begins_in_capitals_keeps_them() -> None:
+    """A plan for one target that misses its SLO there said "chat: nOT kept on lws"."""
+    assert shared_screen._of_llm("chat", "NOT kept on lws.") == "chat: NOT kept on lws."
+    assert shared_screen._of_llm("chat", "For lws.") == "chat: for lws."

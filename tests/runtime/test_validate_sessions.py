@@ -81,6 +81,13 @@ def test_a_run_that_goes_on_knows_what_was_answered_before() -> None:
     assert (3.5, 2) in agenda.due
 
 
+def test_a_run_that_goes_on_gives_up_all_that_waits_for_a_request_that_failed_before() -> None:
+    """0 <- 1 <- 2, interrupted when 0 had failed: 1 alone was given up, and 2 never had an outcome."""
+    trace = made_of([0.0, 1.0, 2.0], [(1, 0), (2, 1)], [0.0] * 3)
+    agenda = _Agenda(trace, [1, 2], {0: answered(0, 5.0, status="failed")}, 1.0)
+    assert [request for request, _ in agenda.unsendable] == [1, 2] and not agenda.due
+
+
 def test_a_session_lasts_from_its_first_arrival_to_its_last_end() -> None:
     """[0, 2], [1, 3] and [5, 6] are 6 s in all, of which a request was there in 4; another one of [2, 9] with
     [3, 4] in it has 7 and 7."""

@@ -49,7 +49,7 @@ from planner.studies.watch_words import WHAT
 from planner.traffic.trace_reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
 from ui.jobs import Job, Jobs, result_key
-from ui.store import SAMPLES, Store, error_line, zip_files
+from ui.store import SAMPLES, Store, column_names, error_line, zip_files
 
 APP = Path(worker.__file__).parent / "app.py"
 EXAMPLES = repository_dir("examples")
@@ -309,11 +309,13 @@ def test_the_most_traffic_is_looked_for_without_a_rate() -> None:
 def test_inputs_kept_beside_another_catalog_or_by_an_earlier_version_are_mended() -> None:
     sample = question.sample_form(CATALOG)
     row = {"use": True, "GPU": "h100-80g", "USD/h": 1.0, "stock": 2}
-    old = {"preset": "gone", "gpus": [row, row | {"GPU": "gone"}], "rate": 3.0, "gone": 1}
+    empty = {"GPU": "l40s-48g", "stock": float("nan"), "owned": float("nan")}
+    old = {"preset": "gone", "gpus": [row, row | {"GPU": "gone"}, empty], "rate": 3.0, "gone": 1}
     found = question.restore_form(old, CATALOG)
     assert found.keys() == sample.keys() and (found["preset"], found["rate"]) == (question.OWN_LIMITS, 3.0)
     assert [row["GPU"] for row in found["gpus"]] == list(CATALOG.gpus)
     assert [one["GPU"] for one in found["gpus"] if one["use"]] == ["h100-80g"]
+    assert session.widget_values(found, "ask")["ask_gpu_stock_l40s-48g"] is None
     parse_task(question.document(found, CATALOG), CATALOG)
 
 
@@ -341,7 +343,17 @@ def test_a_result_is_forgotten_with_the_last_plan_that_has_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["../../etc/passwd", "/abs.csv", "..", "", "a\0b.csv", "x" * 300 + ".csv", ".hidden"]
+    "name",
+    [
+        "../../etc/passwd",
+        "/abs.csv",
+        "..",
+        "",
+        "a\0b.csv",
+        "x" * 300 + ".csv",
+        "数" * 100 + ".csv",
+        ".hidden",
+    ],
 )
 def test_an_upload_stays_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
     store = Store(tmp_path)
@@ -355,6 +367,13 @@ def test_an_upload_stays_in_the_folder_whatever_its_name(tmp_path: Path, name: s
 def test_a_reference_to_anything_else_is_refused(tmp_path: Path, reference: str) -> None:
     with pytest.raises(InputError):
         Store(tmp_path).trace_path(reference)
+
+
+def test_the_columns_of_a_file_that_is_no_parquet_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(InputError, match="is no Parquet file that can be read"):
+        column_names(path)
 
 
 def test_a_result_is_known_by_its_question_and_the_content_of_its_trace(tmp_path: Path) -> None:
