@@ -59,14 +59,15 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 CPU_KV_GIB = "2"  # The KV cache on a CPU, unless the user sets VLLM_CPU_KVCACHE_SPACE.
-OPERATOR_REPEATS = 3  # Runs of a step with a clock around each module.
+OPERATOR_REPEATS = 3  # Runs of a step with a clock around each module; set by hand.
 NAMING_TOKENS = 8  # The prompt of the step that shows which modules a step calls.
-# Prompts consist of the token ids 3 to 999, which every vocabulary has. FIRST_ID is also part of their seeds.
+# Prompts consist of the token ids 3 to 999: every vocabulary has them, and 0 to 2 often have special
+# meanings. FIRST_ID is also part of their seeds, for no other reason than that these must not change.
 FIRST_ID, IDS = 3, 997
 # Two steps come before those that are timed: one admits the requests, one warms the engine.
 UNTIMED_STEPS = 2
-# Decodes may give this many times the tokens of the most repeats, and SPARE_OUTPUTS more, so that none of
-# them ends while steps are run that are discarded.
+# Decodes may give this many times as many tokens as there are repeats at most, and SPARE_OUTPUTS more, so
+# that none of them ends even if many runs are discarded. Set by hand.
 OUTPUTS_PER_REPEAT, SPARE_OUTPUTS = 4, 8
 
 
@@ -122,11 +123,12 @@ class VllmEngine:
                 "attributes of all modules, and llvmlite's break that; profile in a process of its own, as "
                 "`plan profile` does"
             )
+        whole_config = read_config(config)
+        rank_config = json.dumps(shard_config(whole_config, tp))
+        _prepare_environment()
         # vLLM reads an LLM from a folder: here a config.json with one rank's share.
         self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
-        whole_config = read_config(config)
-        (self._folder / "config.json").write_text(json.dumps(shard_config(whole_config, tp)))
-        _prepare_environment()
+        (self._folder / "config.json").write_text(rank_config)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM warns about torch, which users cannot change.
             from vllm.engine.arg_utils import EngineArgs
@@ -159,7 +161,7 @@ class VllmEngine:
         self._engine, self._gpu = engine, gpu
         self._core: Any = engine.engine_core.engine_core  # Within the client of a core in this process.
         self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
-        self._marks: dict[str, float] = {}  # When its forward pass began and its tokens were there [s].
+        self._marks: dict[str, float] = {}  # When the forward pass of that step began and ended [s].
         self.host_s_meaning = self._hook_step()
         self._request_count = 0  # Of requests added so far; it numbers their ids.
         scheduler = self._core.scheduler

@@ -1,7 +1,9 @@
 """From the inputs of a page (a form) to slo.yaml and the command that gives the same plan, and back.
 
 A form is a mapping of plain values, one per input. It is kept with a session and with every plan. Keys of
-slo.yaml that have no input are in `form["more"]`, so that a question passes through the page without loss.
+slo.yaml that have no input, and values that an input cannot hold, are in `form["more"]`, so that a question
+passes through the page without loss. Here `document` makes slo.yaml of a form, and `form_of_document` a form
+of slo.yaml.
 """
 
 from __future__ import annotations
@@ -141,8 +143,8 @@ def sample_form(catalog: Catalog) -> Form:
 
 def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
     """A stored form, perhaps of an earlier version or another catalog, with the inputs of this version."""
-    default = sample_form(catalog)
-    form = default | {key: stored[key] for key in default if key in stored}
+    sample = sample_form(catalog)
+    form = sample | {key: stored[key] for key in sample if key in stored}
     # Earlier versions kept no source; there every trace but the samples was uploaded.
     if "source" not in stored and not form["trace"].startswith(f"{SAMPLES}/"):
         form["source"] = UPLOAD
@@ -177,7 +179,7 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
 
 
 def _firm_terms(terms: Fields) -> dict[str, Any]:
-    """The firm ones of these prices: those at which a GPU is rented around the clock."""
+    """The firm ones of these prices: at them the provider cannot take GPUs back, as it may at spot prices."""
     return {key: terms[key] for key in ("on_demand", "reserved") if key in terms}
 
 
@@ -185,8 +187,8 @@ def safety_profile(form: Mapping[str, Any]) -> str:
     """The safety profile whose values the inputs have, or `OWN_PROFILE`."""
     if form["growth"]:  # No profile has growth.
         return OWN_PROFILE
-    profiles = (name for name, values in PROFILES.items() if all(form[k] == v for k, v in values.items()))
-    return next(profiles, OWN_PROFILE)
+    equal = (name for name, inputs in PROFILES.items() if all(form[k] == v for k, v in inputs.items()))
+    return next(equal, OWN_PROFILE)
 
 
 def parse_map(written: str) -> dict[str, str]:
@@ -343,7 +345,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         fleet["owned"] = owned
     if prices:
         fleet["prices"] = prices
-    if form["stages"] not in ([1], []):
+    if form["stages"] not in ([1], []):  # One stage is the default.
         fleet["pp"] = form["stages"]
     fleet["network"] = {"bandwidth": _with_unit(form["bandwidth"], "GB/s")}
     if form["host_overhead"]:
@@ -356,7 +358,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         question["slo"] = _slo_section(form)
     question |= {"traffic": _without_empty(traffic), "fleet": fleet}
     has_classes = "classes" in (form["more"].get("slo") or {})
-    # The inputs of a question without this key: with classes the plan chooses a queue, else it is the usual.
+    # The input of a question without `policies: queue`: if it has classes the plan chooses a queue, and the
+    # input is empty; else it has the default queue, or is empty too.
     usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
     policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
     if policies["queue"]:  # In the default queue no prompt overtakes another, so no wait need be limited.
@@ -442,7 +445,9 @@ def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "slo.yaml") -> dict[str, Any]:
-    """Two documents in one, section by section. Raises InputError where they differ in a key."""
+    """Two documents in one, section by section. Raises InputError where they differ in the value of a key;
+    `where` is the path of these sections in slo.yaml.
+    """
     both = dict(first)
     for key, value in second.items():
         here = f"{where}: {key}"
@@ -511,7 +516,9 @@ def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fields], dict[str, Fields]]:
-    """The prices of slo.yaml that the table of GPUs shows, and the others, by GPU."""
+    """The prices of slo.yaml by GPU: those that the table of GPUs shows, in numbers, and the others as they
+    are written.
+    """
     shown: dict[str, Fields] = {}
     more: dict[str, Fields] = {}
     interruptions = PRICES["interruptions/h"]

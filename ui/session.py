@@ -32,16 +32,16 @@ DEFAULT_FOLDER = "plans"
 POLL_S = 1.0  # While a job runs, its progress is drawn again after this time.
 RELOAD_S = 2.0  # Streamlit may take this long to know that a tab was closed or reloaded.
 COUNTS = ("stock", "owned")  # The inputs of a GPU that are counts; its others are prices.
-COOKIE = "fleetplan_session"
+COOKIE = "fleetplan_session"  # It holds the id of this browser's last session.
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}  # Of the value of a fleet, by objective.
 CANCELLED = "Cancelled. Nothing is running any more."
-SHORT_S = 120.0  # A page waits this long for a short job.
+SHORT_S = 120.0  # A page waits this long for a short job, set by hand.
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """What the tab of one session works with; made anew for every run of a page. Without `catalog_folder` the
-    catalog is the shipped one.
+    """What the tab of one session works with; made anew for every run of a page. `catalog_folder` is None for
+    the shipped catalog.
     """
 
     id: str
@@ -101,12 +101,12 @@ class BrowserSession:
         parse_task(request["question"], self.catalog)
         store, owner = self.store, self.id
 
-        def keep(job: Job) -> None:
+        def keep_plan(job: Job) -> None:
             answer = store.document(job.key) or {}
-            usual_name = f"{answer['llm']}, {answer['cost_usd_per_h']:.2f} USD/h"
-            store.add_plan(owner, name or usual_name, form, job.key)
+            default_name = f"{answer['llm']}, {answer['cost_usd_per_h']:.2f} USD/h"
+            store.add_plan(owner, name or default_name, form, job.key)
 
-        job = self.jobs.start(owner, "plan", "plan", request, keep)
+        job = self.jobs.start(owner, "plan", "plan", request, keep_plan)
         job.limit_s = request["time_limit_s"]
         job.unit = UNITS.get(form["objective"], "")
 
@@ -157,7 +157,7 @@ def keep_widgets(form: question.Form, place: str = "ask") -> None:
 
 
 def mark_settled(*places: str) -> None:
-    """Note that the page was drawn completely, so the browser has the values of its inputs."""
+    """Note that the page was drawn completely, so the browser has the values of these places' inputs."""
     for place in places:
         _unsettled(place).clear()
 
@@ -288,7 +288,9 @@ def result_of(session: BrowserSession, job: Job) -> Document | None:
 
 @st.fragment(run_every=POLL_S)
 def _progress(session: BrowserSession, place: str) -> None:
-    """Draw a running job every POLL_S, and the whole page once the job has a first answer or is over."""
+    """Draw a running job every POLL_S, and the whole page once the job has a first answer (that on paper) or
+    is over.
+    """
     job = session.jobs.find(session.id, place)
     if job is None or job.state != "running":
         st.rerun()
@@ -297,7 +299,7 @@ def _progress(session: BrowserSession, place: str) -> None:
         st.rerun()
     box = st.empty()
     with box.container(border=True):
-        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escape_markdown(job.phase)}")
+        st.markdown(f"**Working**, {_elapsed_text(job)}: {draw.escape_markdown(job.phase)}")
         if job.limit_s:
             progress_text = _search_text(job) if job.kind == "plan" else None
             st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)
@@ -307,8 +309,8 @@ def _progress(session: BrowserSession, place: str) -> None:
         box.info(CANCELLED)  # The rest of the page follows at the next refresh.
 
 
-def show_span_of(job: Job) -> str:
-    """How long a job has run, and at most has left."""
+def _elapsed_text(job: Job) -> str:
+    """How long a job has run, and if it has a limit, how long it may still run."""
     if not job.limit_s:
         return f"{job.elapsed_s:.0f} s"
     left_s = max(job.limit_s - job.elapsed_s, 0.0)

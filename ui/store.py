@@ -1,11 +1,13 @@
 """What the app keeps between reloads: one SQLite file and the uploaded traces, in a folder of the user's.
 
-sessions   the inputs of one session's page Plan (`asked`), and the plan it looks at
+sessions   the inputs of one session's page Plan, and the plan it looks at
 pages      documents of its other pages: their inputs, and where their latest answers are
-plans      every plan that was made, with its inputs (`asked`); `result` is the key of what was computed
+plans      every plan that was made, with its inputs; `result` is its key in results
 results    what a job computed, by the hash of all that it was computed from
 traces     the traces that a session has uploaded. The files are at traces/HASH/NAME, by the hash of their
            content; so are, without a row here, config.json files of LLMs and what the page Watch reads
+
+The column `asked` holds a form (question.py): the inputs of the page Plan.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from planner.files.checked_files import check_output_directory, open_text, repos
 from planner.traffic.logs import log_tables
 
 Document = dict[str, Any]
-T = TypeVar("T")
+T = TypeVar("T")  # What the function returns that `read_as` calls.
 
 FILE = "fleetplan.sqlite"
 SAMPLES = "samples"
@@ -130,7 +132,7 @@ class Store:
         )
 
     def page_document(self, session: str, page: str) -> Document | None:
-        """What a page other than Plan last kept under the name `page`; None if nothing."""
+        """What another page than Plan last kept under the name `page`; None if it kept nothing."""
         row = self._first_row("select inputs from pages where session = ? and page = ?", session, page)
         return json.loads(row[0]) if row else None
 
@@ -153,7 +155,9 @@ class Store:
         )
 
     def add_plan(self, session: str, name: str, form: Document, result: str) -> str:
-        """Keep a plan and make it the one the session looks at."""
+        """Keep a plan and make it the one the session looks at; returns its id. `result` is the key of what a
+        job computed.
+        """
         plan, made = uuid.uuid4().hex, datetime.now(UTC).isoformat(" ", "seconds")[:19]
         row = plan, session, name, made, json.dumps(form), result
         self._write("insert into plans values (?, ?, ?, ?, ?, ?)", *row)
@@ -195,7 +199,7 @@ class Store:
         return json.loads(row[0]) if row else None
 
     def packed(self, key: str) -> bytes:
-        """The files of a result as a zip."""
+        """The files of a result as a zip; an empty zip if there is no result."""
         row = self._first_row("select files from results where key = ?", key)
         return bytes(row[0]) if row else zip_files({})
 
@@ -209,7 +213,9 @@ class Store:
         self._write("insert or replace into results values (?, ?, ?)", key, json.dumps(document), packed)
 
     def add_trace(self, session: str, name: str, content: bytes) -> str:
-        """Keep an uploaded trace under its own name, which plans state; returns its reference."""
+        """Keep an uploaded trace under its own name, which the commands of plans state; returns its
+        reference, HASH/NAME.
+        """
         path = self.add_file(name, content)
         reference = f"{path.parent.name}/{path.name}"
         self._write("insert or ignore into traces values (?, ?)", session, reference)

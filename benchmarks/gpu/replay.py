@@ -27,7 +27,14 @@ import numpy as np
 
 from planner.errors import InputError, PlannerError
 from planner.runtime.launch import STEP_CPU, STEP_LOG
-from planner.runtime.live_replay import LEAD_S, JournalFile, Sent, Status, request_name, unique_prompt
+from planner.runtime.live_replay import (
+    LEAD_S,
+    JournalFile,
+    RequestOutcome,
+    Status,
+    request_name,
+    unique_prompt,
+)
 from planner.runtime.step_log import hook_vllm
 from planner.traffic.trace import Trace
 from profiling.machine import describe_machine
@@ -116,7 +123,9 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
         status: Status = "failed" if reason else "finished"
         tokens = tuple(round(at_s - start_s, 6) for at_s in token_s)
         end_s = round(time.monotonic() - start_s, 6)
-        sent = Sent(k, 0, round(float(due_s[k]), 6), sent_s, end_s, status, reason, (WORKER,), tokens)
+        sent = RequestOutcome(
+            k, 0, round(float(due_s[k]), 6), sent_s, end_s, status, reason, (WORKER,), tokens
+        )
         journal.write(asdict(sent))
         return reason
 

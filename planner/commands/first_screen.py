@@ -29,12 +29,14 @@ LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
 # Lines in a terminal: longer ones are hard to read, and shorter ones leave no room beside a label.
 LEAST_COLUMNS, MOST_COLUMNS = 40, 110
 # `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has more than BUSY_FACTOR
-# times the requests of the mean hour: with less than that a fleet for every hour saves little. Set by hand.
+# times the requests of the mean hour: if it has fewer, a fleet for every hour saves little. Set by hand.
 LEAST_HOURS, BUSY_FACTOR = 3, 1.3
 
 
 def print_first_screen(plan: Plan) -> None:
-    """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
+    """Print a plan's verdict and answers, its LLM, SLO and main figures, why nothing is cheaper, which GPUs
+    and adapters were considered, and warnings.
+    """
     from planner.documents.facts import Adapters, GpusConsidered, GpusTooSmall, RoutersMiss
     from planner.reports import screen, words
     from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
@@ -48,7 +50,7 @@ def print_first_screen(plan: Plan) -> None:
         *(
             ("GPUs" if isinstance(each, GpusConsidered) else "", fact_sentence(each))
             for each in plan.certificate.assumptions
-            if isinstance(each, GpusConsidered | GpusTooSmall)
+            if isinstance(each, GpusConsidered | GpusTooSmall)  # The second kind goes on in the same row.
         ),
         *(
             ("LoRA", fact_sentence(each))
@@ -84,7 +86,7 @@ def print_shared_screen(plan: SharedPlan) -> None:
 
 
 def _figure_rows(key_figures: Sequence[KeyFigure]) -> list[tuple[str, str]]:
-    """Label and text of each labelled figure; one without a note does not end in a colon."""
+    """Label and text of each figure: its value, and after a colon its note if it has one."""
     return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in key_figures]
 
 
@@ -106,7 +108,7 @@ def _print_parts(
     for cards in groups:
         console.print()
         for card in cards:
-            price = "" if card.price == "none" else card.price
+            price = "" if card.price == "none" else card.price  # An answer without a fleet has no price.
             # The plan's fleet stands once, in the verdict or else in the plan's card.
             is_told_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
             fleet = "" if is_told_elsewhere else card.fleet

@@ -7,9 +7,9 @@ written, one warning says so and each run compiles. Files of other versions of a
 is written.
 
 The name of a file holds what its code depends on: the source file of the function, the version of all else
-that it uses, the types, Numba and Python, the processor, the level of optimisation, and whether indices are
-checked. Files are in the folder __pycache__ beside the source or, if that cannot be written, in the user's
-cache folder. NUMBA_CACHE_DIR replaces both.
+that it uses, the types, Python, the processor, the level of optimisation, and whether indices are checked.
+Files are in a folder per version of Numba: in __pycache__ beside the source or, if that cannot be written, in
+the user's cache folder. NUMBA_CACHE_DIR replaces both.
 
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
@@ -41,7 +41,8 @@ LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32  # SHA-256.
 PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
 LOOK_AGAIN_S = 0.05  # The time between two looks at a lock, far shorter than any compilation.
-# The engines of the simulator, by module: they take 5 to 25 s to compile, all other code less than a second.
+# The engines of the simulator, by module: on an idle machine they take 5 to 25 s to compile, all other code
+# less than a second.
 ENGINES = ("kernel", "distserve", "splitwise")
 TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
 
@@ -68,11 +69,13 @@ def cached_jit(*, version: str = "", **options: Any) -> Callable[[Callable[..., 
 
 
 class CodeCache(_Cache):
-    """The stored code of one function, with the methods that Numba calls on a cache."""
+    """The stored code of one function, with the methods that Numba calls on a cache. `version` is as in
+    `cached_jit`.
+    """
 
     def __init__(self, function: Callable[..., Any], version: str) -> None:
         source = Path(inspect.getfile(function))
-        self._source = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:16]
+        self._digest = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:16]
         self._name = f"{source.stem}.{function.__name__}"
         self._beside = source.parent / "__pycache__"
 
@@ -126,7 +129,7 @@ class CodeCache(_Cache):
             _warn_once(str(path.parent), error.strerror or str(error))
             return
         for old in (*path.parent.glob(f"{self._name}-*.code"), *path.parent.glob(f"{self._name}-*{TURN}")):
-            if not old.name.startswith(f"{self._name}-{self._source}-"):
+            if not old.name.startswith(f"{self._name}-{self._digest}-"):
                 with contextlib.suppress(OSError):
                     old.unlink()
 
@@ -135,7 +138,7 @@ class CodeCache(_Cache):
         python = (sys.implementation.cache_tag, sys.abiflags)
         depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
         key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
-        return _code_folder(self._beside) / f"{self._name}-{self._source}-{key}.code"
+        return _code_folder(self._beside) / f"{self._name}-{self._digest}-{key}.code"
 
 
 def _read_code(path: Path) -> bytes | None:

@@ -47,6 +47,7 @@ NAMES = (
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
 # All answers of a prefill worker have one token; an engine with a mean below this is taken for such a worker.
+# Half way to two tokens.
 _PREFILL_TOKENS = 1.5
 
 
@@ -97,13 +98,13 @@ def live_traffic(
     model: str | None = None,
     is_disaggregated: bool = False,
 ) -> LiveTraffic:
-    """The deployment by windows of `every_s`.
+    """What the deployment did in windows of `every_s`.
 
-    `model` is the label model_name of the LLM, or None if there is only one. `is_disaggregated` if the fleet
-    has prefill and decode workers.
+    `model` is the label model_name of the LLM, or None if there is only one. `is_disaggregated` says that the
+    fleet has prefill and decode workers.
 
-    Raises InputError if the series are of several LLMs and `model` is not among them, if the metrics that
-    count requests are missing, and if no window is whole.
+    Raises InputError if the LLM `model` is not in the series, or is None and they are of several; if the
+    metrics that count requests are missing; and if no window is whole.
     """
     series, model = _select_model(series, model)
     finished = find_series(series, FINISHED)
@@ -194,12 +195,12 @@ def _engines_at_once(series: Iterable[PrometheusSeries], edges_s: Floats) -> Flo
 
 def prefill_series(series: Sequence[PrometheusSeries], edges_s: Floats) -> frozenset[PrometheusSeries]:
     """The series of prefill workers, whose requests decode workers count once more; none if no engine has
-    longer answers.
+    answers of several tokens.
     """
     prefill = _prefill_instances(series, edges_s)
     counts = [row for row in series if row.name == FINISHED and _instance_of(row) not in prefill]
-    decodes = bool(counts) and bool(np.nansum(counter_increase(counts, edges_s)) > 0)
-    return frozenset(row for row in series if decodes and _instance_of(row) in prefill)
+    has_decodes = bool(counts) and bool(np.nansum(counter_increase(counts, edges_s)) > 0)
+    return frozenset(row for row in series if has_decodes and _instance_of(row) in prefill)
 
 
 def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> frozenset[tuple[str, ...]]:

@@ -43,21 +43,24 @@ _MOST_STEPS_CHECKED = 200  # The most steps of a table that are checked for fall
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """How often a prediction falls as work of one kind grows, over the steps that `find_falls` compares."""
+    """How often a prediction falls as work of one kind grows, over the pairs of steps that `find_falls`
+    compares.
+    """
 
     growing: str  # The kind of work: "prompt", "prefix", "sequences" or "context".
-    checked: int
-    falling: int
-    worst_frac: float
+    checked: int  # Pairs of a step and the same with more work.
+    falling: int  # Those of the pairs in which the prediction falls.
+    worst_frac: float  # The deepest fall, as a share of the prediction.
 
 
 @dataclass(frozen=True)
 class FamilyChoice:
     """The family chosen for a table. `model` is fitted to the whole table and refuses to predict beyond it.
 
-    `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are the errors of
-    `latency` if it is a refit of five numbers, None if `latency` is the family itself. `form` is that of the
-    family "corrected" if it predicts better than such a refit (`is_better`), otherwise None.
+    `errors_by_family[family][regime]` are errors on steps held out of the fit. `latency` is the family's own
+    form if that has five numbers, else a refit; `converted` are the errors of the refit by regime, None
+    without one. `form` is that of the family "corrected" if there is a refit and it predicts better
+    (`is_better`), otherwise None.
     """
 
     family: str
@@ -79,7 +82,7 @@ class FamilyChoice:
                 "plan takes the five numbers; a fleet that names this fit is simulated with corrected"
             )
         lines += [
-            f"falls in {fall.falling} of {fall.checked} steps as {fall.growing} grows, by "
+            f"falls in {fall.falling} of {fall.checked} comparisons as {fall.growing} grows, by up to "
             f"{fall.worst_frac:.1%}"
             for fall in self.falls
             if fall.falling
@@ -193,7 +196,9 @@ def fit_candidate(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether these are exact or fitted to its predictions for X."""
+    """The model as five numbers, and whether they are the model itself; else they are fitted to its
+    predictions for X.
+    """
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)
@@ -205,8 +210,8 @@ def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
 def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
     """How often predictions fall although work grows, for each kind of work.
 
-    At most _MOST_STEPS_CHECKED evenly spaced steps of the table are compared with steps that have 5 %, 25 %
-    and 100 % longer prompts, prefixes or contexts, or more sequences.
+    At most _MOST_STEPS_CHECKED evenly spaced steps of the table are compared with what `grow_work` makes of
+    them, once for each of GROWTH_FACTORS.
     """
     steps = np.unique(X, axis=0)
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS_CHECKED)).astype(int)]
@@ -231,7 +236,11 @@ def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
 
 
 def grow_work(X: Array, growing: str, growth: float) -> Array:
-    """The steps with more of one kind of work; steps without any of that work stay as they are."""
+    """The steps with `growth` times as much of one kind of work; steps without any stay as they are.
+
+    Columns are those of `planner.models.latency`. Prompts and sequences become whole numbers; prefixes grow
+    until prompts have `growth` times the pairs of a new and an earlier token.
+    """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     prefill_tokens, chunks = tokens - decodes, np.maximum(prefills, 1.0)
     if growing == "prefix":

@@ -16,6 +16,9 @@ from planner.errors import ExtrapolationError, InputError
 from planner.models.output_length import BUCKET_TOKENS, Floats, Ints, bucket_of, length_features, output_table
 from planner.traffic.trace import Trace
 
+# Predictors are fitted to this share of the requests, and judged on the later ones. Set by hand.
+FITTED_FRAC = 0.7
+
 
 class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Expected output  E[ output | input, output > generated ]  [tokens], Aladdin's predictor (2.3).
@@ -31,7 +34,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
         self.input_buckets = input_buckets
-        # For requests that generated more than any fitted one: "raise", or "extrapolate" to one more token.
+        # For requests that generated as many tokens as any fitted one, or more: "raise", or "extrapolate" to
+        # one more token.
         self.beyond = beyond
 
     def fit(self, X: Floats, y: Floats) -> Self:
@@ -102,20 +106,13 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class LengthAccuracy:
-    """Shares of later requests whose bucket was predicted right: by the model, by always naming the commonest
-    bucket of the earlier requests, and by the model within one bucket of the truth. `fitted` and `later` are
-    the numbers of earlier and of later requests.
-    """
+    """Shares of later requests whose bucket of output length was predicted right."""
 
-    accuracy_frac: float
-    majority_frac: float
-    within_one_frac: float
-    fitted: int
-    later: int
-
-
-# Predictors are fitted to this share of the requests, and judged on the later ones. Set by hand.
-FITTED_FRAC = 0.7
+    accuracy_frac: float  # By the model.
+    majority_frac: float  # By always naming the commonest bucket of the earlier requests.
+    within_one_frac: float  # By the model, where the next bucket counts as right too.
+    fitted: int  # The number of earlier requests.
+    later: int  # The number of later requests.
 
 
 def later_accuracy(
@@ -125,10 +122,10 @@ def later_accuracy(
     bucket_tokens: int = BUCKET_TOKENS,
     fitted_frac: float = FITTED_FRAC,
 ) -> LengthAccuracy:
-    """The accuracy on later requests of a fit to the first `fitted_frac` of them."""
-    first = round(fitted_frac * len(trace))
-    if not 0 < first < len(trace):
-        raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
+    """The accuracy of a fit to the first `fitted_frac` of a trace's requests, on the later ones. Raises
+    InputError for a trace of too few requests.
+    """
+    first = _fitted_requests(trace, fitted_frac)
     X, y = length_features(trace), bucket_of(trace.output_tokens, bucket_tokens)
     fitted = clone(BucketClassifier() if model is None else model).fit(X[:first], y[:first])
     predicted, truth = fitted.predict(X[first:]), y[first:]
@@ -155,10 +152,10 @@ class MeanAccuracy:
 
 
 def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
-    """The errors on later requests of means over the first FITTED_FRAC, in `input_buckets` prompt ranges."""
-    first = round(FITTED_FRAC * len(trace))
-    if not 0 < first < len(trace):
-        raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
+    """The errors on later requests of means over the first FITTED_FRAC, in `input_buckets` prompt ranges.
+    Raises InputError for a trace of too few requests.
+    """
+    first = _fitted_requests(trace, FITTED_FRAC)
     X = np.column_stack([trace.input_tokens, np.zeros(len(trace))]).astype(float)
     y = trace.output_tokens.astype(float)
     model = ConditionalMean(input_buckets=input_buckets, beyond="extrapolate").fit(X[:first], y[:first])
@@ -169,3 +166,11 @@ def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
         plain_error_tokens=float(np.abs(plain_errors).mean()),
         plain_bias_tokens=float(plain_errors.mean()),
     )
+
+
+def _fitted_requests(trace: Trace, fitted_frac: float) -> int:
+    """How many of the first requests predictors are fitted to."""
+    fitted = round(fitted_frac * len(trace))
+    if not 0 < fitted < len(trace):
+        raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
+    return fitted

@@ -33,8 +33,8 @@ def verdict_text(plan: SharedPlan) -> str:
     sentences += [_of_llm(name, text) for name, text in targets.items() if text]
     if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
         sentences.append("To plan for one target write deploy: {target: NAME} beside llms.")
-    if (sure := _how_sure(plan)) is not None:
-        sentences.append(sure)
+    if (confidence := _confidence_text(plan)) is not None:
+        sentences.append(confidence)
     return " ".join([*sentences, _basis_text(plan)])
 
 
@@ -46,8 +46,10 @@ def _of_llm(name: str, sentence: str) -> str:
     return f"{name}: {sentence if first_word.isupper() else sentence[0].lower() + sentence[1:]}"
 
 
-def _how_sure(plan: SharedPlan) -> str | None:
-    """How much more traffic and step time every LLM stands, and in how many scenarios each keeps its SLO."""
+def _confidence_text(plan: SharedPlan) -> str | None:
+    """How much more traffic and step time every LLM stands, and in how many scenarios each keeps its SLO;
+    None if neither is known.
+    """
     headrooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
     clauses = []
     if known := [each for each in headrooms if each is not None]:
@@ -142,7 +144,7 @@ def _more_traffic(plan: SharedPlan) -> KeyFigure:
 
 
 def answer_cards(plan: SharedPlan) -> list[Card]:
-    """A card per answer, summed over all LLMs. If some LLM has no `safety`, there are no three answers
+    """A card per answer, summed over all LLMs. If some LLM has no `safety`, there are no answers
     (`SharedPlan.answers`), and the one card is of the plan.
     """
     paid = plan.bill
@@ -164,8 +166,9 @@ def answer_cards(plan: SharedPlan) -> list[Card]:
 def _help_text(plan: SharedPlan) -> str:
     """What would help where no fleets for production fit together, after the sentence that there are none."""
     warnings = [each for llm_plan in plan.plans.values() for each in llm_plan.warnings]
-    helps = [each.relaxation for each in warnings if isinstance(each, NoneTogether) and each.relaxation]
-    return f"; what would help: {helps[0]}" if helps else ""
+    helps = (each.relaxation for each in warnings if isinstance(each, NoneTogether) and each.relaxation)
+    relaxation = next(helps, "")  # All LLMs have the same warning.
+    return f"; what would help: {relaxation}" if relaxation else ""
 
 
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
@@ -212,15 +215,13 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
         kept_in, headroom = llm_plan.kept_in, screen.headroom_of(llm_plan)
-        slo_text = "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
+        kept = "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
         if not llm_plan.verdict.holds:
-            slo_text = "its SLO is missed in the simulation"
+            kept = "its SLO is missed in the simulation"
         holds = "" if headroom is None else screen.holds_text(headroom)
         price = in_unit(value, plan.unit)
         fleet = f"{describe_fleet(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
-        cards.append(
-            Card(name, price, fleet, is_plan=False, difference=difference, kept=slo_text, holds=holds)
-        )
+        cards.append(Card(name, price, fleet, is_plan=False, difference=difference, kept=kept, holds=holds))
     return cards
 
 

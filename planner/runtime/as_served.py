@@ -50,12 +50,14 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     was sent. A request that did not finish keeps its length of `trace`, as no other was counted. The parts of
     a journal are uninterrupted stretches of the run (`live_replay.ReplayPart`).
     """
-    requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
+    requests = sorted(
+        {request for part in journal.parts for request in part.requests} | set(journal.outcomes)
+    )
     if not requests:
         return trace, journal
     number = {request: k for k, request in enumerate(requests)}
     inputs, outputs = trace.input_tokens[requests].copy(), trace.output_tokens[requests].copy()
-    for request, sent in journal.sent.items():
+    for request, sent in journal.outcomes.items():
         if sent.status == "finished":
             # An endpoint that counts no prompt tokens sends 0; the trace's length has to do then.
             inputs[number[request]] = sent.input_tokens or inputs[number[request]]
@@ -68,14 +70,14 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts
     )
     renumbered = {
-        number[request]: replace(sent, request=number[request]) for request, sent in journal.sent.items()
+        number[request]: replace(sent, request=number[request]) for request, sent in journal.outcomes.items()
     }
     return replace(served_trace, input_tokens=inputs, output_tokens=outputs), Journal(parts, renumbered)
 
 
 def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
     """Compare the lengths of what was sent and answered with those of `trace`, which was to be sent."""
-    finished = [sent for sent in journal.sent.values() if sent.status == "finished"]
+    finished = [sent for sent in journal.outcomes.values() if sent.status == "finished"]
     counted = [sent for sent in finished if sent.input_tokens]
     error = None
     if counted:

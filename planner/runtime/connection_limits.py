@@ -1,8 +1,8 @@
 """Accepts clients: binds addresses before any engine starts, counts connections, and ends silent ones.
 
-The HTTP server is aiohttp's, which has no limits on connections. They are here, for all connections and for
-those of one client, below the number of files that the process may open. At the limit for all, the connection
-that has been without a request for longest is ended to make room, so that silent ones lock nobody out. A
+The HTTP server is aiohttp's, which has no limits on connections. Here are two: on all connections, below the
+number of files that the process may open, and on those of one client. At the limit on all, the connection
+that has waited for a request for longest is ended to make room, so that silent ones lock nobody out. A
 connection that has sent no whole head of a request after `ConnectionLimits.idle_s` is ended.
 """
 
@@ -22,7 +22,7 @@ from aiohttp.http import HttpProcessingError
 from planner.errors import InputError
 from planner.runtime.addresses import is_loopback
 
-FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
+FILES_KEPT = 256  # Files left for logs, listening sockets and health checks; set by hand.
 FILES_EACH = 3  # Files per connection: its own, that to an engine, and an engine's connection kept open.
 # The bounds on connections: a server with few files must not be shut, and unlimited files need a number too.
 LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 10**6
@@ -49,8 +49,8 @@ class ConnectionLimits:
 
 
 class OpenConnections:
-    """The connections of a server: how many there are and which may stay. `refused` counts the others by the
-    limit that ended them: "all", "client" or "idle".
+    """The connections of a server: how many there are and which may stay. `refused` counts those that were
+    ended, by the limit that was reached: "all", "client" or "idle".
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -281,12 +281,14 @@ def _quiet_logger() -> logging.Logger:
     """aiohttp's log without the text of malformed requests, in which a header's value may be an API key."""
     logger = logging.getLogger("fleetplan.http")
     if not logger.filters:
-        logger.addFilter(_without_headers)
+        logger.addFilter(_drop_headers)
     return logger
 
 
-def _without_headers(record: logging.LogRecord) -> bool:
-    """A filter of logs that replaces what aiohttp says of a malformed request by the kind of error."""
+def _drop_headers(record: logging.LogRecord) -> bool:
+    """A filter of logs that lets every record pass, but replaces what aiohttp says of a malformed request by
+    the kind of error.
+    """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = "a malformed request was refused: %s", (type(error).__name__,)

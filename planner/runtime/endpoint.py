@@ -21,12 +21,13 @@ from planner.errors import InputError, PlannerError
 from planner.runtime.addresses import is_loopback, split_address
 from planner.runtime.upstream import SPARE_TOKENS
 
-CONNECT_TIMEOUT_S = 10.0  # The limit for the connection alone.
-TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
+# Limits on times, set by hand.
+CONNECT_TIMEOUT_S = 10.0  # For the connection alone.
+TIMEOUT_S = 600.0  # By default for a request, from its connection to its last token.
+PROBE_TIMEOUT_S = 120.0  # For a probe: a deployment may have to start up first.
+LIST_TIMEOUT_S = 30.0  # For the list of models, for which no LLM has to be loaded.
 MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
-PROBE_TIMEOUT_S = 120.0  # The limit for a probe: a deployment may have to start up first.
-LIST_TIMEOUT_S = 30.0  # The limit for the list of models, for which no LLM has to be loaded.
-MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
+MOST_CHARACTERS_SHOWN = 200  # The most characters of a server's text that a message shows.
 # A server that others run may send without end, so answers are read up to these sizes.
 READ_BYTES = 64 * 1024  # The most bytes that are read of an answer that is no stream.
 MODELS_BYTES = 4 * 2**20  # The most bytes that are read of the list of models.
@@ -46,7 +47,8 @@ class Endpoint:
     `url` ends before /completions. `usd_per_million` are the prices of a million prompt and output tokens;
     `max_usd` and `max_requests` limit all that is sent, probes and warm-up included. `prometheus` are
     engines' /metrics or Prometheus servers. `timeout_s` is for one request, from its connection to its last
-    token. The run ends if more than `max_failed_frac` of the last requests failed.
+    token. The run ends if more than `max_failed_frac` of the last RECENT requests failed
+    (remote_validation.py).
     """
 
     url: str
@@ -71,14 +73,14 @@ class Endpoint:
                 "--max-usd: what tokens cost is not known; give --usd-per-million INPUT,OUTPUT "
                 "(the price of a million prompt tokens, and of a million output tokens)"
             )
-        for name, value, least in (
+        for option, value, least in (
             ("--max-usd", self.max_usd, 0.0),
             ("--max-requests", self.max_requests, 1),
             *(("--usd-per-million", usd, 0.0) for usd in self.usd_per_million or ()),
             ("--timeout", self.timeout_s, 0.1),
         ):
             if value is not None and not least <= value < math.inf:
-                raise InputError(f"{name}: must be at least {least:g}, found {value!r}")
+                raise InputError(f"{option}: must be at least {least:g}, found {value!r}")
         if not 0 <= self.max_failed_frac <= 1:
             raise InputError(f"--max-failed: must be from 0 to 1, found {self.max_failed_frac!r}")
 
@@ -106,7 +108,7 @@ class Endpoint:
     def client(self) -> aiohttp.ClientSession:
         """A session whose requests have the key in their headers, and each end within `timeout_s`."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        # A server that packs its answer may hold tokens back until a block is full.
+        # Identity: a server that compresses its answer may hold tokens back until a block is full.
         return open_session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
 
 
@@ -115,7 +117,7 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     return aiohttp.ClientSession(
         timeout=timeout,
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0),  # Any number of connections: no request may wait for one.
         headers=headers,
         read_bufsize=LINE_BYTES // 2,  # aiohttp takes lines of up to twice this size.
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -151,8 +153,8 @@ class EndpointAnswer:
 
     `code` is the HTTP status, 0 if none came. `trouble` says what failed, and is empty if all went well.
     `token_s` are the arrivals of tokens on the clock of `post_request`. `input_tokens` and `output_tokens`
-    are the server's own counts, 0 if it sends none. `is_exact` says that each arrival is that of a token, not
-    of a chunk of several tokens.
+    are the server's own counts, 0 if it sends none. `is_exact` is False if the server counted other tokens
+    than its chunks showed; then the arrivals are spread evenly over the counted tokens.
     """
 
     code: int = 0
@@ -161,8 +163,8 @@ class EndpointAnswer:
     input_tokens: int = 0
     output_tokens: int = 0
     is_exact: bool = False
-    model: str = ""
-    retry_after: str = ""
+    model: str = ""  # As the server names it.
+    retry_after: str = ""  # The header of this name, in which a server says when to come again.
 
     @property
     def is_good(self) -> bool:
@@ -202,7 +204,8 @@ async def post_request(
 ) -> EndpointAnswer:
     """POST `body`, which requests a stream, and read the stream to its end.
 
-    The answer has `most_tokens` or fewer. Failures are in the result's `trouble`, not exceptions.
+    An answer of more than `most_tokens` and SPARE_TOKENS has failed. Failures are in the result's `trouble`,
+    not exceptions. `name` is the X-Request-Id, and `now_s` the clock of arrivals.
     """
     headers = {"Content-Type": "application/json", "X-Request-Id": name}
     result, timeout_s = EndpointAnswer(), timeout_s or endpoint.timeout_s

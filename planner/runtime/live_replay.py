@@ -40,7 +40,7 @@ Status = Literal["finished", "rejected", "failed", "unsent"]
 FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
 LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompt is made.
 TIMEOUT_S = 600.0  # A request without a complete answer after this time has failed.
-PROGRESS_EVERY_S = 10.0  # A replay says this often how far it has come.
+PROGRESS_EVERY_S = 10.0  # While it sends, a replay says this often how far it has come.
 READ_BUFFER_BYTES = 2**22  # Lines of a stream are long: its first event names every token of the prompt.
 JOURNAL_FORMAT = 2  # The version of the journal; `JournalFile.read` refuses a journal of another version.
 _MESSAGE_CHARACTERS = 200  # Reasons that a server or a library words are cut to this length.
@@ -49,14 +49,15 @@ _REMEMBERED_BLOCKS = 100_000  # `_block_tokens` keeps this many blocks in memory
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RequestOutcome:
     """The outcome of one request as the client saw it; times are seconds since the start of its part of the
     run.
 
-    `token_s` are the times when its output tokens arrived, `reason` says why it did not finish, and `workers`
-    are the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
-    finish; all its times are then the time at which this became known. `input_tokens` is the server's count
-    of the prompt's tokens, or 0 if the server did not say it.
+    It was due at `due_s` and sent at `sent_s`; its answer ended or failed at `end_s`. `token_s` are the times
+    when its output tokens arrived, `reason` says why it did not finish, and `workers` are the workers that
+    served it (prefill, decode). A request is "unsent" if one that it waits for did not finish; all its times
+    are then the time at which this became known. `input_tokens` is the server's count of the prompt's tokens,
+    or 0 if the server did not say it.
     """
 
     request: int
@@ -73,8 +74,8 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """One uninterrupted part of a run: the numbers of the `requests` that were sent or given up, in that
-    order.
+    """One uninterrupted part of a run: the numbers of the `requests` that were sent or given up, in the order
+    in which they were.
 
     The part started at `start_s` of CLOCK_MONOTONIC, which stands for `first_s` on the trace's clock.
     """
@@ -87,21 +88,21 @@ class ReplayPart:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The parts of a run so far, and in `sent` the outcomes by the request's number in the trace."""
+    """The parts of a run so far, and its outcomes by the request's number in the trace."""
 
     parts: tuple[ReplayPart, ...]
-    sent: dict[int, Sent]
+    outcomes: dict[int, RequestOutcome]
 
     def missing(self, trace: Trace) -> list[int]:
         """Requests of the trace without an outcome."""
-        return [i for i in range(len(trace)) if i not in self.sent]
+        return [i for i in range(len(trace)) if i not in self.outcomes]
 
 
 class JournalFile:
     """The file journal.jsonl, in which a replay notes everything as it happens.
 
-    Its first line identifies the run. The others say when a part started, which request was sent, and what
-    its outcome was.
+    Its first line identifies the run. The others say when a part started, which request was sent, what its
+    outcome was, and what a part found at its end (a record).
     """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
@@ -112,7 +113,7 @@ class JournalFile:
         """Read the parts and outcomes. Raises InputError if the file belongs to another run."""
         starts: dict[int, tuple[float, float]] = {}
         sends: dict[int, list[int]] = {}
-        sent: dict[int, Sent] = {}
+        outcomes: dict[int, RequestOutcome] = {}
         for row in self._rows():
             if "start_s" in row:
                 starts[row["part"]], sends[row["part"]] = (row["start_s"], row["first_s"]), []
@@ -120,14 +121,14 @@ class JournalFile:
                 sends[row["part"]].append(row["sends"])
             elif "request" in row:
                 row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
-                sent[row["request"]] = Sent(**row)
+                outcomes[row["request"]] = RequestOutcome(**row)
                 if row["status"] == "unsent":  # The request was given up, so no line says that it was sent.
                     sends[row["part"]].append(row["request"])
         parts = (
             ReplayPart(part, start_s, tuple(sends[part]), first_s)
             for part, (start_s, first_s) in starts.items()
         )
-        return Journal(tuple(parts), sent)
+        return Journal(tuple(parts), outcomes)
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """The lines that have this key, in order."""
@@ -195,7 +196,9 @@ class Sender(Protocol):
     def body(self, request: int) -> bytes:
         """The body to post for this request of the trace."""
 
-    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+    async def send(
+        self, request: int, part: int, start_s: float, due_s: float, body: bytes
+    ) -> RequestOutcome:
         """Send the request and read its answer to the end. A failure is returned as an outcome, not raised.
 
         `start_s` is the start of the part on CLOCK_MONOTONIC; `due_s` is when the request was due after it.
@@ -204,7 +207,7 @@ class Sender(Protocol):
     def may_send(self, request: int) -> bool:
         """Whether to send this request, asked just before its time; False ends the sending of all others."""
 
-    def ended(self, sent: Sent) -> None:
+    def ended(self, outcome: RequestOutcome) -> None:
         """Take note of an outcome; an exception ends the replay."""
 
 
@@ -222,7 +225,9 @@ class _RouterSender:
         """The HTTP body of request number `request` of the trace."""
         return request_body(self.trace, request, self.model, self.sending.seed, self.sending.shares_prefixes)
 
-    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+    async def send(
+        self, request: int, part: int, start_s: float, due_s: float, body: bytes
+    ) -> RequestOutcome:
         """Send a request to the router and wait for its last token."""
         expected = int(self.trace.output_tokens[request])
         return await send_to_router(self.client, self.url, body, request, part, start_s, due_s, expected)
@@ -231,9 +236,8 @@ class _RouterSender:
         """Always true: the router has no budget of requests."""
         return True
 
-    def ended(self, sent: Sent) -> None:
+    def ended(self, outcome: RequestOutcome) -> None:
         """Do nothing: the journal has all that is needed of a request that ended."""
-        pass
 
 
 async def replay_trace(
@@ -245,7 +249,7 @@ async def replay_trace(
     sending: Sending = DEFAULT_SENDING,
     *,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Sent]:
+) -> list[RequestOutcome]:
     """Send these `requests` of the trace to our router, the first one LEAD_S from now.
 
     Returns the outcomes, in the order in which requests ended, when all have ended.
@@ -268,7 +272,7 @@ async def send_at_times(
     *,
     part: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Sent]:
+) -> list[RequestOutcome]:
     """Send these requests at their times through `sender`, the first one LEAD_S from now.
 
     Once `may_send` has refused a request, no more are sent. Returns the outcomes, in the order in which
@@ -277,27 +281,27 @@ async def send_at_times(
     """
     start_s = time.monotonic() + LEAD_S
     first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
-    agenda = _Agenda(trace, requests, journal.read().sent, first_s)
+    agenda = _Agenda(trace, requests, journal.read().outcomes, first_s)
     journal.write({"part": part, "start_s": start_s, "first_s": first_s})
-    done: list[Sent] = []
+    done: list[RequestOutcome] = []
     running: set[asyncio.Task[None]] = set()
     failures: list[BaseException] = []
     has_news = asyncio.Event()
 
-    def note_outcome(sent: Sent) -> None:
-        journal.write(asdict(sent))
-        done.append(sent)
+    def note_outcome(outcome: RequestOutcome) -> None:
+        journal.write(asdict(outcome))
+        done.append(outcome)
 
     def give_up(lost: Iterable[tuple[int, str]]) -> None:
         now_s = round(time.monotonic() - start_s, 6)
         for request, reason in lost:
-            note_outcome(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
+            note_outcome(RequestOutcome(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
 
     async def send_one(request: int, due_s: float, body: bytes) -> None:
-        sent = await sender.send(request, part, start_s, due_s, body)
-        note_outcome(sent)
-        give_up(agenda.ended(sent))
-        sender.ended(sent)
+        outcome = await sender.send(request, part, start_s, due_s, body)
+        note_outcome(outcome)
+        give_up(agenda.ended(outcome))
+        sender.ended(outcome)
 
     def forget_task(task: asyncio.Task[None]) -> None:
         running.discard(task)
@@ -350,13 +354,13 @@ class _Agenda:
     """
 
     def __init__(
-        self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
+        self, trace: Trace, requests: Sequence[int], before: Mapping[int, RequestOutcome], first_s: float
     ) -> None:
         """Find the times of `requests`, which are all that this part sends.
 
-        `before` has the outcomes of earlier parts by request, and `first_s` is the start of this part on the
-        trace's clock. The attribute `unsendable` becomes the list of the requests, each with the reason, that
-        wait directly or through others for one that did not finish in an earlier part.
+        `before` has the outcomes of earlier parts by request, and `first_s` is the arrival in the trace with
+        which this part starts. The attribute `unsendable` becomes the list of the requests, each with the
+        reason, that wait directly or through others for one that did not finish in an earlier part.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
@@ -383,17 +387,17 @@ class _Agenda:
             if request not in self.unanswered_parents and request not in self.given_up:
                 self._schedule(request)
 
-    def ended(self, sent: Sent) -> list[tuple[int, str]]:
+    def ended(self, outcome: RequestOutcome) -> list[tuple[int, str]]:
         """Note the outcome of a request.
 
         If the request finished, those that waited for nothing else any more become due. Otherwise all that
         wait for it, directly or through others, are given up and returned, each with the reason.
         """
-        waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
-        if sent.status != "finished":
-            return self._give_up(waiting, sent.status)
+        waiting = [child for child in self.children.get(outcome.request, ()) if child not in self.given_up]
+        if outcome.status != "finished":
+            return self._give_up(waiting, outcome.status)
         for child in waiting:
-            self.last_answer_s[child] = max(self.last_answer_s.get(child, 0.0), sent.end_s)
+            self.last_answer_s[child] = max(self.last_answer_s.get(child, 0.0), outcome.end_s)
             self.unanswered_parents[child] -= 1
             if not self.unanswered_parents[child]:
                 self._schedule(child)
@@ -483,7 +487,7 @@ def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list
 
 @lru_cache(maxsize=_REMEMBERED_BLOCKS)
 def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
-    """Random token ids for a block of the trace, always the same for one id, length and seed."""
+    """So many random token ids for the block of this id, always the same for one id, length and seed."""
     # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block. An
     # id may be negative, which a seed of numpy must not be: hence the remainder of 2**64.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
@@ -499,7 +503,7 @@ async def send_to_router(
     start_s: float,
     due_s: float,
     expected_tokens: int,
-) -> Sent:
+) -> RequestOutcome:
     """Send a request to our router, read the stream to its end, and return the outcome.
 
     `start_s` is the start of the part on CLOCK_MONOTONIC; all times in the outcome count from there. A
@@ -531,7 +535,9 @@ async def send_to_router(
                 status = "failed" if reason else "finished"
     except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS]
-    return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
+    return RequestOutcome(
+        request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s)
+    )
 
 
 def _count_tokens(line: bytes) -> tuple[int, str]:
@@ -549,8 +555,8 @@ def request_name(part: int, request: int) -> str:
     return f"p{part}r{request}"
 
 
-def lateness_s(sent: Iterable[Sent]) -> float:
+def lateness_s(outcomes: Iterable[RequestOutcome]) -> float:
     """The longest time by which a request was sent after it was due [s]. More than some ms mean that this
     client was too slow, not the fleet.
     """
-    return max((request.sent_s - request.due_s for request in sent), default=0.0)
+    return max((outcome.sent_s - outcome.due_s for outcome in outcomes), default=0.0)

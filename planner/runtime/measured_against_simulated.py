@@ -30,7 +30,7 @@ from planner.domain import Limit, Metric, Selector, Slo, selectors_of
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
-from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
+from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome, Status
 from planner.simulator import Simulation, Verdict, judge_slo, simulate
 from planner.simulator.slo_verdict import gaps_s, measured_mask, percentile_s
 from planner.slo_metrics import METRICS
@@ -254,7 +254,7 @@ class Measurement:
     def is_timed_by_engines(self) -> bool:
         """Whether every finished request is in the logs of all workers that served it."""
         served = self.logged_requests()
-        finished = [sent for sent in self.journal.sent.values() if sent.status == "finished"]
+        finished = [sent for sent in self.journal.outcomes.values() if sent.status == "finished"]
         return (
             bool(self.logs)
             and bool(finished)
@@ -308,15 +308,15 @@ def compare_parts(
     return MeasuredComparison(predicted, measured, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
-def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[Sent]:
+def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[RequestOutcome]:
     """The outcomes of the requests that ended in this part.
 
     Requests of the part that did not end were sent again in a later part, and have their outcome there.
     """
     return [
-        measurement.journal.sent[request]
+        measurement.journal.outcomes[request]
         for request in part.requests
-        if request in measurement.journal.sent and measurement.journal.sent[request].part == part.part
+        if request in measurement.journal.outcomes and measurement.journal.outcomes[request].part == part.part
     ]
 
 
@@ -394,7 +394,7 @@ def _simulated_trace(
     """
     # A request's number is larger than those of its parents, the requests that it waits for. So parents come
     # first.
-    trace, requests, all_sent = measurement.trace, sorted(part.requests), measurement.journal.sent
+    trace, requests, all_sent = measurement.trace, sorted(part.requests), measurement.journal.outcomes
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)
     for child, parent in trace.after.tolist():
@@ -437,7 +437,7 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 
 
 def _request_times_s(
-    measurement: Measurement, sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
+    measurement: Measurement, sent: RequestOutcome, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
     """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
 
@@ -457,7 +457,7 @@ def _measured_simulation(
     measurement: Measurement,
     part: ReplayPart,
     predicted: Simulation,
-    ended: Sequence[Sent],
+    ended: Sequence[RequestOutcome],
     served: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
     slo: Slo,
     window_s: tuple[float, float],
@@ -609,7 +609,7 @@ def outside_s(measurement: Measurement) -> Floats:
         return np.zeros(0)
     served = measurement.logged_requests()
     times_outside_s = []
-    for sent in measurement.journal.sent.values():
+    for sent in measurement.journal.outcomes.values():
         if sent.status == "finished":
             first, last = (
                 served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])

@@ -23,7 +23,7 @@ import numpy as np
 from planner.domain import Metric, Slo
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.runtime.engine_log import EngineLog, EngineRequest
-from planner.runtime.live_replay import Journal, ReplayPart, Sent
+from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
 from planner.runtime.measured_against_simulated import (
     ComparedRun,
     MeasuredComparison,
@@ -121,7 +121,7 @@ def _as_run_of_its_own(
         policies = replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing)
         logs[instant_worker] = EngineLog(log.steps[:0], _instant_prefills(log.requests))
     own_part = ReplayPart(part.part, start_s, tuple(own_outcomes))
-    own_sent: dict[int, Sent] = {
+    own_sent: dict[int, RequestOutcome] = {
         request: replace(outcome, workers=workers) for request, outcome in own_outcomes.items()
     }
     own_fleet = replace(fleet, pools=pools, policies=policies, network=network)

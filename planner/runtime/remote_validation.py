@@ -24,7 +24,7 @@ from planner.runtime.analysis import ValidationSetup
 from planner.runtime.budget import SendingBudget
 from planner.runtime.endpoint import PROBE_TIMEOUT_S, Endpoint, EndpointAnswer, EndpointError, post_request
 from planner.runtime.engine_scraper import EngineScraper
-from planner.runtime.live_replay import JournalFile, Sent, Status, request_name, send_at_times
+from planner.runtime.live_replay import JournalFile, RequestOutcome, Status, request_name, send_at_times
 from planner.runtime.probe import ProbedEndpoint, Probing, refusal_message
 from planner.traffic.trace import Trace
 
@@ -146,7 +146,9 @@ class ToEndpoint:
         self.charged_usd[request] = charged
         return True
 
-    async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
+    async def send(
+        self, request: int, part: int, start_s: float, due_s: float, body: bytes
+    ) -> RequestOutcome:
         """Send one request, and return its outcome. An error that is to end the run is raised only once the
         outcome is in the journal, unless the request can be sent again.
         """
@@ -183,14 +185,14 @@ class ToEndpoint:
             status = "rejected" if answer.code in REFUSAL_CODES else "failed"
         due = round(due_s, 6)
         tokens = answer.token_s
-        return Sent(
+        return RequestOutcome(
             request, part, due, sent_s, now_s(), status, answer.trouble, (), tokens, answer.input_tokens
         )
 
-    def ended(self, sent: Sent) -> None:
+    def ended(self, outcome: RequestOutcome) -> None:
         """Raise the error that came up while this request was under way, if there was one."""
-        if sent.request in self.trouble:
-            raise self.trouble[sent.request]
+        if outcome.request in self.trouble:
+            raise self.trouble[outcome.request]
 
 
 async def measure_endpoint(

@@ -44,7 +44,14 @@ from planner.models.step_tables import COLUMNS, StepTable
 from planner.runtime import workers
 from planner.runtime.connection_limits import listening
 from planner.runtime.engine_log import EngineLog, read_step_logs
-from planner.runtime.live_replay import TIMEOUT_S, Journal, ReplayPart, Sent, request_body, send_to_router
+from planner.runtime.live_replay import (
+    TIMEOUT_S,
+    Journal,
+    ReplayPart,
+    RequestOutcome,
+    request_body,
+    send_to_router,
+)
 from planner.runtime.measured_against_simulated import Measurement, outside_s
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.traffic.trace import Trace
@@ -169,7 +176,7 @@ class LoadLevel:
 
     sequences: int
     part: ReplayPart
-    sent: Sequence[Sent]
+    sent: Sequence[RequestOutcome]
     cpu_s: float
     end_s: float
 
@@ -219,7 +226,7 @@ def _used_cpu_s(group: workers.LiveWorkers) -> float:
 
 async def _run_level(
     client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: WatchedEngines, part: int, sequences: int
-) -> tuple[ReplayPart, list[Sent]]:
+) -> tuple[ReplayPart, list[RequestOutcome]]:
     """Send the requests of one level for LEVEL_S, in a closed loop.
 
     There are `sequences` clients per engine, and each sends its next request once its last one is answered.

@@ -2,7 +2,8 @@
 into the sentences and the rows of errors that report.html and the screen show.
 
 "Stolen" is the share of an engine's step times in which other processes had the core of its thread.
-"Undisturbed" times are by a clock of the engine that stands still meanwhile (`Validation` in analysis.py).
+"Undisturbed" times are by a clock of the engine that stands still while they have it, and `after` and
+"corrected" stand for predictions with step times corrected by this run (`Validation` in analysis.py).
 """
 
 import math
@@ -27,7 +28,7 @@ from planner.units import percentile_name, show_error, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
 # If other processes took a larger share of an engine's step times, the verdict says so. Even a small share
-# matters, because queues multiply delays.
+# matters, because queues multiply delays. Set by hand.
 MOST_STOLEN_FRAC = 0.03
 # The summary of single requests counts those whose error is at most this share. The key of JSON names it.
 GOOD_ERROR_FRAC = 0.2
@@ -35,7 +36,7 @@ REHEARSAL_SENTENCE = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
     "chain, not the plan on a GPU."
 )
-STATUSES = ("finished", "rejected", "failed", "unsent")  # `Sent.status` of live_replay.py.
+STATUSES = ("finished", "rejected", "failed", "unsent")  # `RequestOutcome.status` of live_replay.py.
 
 
 def validation_document(validation: Validation) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
     for figures that are not finite.
     """
     run, comparison = validation.measurement, validation.comparison
-    sent = list(run.journal.sent.values())
+    outcomes = list(run.journal.outcomes.values())
     outside_engine_s = outside_s(run)
     document = {
         "verdict": verdict_text(validation),
@@ -51,16 +52,16 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "slo_kept": _is_kept(comparison),
         "slo_kept_by_client": _is_kept(_client_comparison(validation)),
         "requests": len(run.trace),
-        **{status: sum(request.status == status for request in sent) for status in STATUSES},
+        **{status: sum(outcome.status == status for outcome in outcomes) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
         # How many requests did not finish for each reason.
-        "reasons": dict(Counter(request.reason for request in sent if request.reason)),
+        "reasons": dict(Counter(outcome.reason for outcome in outcomes if outcome.reason)),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
         "outside_engine_s": {
             "p50": _quantile_or_none(outside_engine_s, 0.5),
             "p99": _quantile_or_none(outside_engine_s, 0.99),
         },
-        "client_late_s": lateness_s(sent),
+        "client_late_s": lateness_s(outcomes),
         "stolen_frac": stolen_frac_by_engine(validation),
         "prefix_hits": {
             "predicted_frac": comparison.predicted.requests.token_hit_frac,
@@ -202,10 +203,10 @@ def verdict_text(validation: Validation) -> str:
         )
     if validation.setup.engine == "rehearsal":
         text = f"{REHEARSAL_SENTENCE} {text}"
-    sent = validation.measurement.journal.sent.values()
-    if unfinished := sum(request.status != "finished" for request in sent):
+    outcomes = validation.measurement.journal.outcomes.values()
+    if unfinished := sum(outcome.status != "finished" for outcome in outcomes):
         text += f" {unfinished} of {len(validation.measurement.trace)} requests did not finish"
-        unsent = sum(request.status == "unsent" for request in sent)
+        unsent = sum(outcome.status == "unsent" for outcome in outcomes)
         text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
     if validation.setup.slo.limits:
         on_engines, in_simulation = (

@@ -23,7 +23,7 @@ from planner.runtime.budget import SendingBudget, is_spent
 from planner.runtime.dialect import CHAT, Dialect
 from planner.runtime.endpoint import Endpoint, EndpointAnswer, EndpointError, checked_url, post_request
 from planner.runtime.engine_scraper import EngineScraper, engine_times, sum_samples
-from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent
+from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, RequestOutcome
 from planner.runtime.remote_validation import Failures, warm_up_times
 from planner.traffic.trace import Trace
 
@@ -222,9 +222,11 @@ def test_a_run_ends_where_more_than_a_share_of_the_last_fifty_fails() -> None:
     assert failures(*[200] * 3, 401, limit=1.0) == 4
 
 
-def sent_of(request: int, tokens: int, input_tokens: int, status: Any = "finished") -> Sent:
+def sent_of(request: int, tokens: int, input_tokens: int, status: Any = "finished") -> RequestOutcome:
     times = tuple(1.0 + request + 0.1 * k for k in range(tokens))
-    return Sent(request, 0, float(request), float(request), 5.0, status, "", (), times, input_tokens)
+    return RequestOutcome(
+        request, 0, float(request), float(request), 5.0, status, "", (), times, input_tokens
+    )
 
 
 def test_what_is_compared_is_what_was_sent_as_long_as_it_was() -> None:
@@ -235,7 +237,7 @@ def test_what_is_compared_is_what_was_sent_as_long_as_it_was() -> None:
     journal = Journal((ReplayPart(0, 0.0, (0, 1, 2)),), sent)
     served, moved = as_served(trace, journal)
     assert served.input_tokens.tolist() == [12, 20, 30] and served.output_tokens.tolist() == [3, 5, 5]
-    assert moved.parts[0].requests == (0, 1, 2) and set(moved.sent) == {0, 1, 2}
+    assert moved.parts[0].requests == (0, 1, 2) and set(moved.outcomes) == {0, 1, 2}
     found = measure_lengths(trace, journal)
     assert (found.requested_output_tokens, found.output_tokens) == (10, 8)
     assert found.prompt_error_frac == pytest.approx((0.1, 0.2)) and found.clumped_frac == 0

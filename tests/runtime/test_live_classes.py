@@ -17,7 +17,7 @@ from planner.models.latency import StepLatency
 from planner.policies import QUEUE
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.fake_engine import FakeEngine, _EngineRequest
-from planner.runtime.live_replay import Journal, ReplayPart, Sent
+from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
 from planner.runtime.live_routing import priority_number
 from planner.runtime.measured_against_simulated import Measurement, Tolerances, compare_with_simulation
 from planner.traffic.classes import select_requests, takes_request
@@ -150,7 +150,9 @@ def test_classes_are_compared_where_requests_are_missing_and_a_run_has_parts() -
     journal = Journal(
         (ReplayPart(0, 0.0, (0, 1, 2)), ReplayPart(1, 100.0, (3, 4, 5), first_s=30.0)),
         {
-            k: Sent(k, k // 3, at_s, at_s, at_s + 3, "finished", "", ("w-0",), (at_s + wait_s, at_s + 2.5))
+            k: RequestOutcome(
+                k, k // 3, at_s, at_s, at_s + 3, "finished", "", ("w-0",), (at_s + wait_s, at_s + 2.5)
+            )
             for k in range(5)
             for at_s, wait_s in [(10.0 * (k % 3), 2.0 if k % 2 else 0.1)]
         },

@@ -125,12 +125,12 @@ def test_a_worker_killed_or_frozen_mid_replay_loses_nothing(number: int, said: s
     journal, events, router = replayed(fleet, trace, tmp_path, chaos)
     assert not journal.missing(trace) and is_idle(router)
     assert not router.live.caches.entries["refs"].any()
-    for sent in journal.sent.values():
+    for sent in journal.outcomes.values():
         if sent.status == "finished":
             assert len(sent.token_s) == trace.output_tokens[sent.request]
         else:
             assert sent.status == "failed" and "w-0" in sent.reason
-    assert sum(sent.status != "finished" for sent in journal.sent.values()) <= scenes[0].in_flight
+    assert sum(sent.status != "finished" for sent in journal.outcomes.values()) <= scenes[0].in_flight
     assert any(event.startswith("w-0") and said in event for event in events)
     assert "w-0 up after start 2" in events
 
@@ -149,7 +149,7 @@ def test_a_pair_survives_its_decode_worker(tmp_path: Path) -> None:
     )
     assert not journal.missing(trace) and is_idle(router)
     late = scenes[0].sent_later()
-    assert late and all(journal.sent[request].status == "finished" for request in late)
+    assert late and all(journal.outcomes[request].status == "finished" for request in late)
     assert "d-0 up after start 2" in events
 
 
@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_costs_one_start(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(workers, "free_port", lambda: ports.pop() if ports else free())
         trace = random_trace(5, 50.0)
         journal, events, _ = replayed(fleet_of(("w", "mixed", 1)), trace, tmp_path)
-    assert all(sent.status == "finished" for sent in journal.sent.values())
+    assert all(sent.status == "finished" for sent in journal.outcomes.values())
     assert events[0].startswith("w-0 did not start") and "w-0 up after start 2" in events
 
 
@@ -219,7 +219,7 @@ def test_clients_that_leave_at_random_disturb_nobody(tmp_path: Path) -> None:
 
     policies = Policies(routing="e2", prefix_cache=True)
     journal, _, router = replayed(fleet_of(("w", "mixed", 2), policies=policies), trace, tmp_path, chaos)
-    assert [sent.status for sent in journal.sent.values()] == ["finished"] * 60
+    assert [sent.status for sent in journal.outcomes.values()] == ["finished"] * 60
     assert is_idle(router) and not router.live.caches.entries["refs"].any()
 
 

@@ -32,7 +32,7 @@ from planner.runtime.live_replay import (
     Journal,
     JournalFile,
     ReplayPart,
-    Sent,
+    RequestOutcome,
     lateness_s,
     trace_prompt,
     unique_prompt,
@@ -105,8 +105,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def sent_of(
     request: int, due_s: float, token_s: tuple[float, ...], *, part: int = 0, worker: str = "w-0"
-) -> Sent:
-    return Sent(request, part, due_s, due_s, token_s[-1], "finished", "", (worker,), token_s)
+) -> RequestOutcome:
+    return RequestOutcome(request, part, due_s, due_s, token_s[-1], "finished", "", (worker,), token_s)
 
 
 def test_a_step_log_comes_back_as_a_step_table(tmp_path: Path) -> None:

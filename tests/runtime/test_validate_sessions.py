@@ -14,7 +14,14 @@ from runtime_fakes import LATENCY, MODEL, engines, fleet_of, routed
 from planner.domain import Slo
 from planner.fleet import Policies
 from planner.runtime.analysis import ValidationSetup
-from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent, _Agenda, replay_trace
+from planner.runtime.live_replay import (
+    Journal,
+    JournalFile,
+    ReplayPart,
+    RequestOutcome,
+    _Agenda,
+    replay_trace,
+)
 from planner.runtime.measured_against_simulated import (
     Measurement,
     Tolerances,
@@ -39,8 +46,8 @@ def made_of(arrival_s: list[float], after: list[tuple[int, int]], think_s: list[
     )
 
 
-def answered(request: int, end_s: float, *, status: str = "finished") -> Sent:
-    return Sent(request, 0, 0.0, 0.0, end_s, status, "", ("w-0",), (end_s,))  # type: ignore[arg-type]
+def answered(request: int, end_s: float, *, status: str = "finished") -> RequestOutcome:
+    return RequestOutcome(request, 0, 0.0, 0.0, end_s, status, "", ("w-0",), (end_s,))  # type: ignore[arg-type]
 
 
 def test_a_request_is_due_when_the_last_it_waits_for_was_answered_and_it_has_thought() -> None:
@@ -114,7 +121,7 @@ def test_predicted_turns_follow_the_predicted_answers() -> None:
         late = tokens + start_s + 1.0
         again_s = float(late[-1]) + 0.5
         for request, at_s, times in ((first, start_s, late), (first + 1, again_s, tokens + again_s)):
-            sent[request] = Sent(
+            sent[request] = RequestOutcome(
                 request, 0, at_s, at_s, float(times[-1]), "finished", "", ("w-0",), tuple(times.tolist())
             )
     run = Measurement(fleet, trace, Journal((ReplayPart(0, 100.0, tuple(range(6))),), sent), {})
@@ -136,7 +143,9 @@ def test_a_session_of_which_a_part_is_missing_has_no_total() -> None:
     fleet = fleet_of(("w", "mixed", 1))
     trace = made_of([0.0, 0.0, 10.0, 10.0, 20.0], [(1, 0), (3, 2)], [0.0, 1.0, 0.0, 1.0, 0.0])
     sent = {
-        i: Sent(i, 0, at_s, at_s, at_s + 0.2, "finished", "", ("w-0",), (at_s + 0.1, at_s + 0.15, at_s + 0.2))
+        i: RequestOutcome(
+            i, 0, at_s, at_s, at_s + 0.2, "finished", "", ("w-0",), (at_s + 0.1, at_s + 0.15, at_s + 0.2)
+        )
         for i, at_s in enumerate([0.0, 1.2, 10.0, 11.2, 20.0])
     }
     run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, tuple(range(5))),), sent), {})
@@ -155,7 +164,7 @@ def test_one_that_was_given_up_before_all_it_waits_for_were_sent_is_compared_too
         0: answered(0, 0.1, status="failed"),
         2: answered(2, 0.1, status="unsent"),
         3: answered(3, 0.1, status="unsent"),
-        1: Sent(1, 0, 5.0, 5.0, 5.3, "finished", "", ("w-0",), (5.1, 5.2, 5.3)),
+        1: RequestOutcome(1, 0, 5.0, 5.0, 5.3, "finished", "", ("w-0",), (5.1, 5.2, 5.3)),
     }
     run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0, 2, 3, 1)),), sent), {})
     found = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
@@ -211,7 +220,7 @@ def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: 
     trace = turns(15, 3, think_s=0.05, every_s=0.2)
     setup = ValidationSetup(fleet, trace, NO_SLO, 512, engine="rehearsal")
     found = validate(setup, tmp_path / "out")
-    sent = found.measurement.journal.sent
+    sent = found.measurement.journal.outcomes
     assert {one.status for one in sent.values()} == {"finished"} and len(sent) == 45
     late_s = [
         sent[child].sent_s - sent[parent].end_s - float(trace.think_s[child]) for child, parent in trace.after
@@ -244,7 +253,7 @@ def test_what_waits_for_a_rejected_request_is_reported_as_unsent(tmp_path: Path)
 
     asyncio.run(run())
     found = journal.read()
-    assert [found.sent[i].status for i in range(4)] == ["rejected", "unsent", "unsent", "finished"]
+    assert [found.outcomes[i].status for i in range(4)] == ["rejected", "unsent", "unsent", "finished"]
     assert not found.missing(trace) and sorted(found.parts[0].requests) == [0, 1, 2, 3]
     told = compare_with_simulation(Measurement(fleet, trace, found, {}), fleet, NO_SLO, Tolerances())
     assert sorted(told.measured.requests.status.tolist()) == [0, 1, 1, 1]

@@ -8,10 +8,10 @@ The planner decides every `every` (5 s), and only while no worker starts. A pref
 queued prompt tokens per worker reach `prefill_up` times the longest context, and loses one below
 `prefill_down`. A decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts
 counted as used, is above `kv_up`, and loses one below `kv_down`. No pool loses a worker if the load of the
-others would then reach the threshold for one more. The original looks at the fullest worker to
-add one, and at all workers to take one away; here both look at the pool's mean, because a reading
-(MetricsReading) states no numbers of single workers. Queued tokens are the number of waiting prompts times
-the mean length of the prompts that finished last.
+others would then reach the threshold for one more. The original looks at the fullest worker to add one, and
+at all workers to take one away; here both look at the pool's mean, because a reading (MetricsReading) states
+no numbers of single workers. Queued tokens are the number of waiting prompts times the mean length of the
+prompts that finished last.
 """
 
 import math
@@ -63,11 +63,11 @@ class DynamoSettings(ControllerSettings):
     lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
 
     def check(self) -> None:
-        at = self.thresholds
-        if at.prefill_up_frac <= at.prefill_down_frac or at.kv_up_frac <= at.kv_down_frac:
+        loads = self.thresholds
+        if loads.prefill_up_frac <= loads.prefill_down_frac or loads.kv_up_frac <= loads.kv_down_frac:
             raise InputError(
-                f"up thresholds must be above down thresholds: prefill {at.prefill_up_frac:g} and "
-                f"{at.prefill_down_frac:g}, kv {at.kv_up_frac:g} and {at.kv_down_frac:g}"
+                f"up thresholds must be above down thresholds: prefill {loads.prefill_up_frac:g} and "
+                f"{loads.prefill_down_frac:g}, kv {loads.kv_up_frac:g} and {loads.kv_down_frac:g}"
             )
 
     @property
@@ -146,7 +146,7 @@ class Dynamo:
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         """The next size of a pool, at most one worker from the present one."""
         workers, engine = self.current[pool], self.knowledge.engines[pool]
-        if not workers:  # An empty pool gets a worker when requests wait for one.
+        if not workers:  # An empty pool gets a worker when requests are in limbo, waiting for one.
             return 1 if self.knowledge.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):

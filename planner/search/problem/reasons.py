@@ -61,14 +61,15 @@ def _(because: facts.RequestTooLong) -> str:
 
 @reason_text.register
 def _(because: facts.WorkersMissing) -> str:
-    least = f"needs at least {count_text(because.least, 'worker')} (work alone)"
-    return f"{least}, {because.available:g} {'is' if because.available == 1 else 'are'} available"
+    available = f"{because.available:g} {'is' if because.available == 1 else 'are'} available"
+    return f"{_needs_text(because.least)}, {available}"
 
 
 @reason_text.register
 def _(because: facts.WorkTooDear) -> str:
-    least = f"needs at least {count_text(because.least, 'worker')} (work alone)"
-    return f"{least}: {because.least_value:.4g} or more, best is {because.best_value:.4g}"
+    return (
+        f"{_needs_text(because.least)}: {because.least_value:.4g} or more, best is {because.best_value:.4g}"
+    )
 
 
 @reason_text.register
@@ -125,7 +126,8 @@ def _(because: facts.SmallerHolds) -> str:
 
 def left_out_text(gpus: Sequence[str]) -> str:
     """A clause on GPUs that were not searched, and on how to allow them. They are those that the question
-    does not name, and whose kernels were not measured or whose price was not looked up.
+    does not name, and of which no kernels were measured, or whose step times are estimates and whose price
+    has no source.
     """
     return (
         "not considered, as no kernels of such GPUs were measured, or as their step times are estimated and "
@@ -137,6 +139,11 @@ def left_out_text(gpus: Sequence[str]) -> str:
 def also_left_out(gpus: Sequence[str]) -> str:
     """The end of a message about a plan that failed: `left_out_text`, or nothing if no GPU was left out."""
     return f". {left_out_text(gpus)}" if gpus else ""
+
+
+def _needs_text(least_workers: int) -> str:
+    """How many workers the work alone takes, without any waiting (planner/solvers/required_work.py)."""
+    return f"needs at least {count_text(least_workers, 'worker')} (work alone)"
 
 
 def _workers_do(workers: int, verb: str, singular: str = "", *, kind: str = "worker") -> str:
