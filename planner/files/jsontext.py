@@ -42,6 +42,11 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ValueError:
+        if counts_digits:
+            raise
+        # Python refuses a number of thousands of digits; the other parser has words of ours for it.
+        return parse_json(text, has_nan=has_nan)
     # Half a character can only be written as an escape, so other texts need no check.
     has_escapes = "\\u" in text if isinstance(text, str) else b"\\u" in text
     if has_escapes:
@@ -50,10 +55,10 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
 
 
 def json_decoder() -> json.JSONDecoder:
-    """A decoder for one value after the other in a longer text. Of the checks of `parse_json` it makes one:
-    it refuses a key given twice.
+    """A decoder for one value after the other in a longer text. Of the checks of `parse_json` it makes two:
+    it refuses a key given twice, and a whole number of too many digits.
     """
-    return json.JSONDecoder(object_pairs_hook=_parse_object)
+    return json.JSONDecoder(object_pairs_hook=_parse_object, parse_int=_parse_whole_number)
 
 
 def is_text(text: str) -> bool:

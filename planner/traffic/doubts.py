@@ -16,6 +16,7 @@ LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # A gap of at most this length is no
 # A very long gap is more than this many times as long as all others together. By chance one in 300 traces of
 # 5 requests has one.
 VERY_LONG_FACTOR = 10.0
+LONGEST_OTHER_GAP_S = 600.0  # Beside an hour in which nothing arrives, which a change of clocks may explain.
 # With fewer requests/s a warning asks whether the clock counts a finer unit than it was read with. The first
 # limit is for clocks with whole seconds only, the second for all others.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
@@ -55,6 +56,36 @@ def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
         "wrong, or are these two logs?",
+    )
+
+
+def clock_change_warnings(name: str, clock: str, at_s: FloatArray) -> tuple[str, ...]:
+    """A warning about local times of `clock`, a column of dates without a zone, if clocks seem to have been
+    put back an hour, or forward. `at_s` are the times in the order of the rows, and 0 is a full hour.
+
+    Put back: times step back once, by half an hour to an hour within a clock hour. Put forward: nothing
+    arrives in one whole clock hour, and no other gap is longer than LONGEST_OTHER_GAP_S.
+    """
+    if len(at_s) < FEWEST_JUDGED:
+        return ()
+    gaps_s, hours = np.diff(at_s), np.floor(at_s / HOUR_S)
+    back = np.flatnonzero(gaps_s <= -HOUR_S / 2)
+    longest, longest_s = int(gaps_s.argmax()), np.sort(gaps_s)[-2:]
+    if len(back) == 1 and hours[back[0]] == hours[back[0] + 1]:
+        row, change = int(back[0]), "step back"
+    elif (
+        hours[longest + 1] - hours[longest] == 2
+        and longest_s[1] <= HOUR_S + LONGEST_OTHER_GAP_S
+        and longest_s[0] <= LONGEST_OTHER_GAP_S
+    ):
+        row, change = longest, "skip an hour"
+    else:
+        return ()
+    before, after = (f"{np.datetime64(int(at_s[k]), 's')}".replace("T", " ") for k in (row, row + 1))
+    return (
+        f"{name}: column {clock} names no zone, and its times {change}, from {before} to {after}: if clocks "
+        "were changed there, name the zone: plan trace --map with --tz Europe/Berlin, or traffic: map and "
+        "timezone in slo.yaml",
     )
 
 

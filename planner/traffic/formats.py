@@ -21,7 +21,15 @@ from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts
 from planner.traffic.logs.log_columns_map import names_length
-from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S, with_empty_texts
+from planner.traffic.logs.times import (
+    YEAR_2000_S,
+    YEAR_2100_S,
+    UnsureError,
+    guess_pattern,
+    is_local_date,
+    is_month_first,
+    with_empty_texts,
+)
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import cut_texts, text_lengths
 from planner.traffic.trace import (
@@ -343,6 +351,8 @@ class TraceRows:
         if is_date:
             dates = self._parse_dates(line, column.astype(str))
             is_bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # Nanoseconds then fit into 64 bits.
+            if is_bad.any():
+                self._refuse_local_dates(line[0], column.astype(str).tolist())
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
             ticks = _to_floats(column)
@@ -353,6 +363,21 @@ class TraceRows:
             self.origin = self.origin or dates.iloc[0]
             ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
         return ticks
+
+    def _refuse_local_dates(self, line: int, texts: list[str]) -> None:
+        """Raise UnsureError, with the map that reads them, for dates such as 10/15/2026 9:00:07 AM."""
+        if not is_local_date(texts[0]):
+            return
+        month_first = is_month_first(texts)
+        pattern = guess_pattern(texts[0], month_first=bool(month_first))
+        guess = f"arrival={self.clock}:{pattern},input={self.counts[0]},output={self.counts[1]}"
+        swap = "; swap %d and %m if the month comes first" if month_first is None else ""
+        raise UnsureError(
+            f"{self.path}, {self.counted} {line}: column {self.clock} holds dates such as "
+            f"{show_value(texts[0])}{swap}. Say it: plan trace FILE -o trace.csv --map '{guess}', or "
+            "traffic: map in slo.yaml",
+            guess,
+        )
 
     def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
         """The times in UTC; NaT for a value that is no time.
@@ -422,7 +447,12 @@ class TraceRows:
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
         warnings += restarted
-        order, notes = self._arrival_order(ticks)
+        changed: tuple[str, ...] = ()
+        if self.origin is not None and not self.has_zones:
+            at_s = ticks + self.origin.timestamp()
+            changed = doubts.clock_change_warnings(self.path.name, self.clock, at_s)
+            warnings += changed
+        order, notes = self._arrival_order(ticks, changed)
         if order is not None:
             warnings += doubts.step_back_warnings(self.path.name, self.clock, ticks)
             ticks = ticks[order]
@@ -595,12 +625,18 @@ class TraceRows:
             "from where the first ends",
         )
 
-    def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
-        """Positions in order of arrival, None where the file has that order, and a note on it."""
+    def _arrival_order(
+        self, ticks: FloatArray, doubts_of_clock: tuple[str, ...]
+    ) -> tuple[IntArray | None, list[str]]:
+        """Positions in order of arrival, None where the file has that order, and a note on it. Raises
+        TraceError, with the first of these doubts if there is one, where too many rows are out of order.
+        """
         late = ticks < np.maximum.accumulate(ticks)
         if not late.any():
             return None, []
         if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
+            if doubts_of_clock:
+                raise TraceError(doubts_of_clock[0])
             backward_steps = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "

@@ -175,6 +175,9 @@ def _open_source(path: Path, stack: ExitStack) -> LogSource:
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
     first, line_number = _first_line(path, stream)
+    # In an object or a list of JSON, CR may stand between words.
+    if b"\r" in first and not stream.peek(1) and (first[:1] not in b"{[" or b"}\r{" in first):
+        raise TraceError(f"{path}: its lines end with CR alone; write LF instead: tr '\\r' '\\n'")
     if delimiter := other_delimiter(first):
         first = with_commas(first, delimiter)
         stream = io.BufferedReader(CommaSeparated(stream, delimiter))

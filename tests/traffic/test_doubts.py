@@ -12,6 +12,7 @@ from planner.errors import InputError
 from planner.traffic.frames import trace_of
 from planner.traffic.logs.log_columns_map import parse_columns
 from planner.traffic.logs.log_reading import LogOptions
+from planner.traffic.logs.times import UnsureError
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -209,3 +210,66 @@ def test_days_of_a_spreadsheet_are_not_seconds_in_silence(tmp_path: Path) -> Non
     """A second is 1 / 86,400 day: 40 requests, half a second apart, seem to come within a quarter of a ms."""
     (said,) = read(tmp_path, table([f"{46109.5 + at / 86_400:.10f}" for at in TIMES])).warnings
     assert "if it counts days, as spreadsheets do, these are 2.09 requests/s" in said
+
+
+def local_times(start: str, name: str = "timestamp") -> str:
+    """A request a minute for four hours from this time in UTC, as clocks in Berlin show it."""
+    times = pd.date_range(start, periods=240, freq="min", tz="UTC").tz_convert("Europe/Berlin")
+    head = f"{name},input_tokens,output_tokens\n"
+    return head + "".join(f"{at:%Y-%m-%d %H:%M:%S},200,3\n" for at in times)
+
+
+FORWARD, BACK = "2026-03-28 23:00", "2026-10-24 23:00"
+
+
+@pytest.mark.parametrize("name", ["timestamp", "created_at"])
+def test_local_times_over_a_change_of_clocks_are_doubted_and_read_with_a_zone(
+    tmp_path: Path, name: str
+) -> None:
+    """Without a zone an hour is missing in spring, and two lie on each other in autumn."""
+    named = LogOptions(
+        parse_columns({"arrival": name, "input": "input_tokens", "output": "output_tokens"}, "map"),
+        zone="Europe/Berlin",
+    )
+    for start, change in ((FORWARD, "skip an hour, from 2026-03-29 01:59:00 to"), (BACK, "step back, from")):
+        try:
+            said = list(read(tmp_path, local_times(start, name)).warnings)
+        except InputError as error:
+            said = [str(error)]
+        assert any(f"column {name} names no zone, and its times {change}" in each for each in said), said
+        mended = read_trace(tmp_path / "t.csv", seed=None, log_options=named)
+        assert mended.duration_s == 239 * 60 and not mended.warnings
+
+
+def test_no_change_of_clocks_is_seen_in_a_gap_at_another_time_or_in_dates_with_a_zone(tmp_path: Path) -> None:
+    """An hour and five minutes of nothing from 01:29 on is no clock hour that is missing."""
+    minutes = [*range(90), *range(154, 240)]
+    dates = [f"2026-03-29 {k // 60:02d}:{k % 60:02d}:00" for k in minutes]
+    assert not read(tmp_path, table([*dates])).warnings
+    zoned = local_times(FORWARD).replace(":00,200", ":00+01:00,200")
+    assert not any("names no zone" in each for each in read(tmp_path, zoned).warnings)
+
+
+def test_dates_with_the_day_or_month_first_name_the_map_that_reads_them(tmp_path: Path) -> None:
+    text = table([f"10/15/2026 9:{k:02d}:07 AM" for k in range(10, 40)])
+    with pytest.raises(UnsureError, match=r"holds dates such as .*: plan trace FILE .*--map") as caught:
+        read(tmp_path, text)
+    role_of = dict(each.split("=") for each in caught.value.guess.split(","))
+    trace = read_trace(tmp_path / "t.csv", log_options=LogOptions(parse_columns(role_of, "map")))
+    assert trace.duration_s == 29 * 60
+
+
+@pytest.mark.parametrize("name", ["timestamp", "created_at"])
+def test_lines_that_end_with_cr_alone_are_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"its lines end with CR alone; write LF instead: tr"):
+        read(tmp_path, local_times(FORWARD, name).replace("\n", "\r"))
+
+
+@pytest.mark.parametrize("form", ["{}\n{}", "[{}, {}]"])
+def test_a_number_of_5000_digits_is_refused_in_our_words(tmp_path: Path, form: str) -> None:
+    rows = [
+        '{"timestamp": 0, "input_tokens": 9, "output_tokens": 3}',
+        '{"timestamp": 1, "input_tokens": ' + "9" * 5000 + ', "output_tokens": 3}',
+    ]
+    with pytest.raises(InputError, match=r"is not JSON \(the number 9{20}\.\.\. has 5000 digits\)"):
+        read(tmp_path, form.replace("{}", "%s") % tuple(rows), "t.jsonl")

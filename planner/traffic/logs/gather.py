@@ -225,6 +225,8 @@ class Gatherer:
         inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
+        if self.clock.has_offsets is False and self.zone is None:
+            self.doubts += doubts.clock_change_warnings(name, self.clock.name, at_ns / 1e9)
         if self._ids:
             order = self._first_rows(order)
         warnings = (*self._warnings(name, len(order)), *self.doubts)
