@@ -108,6 +108,11 @@ def fleet_text(document: Document) -> str:
     return str(document.get("fleet_text") or document["answer"].rpartition(": ")[0])
 
 
+def step_tokens_text(document: Document) -> str:
+    """The tokens per step of each pool of a plan: "1,024, 2,048"."""
+    return ", ".join(f"{worker['max_num_batched_tokens']:,}" for worker in document["workers"])
+
+
 def draw_list(lines: Iterable[str]) -> None:
     """Draw the lines as a list."""
     st.markdown("\n".join(f"- {escape_markdown(line)}" for line in lines))

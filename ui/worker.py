@@ -201,7 +201,7 @@ def _send_first_answer(send: Send) -> OnPaper:
         message = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
         texts = [
             screen_page.verdict_heading(message, "h3"),
-            screen_page.cards_html([screen.paper_card(fleet, paid)]),
+            screen_page.cards_html([screen.paper_card(fleet, paid, "not yet tested in scenarios")]),
         ]
         tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge_slo(simulation, slo))}
         send({"first": {"html": "\n".join(texts), "tables": tables}})

@@ -81,11 +81,10 @@ def _first_of(values: Mapping[str, Value], names: Iterable[str], default: Value)
 
 def parse_paid(file: Section, catalog: Catalog) -> Paid:
     """Parse the keys of KEYS in a fleet.yaml; raises InputError naming the file and the key."""
-    prices, sold_as, electricity = map(file.subsection, KEYS)
     return Paid(
-        _read_by_gpu(prices, catalog, lambda gpu: prices.at_least(gpu, "usd_per_h")),
-        _read_by_gpu(sold_as, catalog, lambda gpu: sold_as.one_of(gpu, SOLD_AS) == "node"),
-        _read_by_gpu(electricity, catalog, lambda gpu: electricity.at_least(gpu, "usd_per_kwh")),
+        _read_by_gpu(file, "prices", catalog, lambda gpus, gpu: gpus.at_least(gpu, "usd_per_h")),
+        _read_by_gpu(file, "sold_as", catalog, lambda gpus, gpu: gpus.one_of(gpu, SOLD_AS) == "node"),
+        _read_by_gpu(file, "electricity", catalog, lambda gpus, gpu: gpus.at_least(gpu, "usd_per_kwh")),
     )
 
 
@@ -106,17 +105,21 @@ def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
     }
 
 
-def _read_by_gpu(section: Section, catalog: Catalog, read: Callable[[str], Value]) -> dict[str, Value]:
-    """What `read` gives for each key of the section, by the GPU's name in the catalog. Raises InputError for
-    a GPU that is given twice, by a name and an alias.
+def _read_by_gpu(
+    file: Section, key: str, catalog: Catalog, read: Callable[[Section, str], Value]
+) -> dict[str, Value]:
+    """What `read` gives for each GPU under `key`, by the GPU's name in the catalog; one with null is missing.
+    Raises InputError for an unknown GPU, with null too, and for one given twice, by a name and an alias.
     """
-    values: dict[str, Value] = {}
-    for written_name in section.values:
+    section, names, values = file.subsection(key), set[str](), dict[str, Value]()
+    for written_name in check_mapping(file.get(key, {}), section.where):
         with errors_as(InputError, section.where):
             name = catalog.gpu(str(written_name)).name
-            if name in values:
+            if name in names:
                 raise InputError(f"{written_name} is {name}, which is given twice; keep one")
-            values[name] = read(written_name)
+            names.add(name)
+            if written_name in section:
+                values[name] = read(section, written_name)
     return values
 
 

@@ -132,13 +132,7 @@ def plan_yaml(plan: Plan) -> str:
     guarantees = guarantee_rows(plan.verdict)
     document: Document = {
         **_totals_document(plan),
-        "objective": {
-            "name": plan.certificate.objective,
-            "unit": plan.certificate.unit,
-            "value": plan.value,
-            "on_paper": plan.certificate.value,
-            "bound": plan.certificate.bound,
-        },
+        "objective": _objective_document(plan),
         **_production_document(plan),
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
@@ -161,6 +155,20 @@ def plan_yaml(plan: Plan) -> str:
     return header + to_yaml(
         plain_value(document) | fleet_document(fleet) | {"engine": plain_value(_engine_document(fleet))}
     )
+
+
+def _objective_document(plan: Plan) -> Document:
+    """What was to be least, or most, of the fleet that is deployed and of the one on paper, and its bound. No
+    bound is known of the most traffic.
+    """
+    certificate, most = plan.certificate, plan.throughput
+    if most is not None:  # The certificate is about the cost of the fleet at this rate.
+        name, unit, value, bound = "throughput", "requests/s", most.rate_rps, None
+        on_paper = most.rate_rps if most.on_paper_rps is None else most.on_paper_rps
+    else:
+        name, unit, value, bound = certificate.objective, certificate.unit, plan.value, certificate.bound
+        on_paper = certificate.value
+    return {"name": name, "unit": unit, "value": value, "on_paper": on_paper, "bound": bound}
 
 
 def _traffic_name(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from planner.documents.facts import (
     HEADROOM_MOST_FRAC,
     Answered,
+    Drafts,
     ForTargets,
     Headroom,
     IdleMisses,
@@ -338,14 +339,14 @@ def losses_text(plan: Plan) -> str:
     return "production stands losses of spot workers already: " + "; ".join(map(fact_sentence, spot))
 
 
-def paper_card(fleet: Fleet, paid: Bill) -> Card:
-    """The card of a fleet that keeps the SLO on the traffic as it is written."""
+def paper_card(fleet: Fleet, paid: Bill, scenarios: str = "no scenarios were requested") -> Card:
+    """The card of a fleet that keeps the SLO as written, and what is said of scenarios."""
     return Card(
         name=NAMES["on-paper"],
         price=f"{usd_text(paid.usd_per_h)}/h",
         month=f"{month_text(paid.usd_per_h)} per month",
         fleet=describe_fleet(fleet),
-        kept="kept on the traffic as it is written; no scenarios were requested",
+        kept=f"kept on the traffic as it is written; {scenarios}",
         is_plan=True,
     )
 
@@ -505,6 +506,7 @@ def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFi
         *_one_gpu_type_figures(plan),
         *_contexts_figures(plan),
         *_prefix_cache_figures(plan),
+        *_drafts_figures(plan),
         *_commitment_figures(plan),
         breaks_first(plan),
         _more_traffic_figure(plan, questions),
@@ -555,6 +557,17 @@ def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
         return []
     note = "the engines must have them on; policies: {prefix_cache: false} plans without"
     return [KeyFigure("Prefix caches", f"{show_share(hit_frac)} of prompt tokens hit", note)]
+
+
+def _drafts_figures(plan: Plan) -> list[KeyFigure]:
+    """What each pool drafts per step, and how many tokens a step is taken to yield; empty without drafts."""
+    drafts = [fact for fact in plan.certificate.assumptions if isinstance(fact, Drafts)]
+    if not drafts:
+        return []
+    texts = [f"{count_text(each.tokens, 'token')} per step by {each.method}" for each in drafts]
+    yields = list_text([f"{each.worker} is taken to yield {each.mean_tokens:.3g}" for each in drafts])
+    note = f"{yields}, if your traffic accepts as many as was assumed"
+    return [KeyFigure("Drafts", list_text([*dict.fromkeys(texts)]), note)]
 
 
 def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:

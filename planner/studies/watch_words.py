@@ -62,13 +62,13 @@ def _headline(watched: WatchedPlan) -> str:
     headroom = watched.headroom
     at_least = "at least " if headroom.is_at_least else ""
     until_rps, now_rps = (show_digits(rps, 3) for rps in (headroom.until_rps, headroom.now_rps))
-    until = f"the plan holds until {at_least}{until_rps} req/s (now {now_rps})"
+    until = f"the plan holds until {at_least}{until_rps} requests/s (now {now_rps})"
     if headroom.input_frac or headroom.output_frac:
         until += " at these lengths"
     if watched.is_exceeded is None and not watched.missed_lines:
         until += ": more than it carries, but not for certain"
     elif headroom.headroom_frac < 0:
-        until = f"the plan no longer holds: it does until {until_rps} req/s, now {now_rps}"
+        until = f"the plan no longer holds: it does until {until_rps} requests/s, now {now_rps}"
     harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
     if watched.missed_lines:
@@ -160,7 +160,7 @@ def _load_line(watched: WatchedPlan) -> str:
         return show_digits(measured.mean(), 3) if measured.size else "-"
 
     return (
-        f"{live.instances} engine(s), last hour: {mean_text(live.running)} requests running, "
+        f"{count_text(live.instances, 'engine')}, last hour: {mean_text(live.running)} requests running, "
         f"{mean_text(live.waiting)} waiting, {mean_text(100 * live.kv_use_frac)} % of the KV cache in use"
     )
 

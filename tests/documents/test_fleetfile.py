@@ -135,6 +135,7 @@ def test_a_list_of_fits_is_searched_for_the_workers_tp_and_slowed_for_its_cap(tm
         (("workers:", "network: {bandwidth: 0 GB/s}\nworkers:"), "bandwidth: must be > 0"),
         (("workers:", "network: {transfer: pigeon}\nworkers:"), "transfer: must be one of serialised"),
         (("workers:", "prices: {h100-80g: -1}\nworkers:"), "prices: h100-80g: must be >= 0"),
+        (("workers:", "prices: {foo: }\nworkers:"), "prices: GPU 'foo' is not in catalogs/gpus.yaml"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_file_and_field(

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from plans import CATALOG, a_plan, a_simulation, a_trace, mixed, pairs
 
+from planner.documents.certificate import Throughput
 from planner.documents.engine_file import parse_engine
 from planner.documents.fleet_file import max_model_len_of, read_fleet
 from planner.documents.slo import parse_slo
@@ -179,3 +180,16 @@ def test_json_holds_only_what_json_can() -> None:
     answer = json.loads(json.dumps(to_json(a_plan()), allow_nan=False))
     assert answer["gpus"] == 20
     assert answer["workers"][0]["name"] == "pre"
+
+
+def test_plan_yaml_of_the_most_traffic_has_rates_as_its_objective() -> None:
+    """The certificate is about the cost of the fleet at that rate; 12 requests/s were kept, 14 on paper."""
+    plan = replace(a_plan(), throughput=Throughput(12.0, 12.5, 14.0, 14.5))
+    assert yaml.safe_load(plan_yaml(plan))["objective"] == {
+        "name": "throughput",
+        "unit": "requests/s",
+        "value": 12.0,
+        "on_paper": 14.0,
+        "bound": None,
+    }
+    assert yaml.safe_load(plan_yaml(a_plan()))["objective"]["name"] == "cost"

@@ -16,6 +16,7 @@ from planner.documents.facts import (
     Answered,
     CheaperMiss,
     Commitment,
+    Drafts,
     FewerTested,
     ForTargets,
     Headroom,
@@ -631,3 +632,14 @@ def test_why_not_is_of_what_was_minimised() -> None:
     plan = answered()
     fewest = replace(plan, certificate=replace(plan.certificate, objective="gpus"))
     assert screen.why_title(fewest) == "Why not fewer"
+
+
+def test_drafts_are_on_the_first_screen() -> None:
+    """Where the plan chose to draft, a buyer sees it beside the cost."""
+    plan = answered()
+    drafts = Drafts("h100-80g tp2", "mtp", 3, 2.4, 0.1, 0.0, "as given")
+    with_drafts = replace(plan, certificate=replace(plan.certificate, assumptions=(drafts,)))
+    (figure,) = [each for each in screen.key_figures(with_drafts) if each.name == "Drafts"]
+    assert figure.value == "3 tokens per step by mtp"
+    assert "h100-80g tp2 is taken to yield 2.4" in figure.note
+    assert all(each.name != "Drafts" for each in screen.key_figures(plan))

@@ -222,14 +222,14 @@ def test_more_than_a_plan_carries_is_certain_or_not(
 
 
 def test_a_missed_slo_beside_a_plan_that_should_hold_is_no_contradiction() -> None:
-    """Said: "the SLO is missed; the plan holds until 12 req/s (now 10)", as if both were measured."""
+    """Said: "the SLO is missed; the plan holds until 12 requests/s (now 10)", as if both were measured."""
     drift = LiveDrift("rate", 10.0, 9.9, 10.1, 10.0, 0.0, 0.0, 1.0)
     holds = LiveHeadroom(12.0, 10.0, 10.0, False, 0.0, 0.0)
     missed = LatencyLine(Limit("ttft", 0.9, 1.0), 1000.0, 1.0, 2.5, 0.4, is_kept=False)
     watched = WatchedPlan(SimpleNamespace(), (drift,), (missed,), holds, (None, None))  # type: ignore[arg-type]
     assert watch_words._headline(watched) == (
-        "the SLO is missed (ttft p90); by the simulation the plan holds until 12 req/s (now 10), so engines "
-        "are slower than planned, or some are down"
+        "the SLO is missed (ttft p90); by the simulation the plan holds until 12 requests/s (now 10), so "
+        "engines are slower than planned, or some are down"
     )
 
 

@@ -1287,7 +1287,7 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
         worker._make_plan(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
     assert "class=verdict>Buy " in first["html"] and "On paper" in first["html"]
-    assert "of 49 futures" not in first["html"] and "Step times estimated" in first["html"]
+    assert "not yet tested in scenarios" in first["html"] and "Step times estimated" in first["html"]
     assert first["tables"]["fleet"][1] and first["tables"]["slo"][1][0][-1].endswith("kept")
     assert any("search" in message for message in told)
     alone: list[dict[str, Any]] = []

@@ -63,6 +63,7 @@ def _draw_figures(session: BrowserSession, plans: list[SavedPlan]) -> None:
     columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
         "fleet": [draw.fleet_text(document) for _, document in columns],
+        "tokens per step": [draw.step_tokens_text(document) for _, document in columns],
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],

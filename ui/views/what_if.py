@@ -251,8 +251,9 @@ def _draw_comparison(old: Document, new: Document, sentence: str) -> None:
         before, after = old[figure], new[figure]
         change = draw.relative_change(before, after)
         rows.append((name, shown_as.format(before), shown_as.format(after), change))
-    fleets = draw.fleet_text(old), draw.fleet_text(new)
-    rows.append(("fleet", *fleets, "the same" if fleets[0] == fleets[1] else "another"))
+    for name, text_of in (("fleet", draw.fleet_text), ("tokens per step", draw.step_tokens_text)):
+        before, after = text_of(old), text_of(new)
+        rows.append((name, before, after, "the same" if before == after else "another"))
     kept_before, kept_after = (draw.kept_word(plan["simulation"]["slo"]) for plan in (old, new))
     rows.append(("SLO", kept_before, kept_after, ""))
     st.subheader(draw.escape_markdown(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
