@@ -238,6 +238,9 @@ def _answer_what_if(request: Request, send: Send) -> tuple[Document, Files]:
         "llm": fleet.llm.name,
         "answer": f"{words.describe_fleet(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",
         "fleet_text": words.describe_fleet(fleet),
+        "workers": [
+            {"max_num_batched_tokens": pool.type.max_num_batched_tokens} for pool in fleet.running_pools
+        ],
         "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
         "gpus": fleet.gpus,
         "power_w": fleet.power_w,

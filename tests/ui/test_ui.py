@@ -671,6 +671,10 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     assert not at.exception and not at.error
     name, before, after, _ = tables(at)[0][0]
     assert name == "USD/h" and float(after) <= float(before)
+    rows = {row[0]: row[1:] for row in tables(at)[0]}
+    for name in ("fleet", "tokens per step"):  # Two plans may differ in the latter alone.
+        before, after, change = rows[name]
+        assert change == ("the same" if before == after else "another")
     at.button(key="keep_what_if").click().run()
     kept = Store(folder).current_plan("f" * 32)
     assert kept is not None and kept.form["rate"] == RATE_RPS / 2 and "2 instead of 4" in kept.name
