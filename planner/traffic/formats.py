@@ -447,14 +447,9 @@ class TraceRows:
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
         warnings += restarted
-        changed: tuple[str, ...] = ()
-        if self.origin is not None and not self.has_zones:
-            at_s = ticks + self.origin.timestamp()
-            changed = doubts.clock_change_warnings(self.path.name, self.clock, at_s)
-            warnings += changed
-        order, notes = self._arrival_order(ticks, changed)
+        order, notes, doubted = self._arrival_order(ticks)
+        warnings += doubted
         if order is not None:
-            warnings += doubts.step_back_warnings(self.path.name, self.clock, ticks)
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
         # Only the format `requests` may begin later than 0, unless its clock turns out to count from 1970.
@@ -625,27 +620,27 @@ class TraceRows:
             "from where the first ends",
         )
 
-    def _arrival_order(
-        self, ticks: FloatArray, doubts_of_clock: tuple[str, ...]
-    ) -> tuple[IntArray | None, list[str]]:
-        """Positions in order of arrival, None where the file has that order, and a note on it. Raises
-        TraceError, with the first of these doubts if there is one, where too many rows are out of order.
-        """
+    def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str], tuple[str, ...]]:
+        """Positions in order of arrival, None where the file has that order; a note on it; and warnings."""
+        doubted: tuple[str, ...] = ()
+        if self.origin is not None and not self.has_zones:
+            at_s = ticks + self.origin.timestamp()
+            doubted = doubts.clock_change_warnings(self.path.name, self.clock, at_s)
         late = ticks < np.maximum.accumulate(ticks)
         if not late.any():
-            return None, []
+            return None, [], doubted
         if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
-            if doubts_of_clock:
-                raise TraceError(doubts_of_clock[0])
+            if doubted:
+                raise TraceError(doubted[0])
             backward_steps = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
                 f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {backward_steps} times); "
                 f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
             )
-        return np.argsort(ticks, kind="stable"), [
-            f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
-        ]
+        note = f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
+        far = doubts.step_back_warnings(self.path.name, self.clock, ticks)
+        return np.argsort(ticks, kind="stable"), [note], (*doubted, *far)
 
     def _gather_prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
         """Offsets (n + 1,) of the requests' prefix blocks, ids (m,) of these blocks, and tokens of a block.
