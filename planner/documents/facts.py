@@ -397,8 +397,8 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class NodesFilled:
-    """Whole nodes are paid, so the bill of several LLMs is lower if all are planned `without` these GPUs or,
-    if `without` is empty, if each LLM has nodes of its own.
+    """Whole nodes are paid, so the bill of several LLMs is lower if all are planned `without` these GPUs, or
+    on no more than `on` of others; if both are empty, if each LLM has nodes of its own.
 
     `usd_per_h` is the bill, and `with_loss_usd_per_h` that with a loss (None: no such fleet is known). Fields
     with `was_` are the bills if every GPU may be used and the least price by the GPU decides.
@@ -409,6 +409,7 @@ class NodesFilled:
     with_loss_usd_per_h: float | None
     was_usd_per_h: float
     was_with_loss_usd_per_h: float | None
+    on: tuple[Remainder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

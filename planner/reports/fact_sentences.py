@@ -648,6 +648,9 @@ def _(fact: facts.NodesFilled) -> str:
     instead = "" if was is None else f" instead of {was:.2f}"
     cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if plan_is_cheaper else ' with a loss'}"
     how = f"planned without {', '.join(fact.without)}" if fact.without else "each LLM has nodes of its own"
+    if fact.on:
+        on = ", ".join(f"{left.amount:g} {left.limit.gpu}" for left in fact.on)
+        how = f"{how}, on {on}" if fact.without else f"planned on {on}"
     return f"{how}, as whole nodes are paid{cost}; not every choice of GPUs was tried"
 
 

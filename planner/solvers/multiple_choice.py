@@ -5,9 +5,10 @@ Sets   i  group (an LLM)      f  choice of a group (a fleet of that LLM)       y
 Data   w_f   weight           a_yf  how much f uses of limit y                 A_y  amount of limit y
        S stock of GPUs of which kinds of node k are taken whole, of g_k GPUs each
        b_rf, B_r  what f takes of a node in row r of k, and what a node has (solvers/whole_nodes.py)
+       c_k  weight of a node
 Vars   x_f in {0, 1}  whether f is chosen;   m_k integer >= 0  nodes
 
-  min   sum_f w_f x_f
+  min   sum_f w_f x_f + sum_k c_k m_k
   s.t.  one_i     sum_{f of i} x_f = 1          for all i
         limit_y   sum_f a_yf x_f <= A_y         for all y
         packed_r  sum_f b_rf x_f <= B_r m_k     for all rows r of k
@@ -36,15 +37,20 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True)
 class NodesOfKind:
-    """Nodes of `gpus` GPUs. `rows` are pairs: where b_rf is among the uses of a choice, and B_r."""
+    """Nodes of `gpus` GPUs and a weight c_k. `rows` are pairs: where b_rf is among the uses of a choice, and
+    B_r; the first counts GPUs.
+    """
 
     gpus: int
     rows: tuple[tuple[int, int], ...]
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStock:
-    """A stock of `amount` GPUs. `singly` is where the GPUs that are taken singly are among the uses."""
+    """A stock of `amount` GPUs, which may be infinite. `singly` is where the GPUs that are taken
+    singly are among the uses.
+    """
 
     amount: float
     singly: int
@@ -68,7 +74,7 @@ def choose_within_limits(
         for group, x_i in zip(groups, variables, strict=True)
         for choice, x_f in zip(group, x_i, strict=True)
     ]
-    problem += pulp.lpSum(choice.weight * x_f for choice, x_f in choices), "weight"
+    weight = pulp.lpSum(choice.weight * x_f for choice, x_f in choices)
     for i, x_i in enumerate(variables):
         problem += pulp.lpSum(x_i) == 1, f"one_{i}"
 
@@ -82,10 +88,12 @@ def choose_within_limits(
         taken = used(stock.singly)
         for k, kind in enumerate(stock.kinds):
             nodes = problem.add_variable(f"m_{s}_{k}", 0, cat="Integer")
-            taken = taken + kind.gpus * nodes
+            taken, weight = taken + kind.gpus * nodes, weight + kind.weight * nodes
             for r, per_node in kind.rows:
                 problem += used(r) <= per_node * nodes, f"packed_{r}"
-        problem += taken <= stock.amount, f"stock_{s}"
+        if stock.amount < math.inf:
+            problem += taken <= stock.amount, f"stock_{s}"
+    problem += weight, "weight"
     outcome = run_highs(problem, time_limit_s=SOLVER_S)
     if outcome.status == "infeasible":
         return None, math.inf

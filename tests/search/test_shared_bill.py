@@ -79,7 +79,7 @@ def test_a_kind_that_only_the_third_choice_leaves_alone_is_found() -> None:
 
 
 @pytest.mark.long
-def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
+def test_llms_together_pay_no_more_than_each_on_nodes_of_its_own() -> None:
     """By the GPU the first LLM is cheapest on three gpu1, of which two make a node: 11.64 USD/h. Alone, whole
     nodes counted, it takes two gpu0 and two gpu1: 9.24 USD/h.
     """
@@ -98,7 +98,7 @@ def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
     assert shared.bill.usd_per_h <= separate_usd_per_h * (1 + 1e-9)
     fact = shared.binding[0]
     assert isinstance(fact, NodesFilled) and fact.was_usd_per_h > separate_usd_per_h
-    assert "each LLM has nodes of its own" in fact_sentence(fact)
+    assert "without gpu2, on 2 gpu0, 4 gpu1, as whole" in fact_sentence(fact)
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
 
 
@@ -125,7 +125,7 @@ def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
     """
     asked: list[set[str]] = []
 
-    def plan(question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> Any:
+    def plan(question: SeveralLlmsQuestion, **_: bool) -> Any:
         asked.append(set(question.parts[0].task.stock))
         if len(asked) > 1:
             raise InfeasibleError("none", kind="capacity", constraint="stock")
@@ -135,6 +135,9 @@ def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
         return SimpleNamespace(
             status="certified",
             value=17.94,
+            fewer_gpus=None,
+            level0_bound=17.94,
+            in_production=("chosen",),
             bill=SimpleNamespace(usd_per_h=23.92, idle_gpus=2, nodes=()),
             answers=(SimpleNamespace(name="with-a-loss", paid_usd_per_h=55.84),),
             plans={"chat": SimpleNamespace(certificate=certificate)},

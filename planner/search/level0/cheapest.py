@@ -46,7 +46,7 @@ from planner.search.oracle.fleet_counts import Counts, count_below, largest_belo
 from planner.search.oracle.work_clock import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, NodesOfKind, NodeStock, choose_within_limits
-from planner.solvers.whole_nodes import node_of, packing_rows
+from planner.solvers.whole_nodes import idle_usd_per_h, node_of, packing_rows
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
 # The next WAVE questions are chosen among this many of the cheapest corners of one LLM, several of which may
@@ -90,12 +90,12 @@ def shared_limits(limits: FleetLimits, *, of_all: bool = False) -> tuple[SharedL
 
 
 def _packed_stocks(
-    llms: Sequence[Sequence[FleetDesign]], limits: Sequence[SharedLimit]
+    llms: Sequence[Sequence[FleetDesign]], limits: Sequence[SharedLimit], *, by_bill: bool
 ) -> tuple[list[SharedLimit], list[NodeStock]]:
     """The stocks of whole nodes that several LLMs share, and what their rows add up: SharedLimits without an
-    amount, which follow the `limits`.
+    amount, which follow the `limits`. With `by_bill` a node weighs its price, and nodes in no stock count.
     """
-    options = {pool.item.option for designs in llms for design in designs for pool in design.pools}
+    options = dict.fromkeys(pool.item.option for each in llms for design in each for pool in design.pools)
     sums: list[SharedLimit] = []
     stocks: list[NodeStock] = []
 
@@ -103,24 +103,29 @@ def _packed_stocks(
         sums.append(SharedLimit(None, math.inf, weight_of))
         return len(limits) + len(sums) - 1
 
-    for limit in limits:
+    def add_stock(amount: float, of_stock: Sequence[Option]) -> None:
         kinds: dict[str, list[Option]] = {}  # By the kind of node; "" for GPUs that are sold singly.
-        for option in options if limit.total is not None else ():
-            if limit.use(option):
-                node = node_of(option.type.gpu)
-                kinds.setdefault(node.kind if node else "", []).append(option)
+        for option in of_stock:
+            node = node_of(option.type.gpu)
+            kinds.setdefault(node.kind if node else "", []).append(option)
         singly = frozenset(kinds.pop("", ()))
-        if not kinds:
-            continue
         nodes = []
         for alike in map(frozenset, kinds.values()):
-            node = next(node_of(option.type.gpu) for option in alike)
-            assert node is not None
-            rows = packing_rows(node.gpus, tuple(sorted({option.type.gpus for option in alike})))
-            nodes.append(
-                NodesOfKind(node.gpus, tuple((add(_row_weight(alike, weights)), k) for weights, k in rows))
-            )
-        stocks.append(NodeStock(limit.amount, add(_row_weight(singly, None)), tuple(nodes)))
+            priced = [node for option in alike if (node := node_of(option.type.gpu)) is not None]
+            gpus, usd_per_h = priced[0].gpus, min(node.idle_usd_per_h for node in priced)
+            packed = packing_rows(gpus, tuple(sorted({option.type.gpus for option in alike})))
+            rows = tuple((add(_row_weight(alike, weights)), k) for weights, k in packed)
+            nodes.append(NodesOfKind(gpus, rows, gpus * usd_per_h if by_bill else 0.0))
+        if nodes:
+            stocks.append(NodeStock(amount, add(_row_weight(singly, None)), tuple(nodes)))
+
+    stocked = set[Option]()
+    for limit in limits:
+        of_stock = [option for option in options if limit.total is not None and limit.use(option)]
+        stocked.update(of_stock)
+        add_stock(limit.amount, of_stock)
+    if by_bill:
+        add_stock(math.inf, [option for option in options if option not in stocked])
     return sums, stocks
 
 
@@ -159,6 +164,7 @@ def cheapest_designs(
     progress: Callable[[str], None] = lambda _: None,
     unit: str = "",
     leaping: bool = False,
+    by_bill: bool = False,
 ) -> Cheapest:
     """The choice of one fleet for each LLM with the smallest sum of weights. The sum must be strictly less
     than `below`. `llms` has the designs of each LLM.
@@ -167,13 +173,15 @@ def cheapest_designs(
     `unit` is the unit of weights in messages. The answers of simulations stay in the designs, so another
     search of the same designs costs little. With `leaping` prefill counts without an upper limit grow by a
     factor until a choice is known. The counts that were passed over are simulated afterwards, and only then
-    `bound` is valid.
+    `bound` is valid. With `by_bill` several LLMs whose objective is the price of their GPUs in use also pay
+    for the idle GPUs of the nodes that they share.
     """
     stocks: list[NodeStock] = []
     if len(llms) > 1:
-        sums, stocks = _packed_stocks(llms, limits)
+        sums, stocks = _packed_stocks(llms, limits, by_bill=by_bill)
         limits = [*limits, *sums]
-    tables = [_DesignTable(designs, limits, weigh, is_shared=len(llms) > 1) for designs in llms]
+    kinds = [kind for stock in stocks for kind in stock.kinds]
+    tables = [_DesignTable(designs, limits, weigh, kinds, is_shared=len(llms) > 1) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound = below, 0.0
@@ -183,10 +191,13 @@ def cheapest_designs(
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
+    def value_of(columns: Sequence[_Column]) -> float:
+        return sum(column.value for column in columns) + (_idle_usd_per_h(columns) if by_bill else 0.0)
+
     while True:
         # The best choice among fleets that are known to hold is an upper bound.
         holding = _choose_columns([table.holding() for table in tables], limits, stocks)[0]
-        value = math.inf if holding is None else sum(column.weight for column in holding)
+        value = math.inf if holding is None else value_of(holding)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
@@ -198,7 +209,7 @@ def cheapest_designs(
         if not all(columns):  # Some LLM has no fleet that could be part of a better choice.
             bound = upper
             return ended(is_exact=True)
-        least = [min(column.weight for column in llm_columns) for llm_columns in columns]
+        least = [min(column.value for column in llm_columns) for llm_columns in columns]
         chosen, at_least = _choose_columns(columns, limits, stocks)
         if chosen is None or at_least >= upper * (1 - ROUNDING):
             bound = upper
@@ -207,7 +218,8 @@ def cheapest_designs(
         # The LLMs of which a corner was chosen, not a fleet that is known to hold.
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
-            best, upper = chosen, sum(column.weight for column in chosen)
+            if (value := value_of(chosen)) < upper:
+                best, upper = chosen, value
             # The solver of `_choose_columns` may have stopped before it proved its choice to be the best.
             is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
@@ -248,9 +260,11 @@ def _answer_all(questions: Sequence[DesignQuery]) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Column(GroupChoice):
     """A corner of a design, or a fleet of it that is known to hold (`holds`), by its counts `vector`; with
-    the weight of all its workers and what they use of each limit.
+    the weight of all its workers (`value`) and what they use of each limit. The `weight` leaves out what
+    nodes weigh.
     """
 
+    value: float
     design: FleetDesign
     vector: Vector
     holds: bool
@@ -264,10 +278,13 @@ class _DesignTable:
         designs: Sequence[FleetDesign],
         limits: Sequence[SharedLimit],
         weigh: Weigh | None,
+        kinds: Sequence[NodesOfKind],
         *,
         is_shared: bool,
     ) -> None:
         self.designs, self.weigh = designs, weigh
+        # By kind of node: where the GPUs of a fleet on it are among its uses, and what a GPU of it weighs.
+        self.node_weights = [(kind.rows[0][0], kind.weight / kind.gpus) for kind in kinds]
         self.is_shared = is_shared  # With other LLMs: uses of limits are sums over workers.
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
@@ -313,10 +330,11 @@ class _DesignTable:
         ]
         columns = []
         for vector, holds in vectors:
-            weight, uses = self._weight_and_uses(design, vector)
+            value, uses = self._weight_and_uses(design, vector)
+            weight = value - sum(gpu_weight * uses[row] for row, gpu_weight in self.node_weights)
             is_within = all(used <= amount for used, amount in zip(uses, self.amounts, strict=True))
             if is_within and self._is_within_totals(design, vector):
-                columns.append(_Column(weight, uses, design, vector, holds))
+                columns.append(_Column(weight, uses, value, design, vector, holds))
         return columns
 
     def _is_within_totals(self, design: FleetDesign, vector: Vector) -> bool:
@@ -353,7 +371,7 @@ class _DesignTable:
     def columns(self, ceiling: float) -> list[_Column]:
         """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`."""
         below = ceiling * (1 - ROUNDING)
-        return [column for column in self._current_columns() if column.weight < below]
+        return [column for column in self._current_columns() if column.value < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
         """Questions about the designs of these columns, WAVE or a few more. First the pools of a design are
@@ -400,6 +418,16 @@ class _DesignTable:
             if total is not None and 0 < most < math.inf:
                 most = _most_within(total, amount, others, option, int(most))
         return most
+
+
+def _idle_usd_per_h(columns: Sequence[_Column]) -> float:
+    """What the idle GPUs of the nodes that these fleets share cost [USD/h]."""
+    workers = [pool for column in columns for pool in column.design.counts(column.vector)]
+    return float(
+        idle_usd_per_h(
+            (node_of(option.type.gpu), option.type.gpus, count) for option, count in workers if count
+        )
+    )
 
 
 def _most_within(

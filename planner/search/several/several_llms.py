@@ -19,6 +19,7 @@ from typing import get_args
 from planner.documents.catalog import Catalog
 from planner.documents.facts import AnswerName, Assumption, Binding, OfLlm, OfTraffic, OthersLeave, Warned
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.domain import row_of
 from planner.fleet import Fleet, Pool
 from planner.search.evidence import findings
 from planner.search.evidence.certify import add_robustness, certify_plan
@@ -62,7 +63,9 @@ def plan_together(
     """
     with time_limit(time_limit_s) as deadline:
 
-        def plan(question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan:
+        def plan(
+            question: SeveralLlmsQuestion, *, own_nodes: bool = False, fills_nodes: bool = False
+        ) -> SharedPlan:
             return _plan_together(
                 question,
                 catalog,
@@ -71,6 +74,7 @@ def plan_together(
                 progress,
                 adds_robustness=adds_robustness,
                 own_nodes=own_nodes,
+                fills_nodes=fills_nodes,
             )
 
         return plan_by_bill(plan, _in_whole_nodes(question, catalog), lambda: is_over(deadline), progress)
@@ -78,18 +82,23 @@ def plan_together(
 
 def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralLlmsQuestion:
     """The question of several LLMs without the part of a node that a stock of whole nodes may have: the
-    search counts GPUs in use. A stock of less than one node stays, and no fleet is within it.
+    search counts GPUs in use. A stock of less than one node stays, and no fleet is within it. GPUs are sold
+    as here even where less of the stock is left (shared_bill.py).
     """
     if len(question.parts) < 2:
         return question
     task = question.parts[0].task
-    nodes = {gpu.name: node.gpus for gpu in task.priced_gpus(catalog) if (node := node_of(gpu)) is not None}
+    priced = task.priced_gpus(catalog)
+    nodes = {gpu.name: node.gpus for gpu in priced if (node := node_of(gpu)) is not None}
+    sold_whole = {**task.sold_whole, **{row_of(gpu.name): gpu.is_sold_whole for gpu in priced}}
     stock = dict(task.stock)
     for name, count in task.stock.items():
         if count is not None and name in nodes:
             owned = task.owned.get(name, 0)
             stock[name] = whole_stock(count, owned, nodes[name]) if count - owned >= nodes[name] else count
-    parts = tuple(replace(part, task=replace(part.task, stock=stock)) for part in question.parts)
+    parts = tuple(
+        replace(part, task=replace(part.task, stock=stock, sold_whole=sold_whole)) for part in question.parts
+    )
     return replace(question, parts=parts)
 
 
@@ -102,9 +111,10 @@ def _plan_together(
     *,
     adds_robustness: bool,
     own_nodes: bool,
+    fills_nodes: bool,
 ) -> SharedPlan:
     """The stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
-    whole nodes of their own.
+    whole nodes of their own. With `fills_nodes` a plan on paper whose paid GPUs idle has its `fewer_gpus`.
     """
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
@@ -145,7 +155,7 @@ def _plan_together(
             together_values = _paid_values(on_paper, shared.fleets)
             gives_way = shared_paper.gives_way_facts(parts, alone_values, together_values, unit)
             in_production = (shared.how_chosen, *gives_way)
-    return SharedPlan(
+    plan = SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, paper_values, strict=True)),
         alone=dict(zip(names, alone_values, strict=True)),
@@ -172,6 +182,11 @@ def _plan_together(
         seed=seed,
         placement=_place_all(parts, plans),
     )
+    if needs_production or not fills_nodes or not plan.bill.idle_gpus:
+        return plan
+    bill = plan.bill.usd_per_h
+    fewer_gpus = shared_paper.find_nodes_of_least_bill(alone, limits, bill, deadline, progress)
+    return replace(plan, fewer_gpus=fewer_gpus)
 
 
 def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:

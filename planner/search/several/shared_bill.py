@@ -4,7 +4,8 @@ The LLMs share nodes, so the search that plans them together counts only the pri
 But one cheap GPU in use may leave the seven other GPUs of its node idle, and paid. So other choices of GPU
 kinds are planned too:
 
-    1. Plan by GPU prices, on all of the stock.
+    1. Plan by GPU prices, on all of the stock. If paid GPUs idle and no LLM requires safety, find the nodes
+       of the least bill of fleets with one worker type per pool (`fewer_gpus`), and plan again on these.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone (or of those that its fleets with a loss use, if they
        use more), and without all kinds that idled in any plan.
@@ -18,12 +19,21 @@ exact. `limits: {cost}` limits the bill.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from planner.documents.facts import Binding, Finding, NodesFilled, OthersLeave, ProductionShared, Remainder
+from planner.documents.facts import (
+    Binding,
+    Finding,
+    MoreSaves,
+    MoreSavesNothing,
+    NodesFilled,
+    OthersLeave,
+    ProductionShared,
+    Remainder,
+)
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import PlanQuestion
 from planner.domain import COST, OWNED, FleetLimit, market_of
@@ -45,12 +55,14 @@ CENT_TOLERANCE = 1e-6  # A bill above whole cents by no more than this part of a
 
 class PlanTogether(Protocol):
     """Plans a question by the prices of GPUs in use. With `own_nodes` each LLM is planned by the prices of
-    whole nodes, none of which two LLMs share.
+    whole nodes, none of which two LLMs share. With `fills_nodes` the plan has its `fewer_gpus`.
 
     Raises InfeasibleError; with `own_nodes` also where the fleets planned so do not fit the stock together.
     """
 
-    def __call__(self, question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan: ...
+    def __call__(
+        self, question: SeveralLlmsQuestion, *, own_nodes: bool = False, fills_nodes: bool = False
+    ) -> SharedPlan: ...
 
 
 def plan_by_bill(
@@ -103,10 +115,16 @@ def _least_bill_plan(
     """The plan with the least bill found by the steps of the module's docstring. Each plan obeys the limit on
     cost of its tasks by GPU prices; whether the bill does is not looked at here.
     """
-    first = best = plan(question)
-    left_out: frozenset[str] = frozenset()
+    first = best = plan(question, fills_nodes=True)
+    left: Mapping[str, int] = {}  # What of its stock the best plan was left, where that is less.
+    if first.fewer_gpus is not None and not out_of_time():
+        progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs on the nodes of the least bill")
+        with contextlib.suppress(InfeasibleError):
+            shared = plan(_with_tasks(question, partial(_with_fewer, gpus=first.fewer_gpus)))
+            if _is_better(shared, best):
+                best, left = shared, first.fewer_gpus
     # The plans by the kinds of GPUs that they leave out; None if no fleet is feasible without these kinds.
-    plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}
+    plans: dict[frozenset[str], SharedPlan | None] = {frozenset(): first}
     expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
     kinds = frozenset(_kind_of_gpu(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
@@ -147,14 +165,14 @@ def _least_bill_plan(
                 continue
             plans[without] = shared
             if _is_better(shared, best):
-                best, left_out = shared, without
+                best, left = shared, dict.fromkeys(without, 0)
     if best.bill.idle_gpus and not out_of_time():
         progress(f"{best.bill.idle_gpus} paid GPUs idle: each LLM on nodes of its own")
         with contextlib.suppress(InfeasibleError):
             shared = plan(question, own_nodes=True)
             if _is_better(shared, best):
                 return _on_own_nodes(shared, first)
-    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, left_out)
+    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, left)
     # All fleets are compared by the price of GPUs in use, but only some by what is paid.
     is_least_bill = answer.bill.usd_per_h <= answer.level0_bound * (1 + CHEAPER_FRAC)
     return answer if answer.in_production or is_least_bill else replace(answer, is_exact=False)
@@ -165,7 +183,7 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     `first` plan, because GPUs in use cost no more than whole nodes. The answer is not exact: fleets that
     share nodes may cost less, and not all of them were tried.
     """
-    filled = _nodes_filled_fact(best, first, without=())
+    filled = _nodes_filled_fact(best, first, left={})
     return replace(
         best,
         bound=first.bound,
@@ -198,13 +216,23 @@ def _bills(shared: SharedPlan) -> tuple[float, float]:
     return shared.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
 
 
-def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, without: Sequence[str]) -> NodesFilled:
-    """The fact with both bills of `best`, made without the GPU kinds `without`, and those of `first`."""
+def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, left: Mapping[str, int]) -> NodesFilled:
+    """The fact with both bills of `best`, to which no more than `left` was left, and those of `first`."""
     paid, with_loss = _bills(best)
     first_paid, first_with_loss = _bills(first)
     return NodesFilled(
-        tuple(without), paid, _bill_or_none(with_loss), first_paid, _bill_or_none(first_with_loss)
+        tuple(remainder.limit.gpu for remainder in _remainders(left) if not remainder.amount),
+        paid,
+        _bill_or_none(with_loss),
+        first_paid,
+        _bill_or_none(first_with_loss),
+        tuple(remainder for remainder in _remainders(left) if remainder.amount),
     )
+
+
+def _remainders(left: Mapping[str, int]) -> tuple[Remainder, ...]:
+    """What is `left` of the stock of each GPU, in the order of their names."""
+    return tuple(Remainder(FleetLimit("stock", gpu), float(left[gpu])) for gpu in sorted(left))
 
 
 def _bill_or_none(bill: float) -> float | None:
@@ -213,37 +241,39 @@ def _bill_or_none(bill: float) -> float | None:
 
 
 def _as_answer_for_all_stock(
-    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
+    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left: Mapping[str, int]
 ) -> SharedPlan:
-    """The plan `best`, made without the GPU kinds `left_out`, as the answer for all of the stock.
+    """The plan `best`, to which no more than `left` was left of these GPUs, as the answer for all stock.
 
-    Its bounds, and the fleets that each LLM would have alone, are those of the `first` plan, which had all
-    kinds. A fact says what the answer saves against the `first` plan. Facts of `best` that are findings, or
-    that say that every LLM has the fleet that it would have alone, are left out: they were found without
-    these kinds.
+    Its bounds, the limits, and the fleets that each LLM would have alone, are those of the `first` plan,
+    which had all of it. A fact says what the answer saves against the `first` plan. Facts of `best` that are
+    findings, that say that every LLM has the fleet that it would have alone, or what more GPUs would save
+    where some were left of a kind, are left out: they were found within what was left.
     """
     parts = list(parts)
-    filled = _nodes_filled_fact(best, first, without=sorted(left_out))
+    filled = _nodes_filled_fact(best, first, left=left)
     names = [part.name for part in parts]
     gives_way = gives_way_facts(
         parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
     )
-    nothing_left = OthersLeave(tuple(Remainder(FleetLimit("stock", kind), 0.0) for kind in sorted(left_out)))
+    others_leave = OthersLeave(_remainders(left))
+    findings = (Finding, MoreSaves, MoreSavesNothing) if filled.on else (Finding,)
+    used = {use.limit: use.used for use in best.limits}
     plans = {}
     for name, plan in best.plans.items():
-        assumptions = (nothing_left, *plan.certificate.assumptions)
+        assumptions = (others_leave, *plan.certificate.assumptions)
         plans[name] = replace(plan, certificate=replace(plan.certificate, assumptions=assumptions))
     kept_facts: tuple[Binding, ...] = tuple(
         fact
         for fact in best.in_production or best.binding
-        if not isinstance(fact, Finding) and not (isinstance(fact, ProductionShared) and fact.is_each)
+        if not isinstance(fact, findings) and not (isinstance(fact, ProductionShared) and fact.is_each)
     )
     facts: tuple[Binding, ...] = (
         filled,
         *kept_facts,
         *(fact for fact in gives_way if fact not in kept_facts),
     )
-    on_paper = tuple(fact for fact in best.binding if not isinstance(fact, Finding))
+    on_paper = tuple(fact for fact in best.binding if not isinstance(fact, findings))
     # Both searches are exact by GPU prices only over their own kinds. The fleets of `best` are the cheapest
     # of all kinds only if they cost no more than those of `first`.
     is_as_cheap = best.value_on_paper <= first.value_on_paper * (1 + CHEAPER_FRAC)
@@ -254,6 +284,7 @@ def _as_answer_for_all_stock(
         bound=first.bound,
         level0_bound=min(first.level0_bound, best.level0_bound),
         is_exact=first.is_exact and best.is_exact and is_as_cheap,
+        limits=tuple(replace(use, used=used.get(use.limit, 0.0)) for use in first.limits),
         # The facts belong to the fleets that are to be run: those of production, or else those on paper.
         binding=on_paper if best.in_production else facts,
         in_production=facts if best.in_production else (),
@@ -289,6 +320,15 @@ def _with_tasks(
 ) -> SeveralLlmsQuestion:
     """The question with `change` made to the task of each LLM."""
     return replace(question, parts=tuple(replace(part, task=change(part.task)) for part in question.parts))
+
+
+def _with_fewer(task: PlanQuestion, gpus: Mapping[str, int]) -> PlanQuestion:
+    """The task in whose stock there are no more than these `gpus`, and those that are owned."""
+    stock = {
+        gpu: gpus[gpu] - gpus.get(gpu + OWNED, 0) + task.owned.get(gpu, 0) if gpu in gpus else count
+        for gpu, count in task.stock.items()
+    }
+    return replace(task, stock={gpu: count for gpu, count in stock.items() if count != 0})
 
 
 def _without_kinds(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:

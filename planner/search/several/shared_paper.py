@@ -123,9 +123,7 @@ def _plan_shared(
     until = slice_of(deadline, 1)
     rows = shared_limits(limits, of_all=True)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
-    llms = [
-        [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
-    ]
+    llms = _designs_of_all(searched)
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     unit = OBJECTIVE_UNITS[parts[0].task.objective]
     shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress, unit=unit)
@@ -161,6 +159,41 @@ def _plan_shared(
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     return SharedPaper(together, left_to_each, shared, is_walked, binding, oracles)
+
+
+def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
+    """The designs of each LLM under all choices of its policies."""
+    return [
+        [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
+    ]
+
+
+def find_nodes_of_least_bill(
+    alone: Sequence[Searched],
+    limits: FleetLimits,
+    below_usd_per_h: float,
+    deadline: float,
+    progress: Progress,
+) -> dict[str, int] | None:
+    """The GPUs of each stock that are paid for the fleets of the least bill, idle ones of whole nodes among
+    them; None if no fleets with one worker type per pool and a smaller bill than `below_usd_per_h` are found.
+    """
+    cheapest = cheapest_designs(
+        _designs_of_all([[(on_all_draws(problem), best) for problem, best in each] for each in alone]),
+        shared_limits(limits, of_all=True),
+        below=below_usd_per_h,
+        out_of_time=lambda: is_over(deadline),
+        progress=progress,
+        unit=OBJECTIVE_UNITS["cost"],
+        by_bill=True,
+    )
+    if cheapest.best is None:
+        return None
+    workers = [
+        (option.type, count) for design, vector in cheapest.best for option, count in design.counts(vector)
+    ]
+    whole = replace(limits, by_gpu=False)
+    return {gpu: int(whole.used(FleetLimit("stock", gpu), workers)) for gpu in limits.stock}
 
 
 def _serve_any_mix(
