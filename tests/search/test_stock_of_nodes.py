@@ -256,3 +256,24 @@ def test_several_llms_have_the_fleets_that_fit_the_nodes_they_share(seed: int, s
     assert found.value <= least * (1 + 1e-6)
     # Only by the price of GPUs in use are all fleets dearer: one with fewer idle GPUs may cost less.
     assert not found.is_exact or found.bill.usd_per_h == pytest.approx(found.value)
+
+
+@pytest.mark.long
+def test_the_bill_of_several_llms_is_the_least_of_all_pairs() -> None:
+    """Nodes of three GPUs at 1.77 or 2.41 USD/h. By the GPU one LLM is cheapest on a part of another node;
+    the plan that was chosen by kinds of GPUs paid 15.93 USD/h.
+    """
+    asked, catalog = two_llms(175, {"gpu0": 9, "gpu1": 9})
+    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.parts[0].task.priced_gpus(catalog)}
+
+    def bill(pair: tuple[Counts, ...]) -> float:
+        taken = taken_by_hand(tuple(itertools.chain(*pair)))
+        return (
+            sum(gpus * prices[row] for row, gpus in taken.items()) if max(taken.values()) <= 9 else math.inf
+        )
+
+    pairs = itertools.product(*(held_fleets(part, catalog) for part in asked.parts))
+    plan_of_all = plan_together(asked, catalog)
+    assert plan_of_all.bill.usd_per_h == pytest.approx(min(map(bill, pairs))) == pytest.approx(10.62)
+    assert not plan_of_all.is_exact or plan_of_all.bill.idle_gpus == 0
+    assert [use.amount for use in plan_of_all.limits] == [9.0, 9.0]

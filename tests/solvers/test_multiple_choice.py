@@ -11,7 +11,7 @@ from planner.solvers.multiple_choice import GroupChoice, NodesOfKind, NodeStock,
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shared_nodes_are_weighed_whole(seed: int) -> None:
-    """Three LLMs with four fleets each, on GPUs of two kinds in nodes of 4, which weigh 4 times their GPU. The
+    """Three LLMs with four fleets each, on GPUs of two kinds in nodes of 4, which weigh their GPUs. The
     second kind has a stock.
     """
     rng = np.random.default_rng(seed)
