@@ -173,15 +173,13 @@ def cheapest_designs(
     `unit` is the unit of weights in messages. The answers of simulations stay in the designs, so another
     search of the same designs costs little. With `leaping` prefill counts without an upper limit grow by a
     factor until a choice is known. The counts that were passed over are simulated afterwards, and only then
-    `bound` is valid. With `by_bill` several LLMs whose objective is the price of their GPUs in use also pay
-    for the idle GPUs of the nodes that they share.
+    `bound` is valid. With `by_bill` several LLMs also pay for idle GPUs of the nodes that they share.
     """
     stocks: list[NodeStock] = []
     if len(llms) > 1:
         sums, stocks = _packed_stocks(llms, limits, by_bill=by_bill)
         limits = [*limits, *sums]
-    kinds = [kind for stock in stocks for kind in stock.kinds]
-    tables = [_DesignTable(designs, limits, weigh, kinds, is_shared=len(llms) > 1) for designs in llms]
+    tables = [_DesignTable(designs, limits, weigh, stocks, is_shared=len(llms) > 1) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound = below, 0.0
@@ -191,13 +189,10 @@ def cheapest_designs(
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
-    def value_of(columns: Sequence[_Column]) -> float:
-        return sum(column.value for column in columns) + (_idle_usd_per_h(columns) if by_bill else 0.0)
-
     while True:
         # The best choice among fleets that are known to hold is an upper bound.
         holding = _choose_columns([table.holding() for table in tables], limits, stocks)[0]
-        value = math.inf if holding is None else value_of(holding)
+        value = math.inf if holding is None else _value_of(holding, by_bill=by_bill)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
@@ -218,7 +213,7 @@ def cheapest_designs(
         # The LLMs of which a corner was chosen, not a fleet that is known to hold.
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
-            if (value := value_of(chosen)) < upper:
+            if (value := _value_of(chosen, by_bill=by_bill)) < upper:
                 best, upper = chosen, value
             # The solver of `_choose_columns` may have stopped before it proved its choice to be the best.
             is_optimal = upper <= bound + ROUNDING * abs(upper)
@@ -278,12 +273,13 @@ class _DesignTable:
         designs: Sequence[FleetDesign],
         limits: Sequence[SharedLimit],
         weigh: Weigh | None,
-        kinds: Sequence[NodesOfKind],
+        stocks: Sequence[NodeStock],
         *,
         is_shared: bool,
     ) -> None:
         self.designs, self.weigh = designs, weigh
         # By kind of node: where the GPUs of a fleet on it are among its uses, and what a GPU of it weighs.
+        kinds = [kind for stock in stocks for kind in stock.kinds]
         self.node_weights = [(kind.rows[0][0], kind.weight / kind.gpus) for kind in kinds]
         self.is_shared = is_shared  # With other LLMs: uses of limits are sums over workers.
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
@@ -420,10 +416,13 @@ class _DesignTable:
         return most
 
 
-def _idle_usd_per_h(columns: Sequence[_Column]) -> float:
-    """What the idle GPUs of the nodes that these fleets share cost [USD/h]."""
+def _value_of(columns: Sequence[_Column], *, by_bill: bool) -> float:
+    """The weight of these fleets, with `by_bill` also the price of idle GPUs of the nodes that they share."""
+    value = sum(column.value for column in columns)
+    if not by_bill:
+        return value
     workers = [pool for column in columns for pool in column.design.counts(column.vector)]
-    return float(
+    return value + float(
         idle_usd_per_h(
             (node_of(option.type.gpu), option.type.gpus, count) for option, count in workers if count
         )

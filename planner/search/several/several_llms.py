@@ -148,13 +148,9 @@ def _plan_together(
     alone_values = [shared_paper.best_value(each) for each in alone]
     # The bound of an LLM is the same under all choices of policies.
     bounds = [paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone]
-    in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values = _paid_values(on_paper, shared.alone)
-        if shared.how_chosen is not None:
-            together_values = _paid_values(on_paper, shared.fleets)
-            gives_way = shared_paper.gives_way_facts(parts, alone_values, together_values, unit)
-            in_production = (shared.how_chosen, *gives_way)
+    in_production = _production_facts(parts, on_paper, shared, alone_values, unit)
     plan = SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, paper_values, strict=True)),
@@ -184,9 +180,23 @@ def _plan_together(
     )
     if needs_production or not fills_nodes or not plan.bill.idle_gpus:
         return plan
-    bill = plan.bill.usd_per_h
-    fewer_gpus = shared_paper.find_nodes_of_least_bill(alone, limits, bill, deadline, progress)
-    return replace(plan, fewer_gpus=fewer_gpus)
+    bill, find_nodes = plan.bill.usd_per_h, shared_paper.find_nodes_of_least_bill
+    return replace(plan, fewer_gpus=find_nodes(alone, limits, bill, deadline, progress))
+
+
+def _production_facts(
+    parts: Sequence[LlmQuestion],
+    on_paper: Sequence[LlmOnPaper],
+    shared: SharedProduction | None,
+    alone_values: Sequence[float],
+    unit: str,
+) -> tuple[Binding, ...]:
+    """How the fleets of production were chosen, and what each LLM pays there for sharing."""
+    if shared is None or shared.how_chosen is None:
+        return ()
+    together_values = _paid_values(on_paper, shared.fleets)
+    gives_way = shared_paper.gives_way_facts(parts, alone_values, together_values, unit)
+    return (shared.how_chosen, *gives_way)
 
 
 def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
