@@ -164,8 +164,7 @@ class VllmEngine:
         self._marks: dict[str, float] = {}  # When the forward pass of that step began and ended [s].
         self.host_s_meaning = self._hook_step()
         self._request_count = 0  # Of requests added so far; it numbers their ids.
-        scheduler = self._core.scheduler
-        cache = self._core.vllm_config.cache_config
+        scheduler, cache = self._core.scheduler, self._core.vllm_config.cache_config
         blocks, block_tokens = int(cache.num_gpu_blocks), int(scheduler.block_size)
         self.limits = StepLimits(
             step_tokens=int(scheduler.max_num_scheduled_tokens),
@@ -178,11 +177,9 @@ class VllmEngine:
         self._fill_cache()
         self._times = self._module_times() if enforce_eager else None
         self.operators: tuple[str, ...] = ()  # A compiled LLM can only be timed whole.
-        if self._times is not None:
-            names = self._called_modules()
-            # Without attention among them most of a step would lie outside of all modules.
-            if ATTENTION in names:
-                self.operators = (*names, REST)
+        # Without attention among the modules most of a step would lie outside of all of them.
+        if self._times is not None and ATTENTION in (names := self._called_modules()):
+            self.operators = (*names, REST)
 
     def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
