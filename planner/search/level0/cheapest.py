@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -158,28 +159,28 @@ def cheapest_designs(
     llms: Sequence[Sequence[FleetDesign]],
     limits: Sequence[SharedLimit],
     *,
-    weigh: Weigh | None = None,
+    weigh: Weigh | Literal["bill"] | None = None,
     below: float = math.inf,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     unit: str = "",
     leaping: bool = False,
-    by_bill: bool = False,
 ) -> Cheapest:
     """The choice of one fleet for each LLM with the smallest sum of weights. The sum must be strictly less
     than `below`. `llms` has the designs of each LLM.
 
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
-    `unit` is the unit of weights in messages. The answers of simulations stay in the designs, so another
-    search of the same designs costs little. With `leaping` prefill counts without an upper limit grow by a
-    factor until a choice is known. The counts that were passed over are simulated afterwards, and only then
-    `bound` is valid. With `by_bill` several LLMs also pay for idle GPUs of the nodes that they share.
+    With "bill" several LLMs also pay for idle GPUs of the nodes that they share. `unit` is the unit of
+    weights in messages. The answers of simulations stay in the designs, so another search of the same designs
+    costs little. With `leaping` prefill counts without an upper limit grow by a factor until a choice is
+    known. The counts that were passed over are simulated afterwards, and only then `bound` is valid.
     """
+    by_bill, of_worker = weigh == "bill", None if isinstance(weigh, str) else weigh
     stocks: list[NodeStock] = []
     if len(llms) > 1:
         sums, stocks = _packed_stocks(llms, limits, by_bill=by_bill)
         limits = [*limits, *sums]
-    tables = [_DesignTable(designs, limits, weigh, stocks, is_shared=len(llms) > 1) for designs in llms]
+    tables = [_DesignTable(designs, limits, of_worker, stocks, is_shared=len(llms) > 1) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
     upper, bound = below, 0.0

@@ -185,7 +185,7 @@ def find_nodes_of_least_bill(
         out_of_time=lambda: is_over(deadline),
         progress=progress,
         unit=OBJECTIVE_UNITS["cost"],
-        by_bill=True,
+        weigh="bill",
     )
     if cheapest.best is None:
         return None
