@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import pulp
 
 from planner.errors import PlannerError
-from planner.solvers.backend import run_highs
+from planner.solvers.backend import run_highs, weighted_sum
 
 SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well under a second.
 
@@ -74,12 +74,12 @@ def choose_within_limits(
         for group, x_i in zip(groups, variables, strict=True)
         for choice, x_f in zip(group, x_i, strict=True)
     ]
-    weight = pulp.lpSum(choice.weight * x_f for choice, x_f in choices)
+    weight = weighted_sum((x_f, choice.weight) for choice, x_f in choices)
     for i, x_i in enumerate(variables):
         problem += pulp.lpSum(x_i) == 1, f"one_{i}"
 
     def used(y: int) -> pulp.LpAffineExpression:
-        return pulp.lpSum(choice.uses[y] * x_f for choice, x_f in choices if choice.uses[y])
+        return weighted_sum((x_f, choice.uses[y]) for choice, x_f in choices)
 
     for y, amount in enumerate(amounts):
         if amount < math.inf:

@@ -400,10 +400,10 @@ class LifeSearch:
         """
         begin_s, end_s = lives[key][i]
         step_s = NEW_LIFE_FRAC * self.window_s
-        pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
+        pause_s, whole_usd = self.runs.terms.pools[key[0]].start_s + step_s / 2, self.usd(lives)
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
             parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
             parted = self.replace_life(lives, key, i, parts)
-            if self.usd(parted) < self.usd(lives) and self.holds(parted, at_s, at_s + pause_s):
+            if self.usd(parted) < whole_usd and self.holds(parted, at_s, at_s + pause_s):
                 return parted
         return lives

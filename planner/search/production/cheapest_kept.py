@@ -120,8 +120,7 @@ def find_cheaper_kept(
             otherwise=None,
         )
         _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted_value)
-        is_new = fleet is not None and (best is None or not _is_no_cheaper(fleet, best))
-        if fleet is None or not is_new or not problem.allows(fleet):
+        if fleet is None or (best is not None and _is_no_cheaper(fleet, best)) or not problem.allows(fleet):
             return best
         missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
         if missed is None:  # The time is over.

@@ -66,7 +66,7 @@ def price_limits(
         """The objective without the price that breaks ties between GPUs or Watts (`with_price_tie`)."""
         if objective not in PRICE_TIES:
             return shared.value
-        return sum(objective_of_worker(option.type, objective) * n for option, n in _chosen_workers(shared))
+        return sum(objective_of_worker(option.type, objective) * n for option, n in chosen_workers(shared))
 
     value = value_of(best)
     below = value if objective in PRICE_TIES else value * (1 - CHEAPER_FRAC)
@@ -232,11 +232,11 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
 def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
     """How much of a limit the best fleets of a query use; 0 if it found none."""
     if row.total is not None:
-        return row.total(_chosen_workers(shared))
-    return sum(row.use(option) * count for option, count in _chosen_workers(shared))
+        return row.total(chosen_workers(shared))
+    return sum(row.use(option) * count for option, count in chosen_workers(shared))
 
 
-def _chosen_workers(shared: Cheapest) -> Counts:
+def chosen_workers(shared: Cheapest) -> Counts:
     """The pools of the best fleets of a query, of all LLMs."""
     return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
 
@@ -244,7 +244,7 @@ def _chosen_workers(shared: Cheapest) -> Counts:
 def _enough_of_limit(row: SharedLimit, shared: Cheapest) -> float:
     """The amount to which a limit must be raised for the best fleets of a query."""
     assert row.limit is not None
-    gpus = [option.type.gpu for option, _ in _chosen_workers(shared)]
+    gpus = [option.type.gpu for option, _ in chosen_workers(shared)]
     return enough_for(row.limit, row.amount, _amount_used(row, shared), gpus)
 
 

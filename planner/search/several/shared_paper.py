@@ -24,7 +24,7 @@ from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, objective_of
+from planner.search.oracle.fleet_counts import Counts, objective_of, workers_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
@@ -119,7 +119,7 @@ def _plan_shared(
     """The fleets of LLMs that do not fit within the limits as they would be alone: the best choice for all,
     then each LLM searched within what the others leave.
     """
-    searched = [[(on_all_draws(problem), best) for problem, best in each] for each in alone]
+    searched = _on_all_draws(alone)
     until = slice_of(deadline, 1)
     rows = shared_limits(limits, of_all=True)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
@@ -161,6 +161,11 @@ def _plan_shared(
     return SharedPaper(together, left_to_each, shared, is_walked, binding, oracles)
 
 
+def _on_all_draws(searched: Sequence[Searched]) -> list[Searched]:
+    """What was searched for each LLM, with its problems on all draws of the traffic."""
+    return [[(on_all_draws(problem), best) for problem, best in each] for each in searched]
+
+
 def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
     """The designs of each LLM under all choices of its policies."""
     return [
@@ -179,7 +184,7 @@ def find_nodes_of_least_bill(
     them; None if no fleets with one worker type per pool and a smaller bill than `below_usd_per_h` are found.
     """
     cheapest = cheapest_designs(
-        _designs_of_all([[(on_all_draws(problem), best) for problem, best in each] for each in alone]),
+        _designs_of_all(_on_all_draws(alone)),
         shared_limits(limits, of_all=True),
         below=below_usd_per_h,
         out_of_time=lambda: is_over(deadline),
@@ -189,9 +194,7 @@ def find_nodes_of_least_bill(
     )
     if cheapest.best is None:
         return None
-    workers = [
-        (option.type, count) for design, vector in cheapest.best for option, count in design.counts(vector)
-    ]
+    workers = workers_of(joint_limits.chosen_workers(cheapest))
     whole = replace(limits, by_gpu=False)
     return {gpu: int(whole.used(FleetLimit("stock", gpu), workers)) for gpu in limits.stock}
 
