@@ -157,7 +157,7 @@ def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> N
 @pytest.mark.parametrize(
     ("seed", "times_s", "sizes"),
     [
-        (304, [0.0, 33.915, 41.18], [2, 2, 1]),
+        (304, [0.0, 38.342], [2, 1]),
         (307, [0.0, 14.919, 36.256, 61.929, 72.512], [2, 1, 1, 2, 1]),
         (319, [0.0, 21.804, 25.626, 46.22], [2, 1, 2, 3]),
     ],
@@ -166,7 +166,8 @@ def test_the_optimum_costs_no_more_than_a_timetable_by_hand(
     seed: int, times_s: list[float], sizes: list[int]
 ) -> None:
     """It cost 12, 1.6 and 15 % more: queues from two windows before, a backlog at the end, and workers that
-    wait for draining ones were seen in the whole day alone, and its repairs did not reach them.
+    wait for draining ones were seen in the whole day alone, and its repairs did not reach them. Later 304
+    still cost 0.5 % more: a life was shortened until it harmed a window that had not been simulated again.
     """
     day = random_day(seed, disaggregated=False, windows=3, most=3)
     pools = tuple(replace(pool, least=1) for pool in day.pools)

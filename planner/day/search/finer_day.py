@@ -40,14 +40,16 @@ Lives = dict[tuple[int, int], list[Life]]
 pool's least are ready all day and have none.
 """
 
-FEW_WINDOWS = 6  # A day of so few windows is simulated from its beginning, as a queue may come from there.
+# A queue may last through a day of so few windows: they are simulated from the day's beginning, and a change
+# may affect all later ones.
+FEW_WINDOWS = 6
 # The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this, as often as GROWTHS say.
 GROWTHS = (1, 3)
 DAY_GROWTHS, DAY_RUN_IN_FRAC = (1, 3, 9, 27), 1.0  # In the whole day, of lives from a window before, too.
 NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
-# A change may affect windows that begin this long after it, so they are simulated again.
+# With more windows than FEW_WINDOWS, a change affects those that begin up to this long after it.
 LASTS_FRAC = 1 / 4
 MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
 # The most repairs in the whole day. Few are needed, as most windows were repaired in their slices before.
@@ -111,7 +113,9 @@ class LifeSearch:
     def __init__(self, runs: DayRuns, deadline: float, progress: Callable[[str], None] = lambda _: None):
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
-        self.run_in_s = self.window_s if runs.window_count > FEW_WINDOWS else math.inf
+        is_short = runs.window_count <= FEW_WINDOWS
+        self.run_in_s = math.inf if is_short else self.window_s
+        self.lasts_s = math.inf if is_short else LASTS_FRAC * self.window_s
         self.last_s = float(runs.terms.edges_s[-1])
         # A slice has the requests of two windows.
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
@@ -345,7 +349,7 @@ class LifeSearch:
         touched = [
             v
             for v in range(len(edges_s) - 1)
-            if edges_s[v + 1] + self.runs.reach_s > from_s and edges_s[v] < to_s + LASTS_FRAC * self.window_s
+            if edges_s[v + 1] + self.runs.reach_s > from_s and edges_s[v] < to_s + self.lasts_s
         ]
         return all(self.excess(lives, v) < 0 for v in touched)
 
