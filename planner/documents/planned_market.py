@@ -162,7 +162,8 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
     )
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
-    counts = [] if task is None else [task.stock_of(gpu), task.gpu_limit]
+    worker_gpus = {_gpus_of_worker(pool) for pool in plan["workers"] if row_of(pool["gpu"]) == gpu.name}
+    counts = [] if task is None else [task.stock_of(gpu, worker_gpus), task.gpu_limit]
     stock = min((count for count in counts if count is not None), default=None)
     own = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
     if owned and not is_reserved:

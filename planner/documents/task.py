@@ -337,12 +337,18 @@ class PlanQuestion:
             energy_usd_per_kwh=usd_per_kwh,
         )
 
-    def stock_of(self, gpu: Gpu) -> int | None:
-        """How many of a GPU there are, in whole nodes where these are sold so; None: as many as needed."""
+    def stock_of(self, gpu: Gpu, worker_gpus: Collection[int] = ()) -> int | None:
+        """How many of a GPU there are, in whole nodes where these are sold so; None: as many as needed. GPUs
+        of a node that stay free beside workers do not count if all have the same number of `worker_gpus`.
+        """
         stock, node = self.stock.get(gpu.name), node_of(self._as_paid(gpu))
         if stock is None or node is None:
             return stock
-        return whole_stock(stock, self.owned.get(gpu.name, 0), node.gpus)
+        owned = self.owned.get(gpu.name, 0)
+        stock = whole_stock(stock, owned, node.gpus)
+        free = node.gpus % next(iter(worker_gpus)) if len(set(worker_gpus)) == 1 else 0
+        # `free` of a worker with more GPUs than a node would be the whole node.
+        return stock - (max(stock - owned, 0) // node.gpus * free if free < node.gpus else 0)
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:

@@ -102,6 +102,17 @@ def test_a_stock_is_of_whole_nodes() -> None:
         assert offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]["stock"] == usable
 
 
+def test_gpus_that_stay_free_beside_uneven_workers_are_no_stock() -> None:
+    """Two workers of three GPUs fit on a node of eight: five were scheduled on two nodes. Four owned GPUs
+    count singly, and a worker of twelve has whole nodes.
+    """
+    for stock, owned, tp, usable in ((16, 0, 3, 12), (20, 4, 3, 16), (16, 0, 4, 16), (16, 0, 12, 16)):
+        fleet = {"gpus": {"h100-80g": stock}, "owned": {"h100-80g": owned}, "sold_as": {"h100-80g": "node"}}
+        task = parse_task({"llm": LLM, "slo": {"ttft": {"p90": "2 s"}}, "fleet": fleet}, CATALOG)
+        plan = PLAN | {"workers": [PLAN["workers"][0] | {"tp": tp}], "gpus": 4 * tp}
+        assert offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]["stock"] == usable
+
+
 @pytest.mark.parametrize(("stock", "mean_usd_per_h"), [(16, 12 + 8 / 4), (4, None)])
 def test_rented_gpus_with_a_reserved_price_alone_are_paid_all_the_time_beside_owned_ones(
     stock: int, mean_usd_per_h: float | None
