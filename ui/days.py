@@ -16,10 +16,10 @@ from typing import Any
 
 from planner.day.controllers.table import CONTROLLERS
 from planner.day.day_settings import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from ui.question import Form, converted
 from ui.store import Document
 
-USUAL_LIMIT_S = 120  # The default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """Key of the section -> entry of the form, for those that are spans."""
 # Entries of forms that an earlier version stored -> their names in this version.

@@ -20,6 +20,7 @@ from planner.commands.command_output import (
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table
 from planner.commands.what_if_command import SloArgument
 from planner.errors import InputError
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 
 if TYPE_CHECKING:
     from planner.day.day_study import DayAnswer
@@ -68,7 +69,7 @@ LimitOption = Annotated[
     typer.Option(
         "--time-limit",
         min=0.1,
-        help="Seconds for plan, tuning and optimum together; what controllers' days take comes on top.",
+        help="Longest time [s]. As with `plan`, the work is counted and usually ends first.",
     ),
 ]
 
@@ -93,7 +94,7 @@ def day(
     out: FolderOption = None,
     catalog: shared_options.CatalogOption = None,
     seed: shared_options.SeedOption = 0,
-    time_limit: LimitOption = 120.0,
+    time_limit: LimitOption = USUAL_LIMIT_S,
     executor: shared_options.ExecutorOption = None,
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,

@@ -16,7 +16,6 @@ assumes that more workers never do (MORE in day/search/day_optimum.py), only the
 (solvers/paid_work.py).
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -38,6 +37,7 @@ from planner.day.search.exchanged_lives import exchanged_day
 from planner.day.search.window_cuts import window_cuts
 from planner.errors import PlannerError
 from planner.fleet import Pool, Role, WorkerType
+from planner.search.oracle.work_clock import now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticPool
 
@@ -46,17 +46,19 @@ Floats = npt.NDArray[np.float64]
 PoolKey = tuple[Role, WorkerType]
 # Set by hand: the search takes longer with each pool.
 MOST_POOLS = 5
-# Each step must end when this share of the time is used up: the cuts of windows, the sizes on the grid, and
+# Each step must end when this share of the work is used up: the cuts of windows, the sizes on the grid, and
 # two exchanges of workers for others, from the grid's sizes and from the cheapest fleet's. Set by hand.
 CUTS_SHARE, GRID_SHARE, EXCHANGE_SHARES = 0.3, 0.5, (0.75, 1.0)
-LEAST_GRID_S = 5.0  # A search gets at least this long, even if less time is left.
+LEAST_GRID_S = 5.0  # A search gets at least this long on its clock, even if less is left.
 SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 def changing_types(
-    answers: Mapping[str, DayAnswer], *, time_limit_s: float, progress: Progress = report_nothing
+    answers: Mapping[str, DayAnswer], *, work_s: float, progress: Progress = report_nothing
 ) -> ChangingTypes:
-    """The optimum over the pools of all fleets in `answers`, by label, compared with each fleet's own."""
+    """The optimum over the pools of all fleets in `answers`, by label, compared with each fleet's own; found
+    within `work_s` of the search's clock (work_clock.py).
+    """
     known = {label: each for label, each in answers.items() if each.optimum is not None}
     known = dict(sorted(known.items(), key=lambda item: _optimum_of(item[1]).usd))
     if not known:
@@ -68,12 +70,12 @@ def changing_types(
     if isinstance(question, str):
         return ChangingTypes(single_label=label, single_usd=single.usd, why=question)
     progress("the optimum if worker types may change within the day")
-    began, terms = time.monotonic(), terms_of(question)
+    began, terms = now_s(), terms_of(question)
     runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
     # The first is that of `single`.
     days = [_day_of_fleet(question, runs, answer) for answer in known.values()]
     try:
-        optimum = _cheapest_of_all_pools(question, runs, days, single, began, time_limit_s, progress)
+        optimum = _cheapest_of_all_pools(question, runs, days, single, began, work_s, progress)
     except PlannerError as error:
         # The single fleet's optimum keeps every window, so it is an answer even where the search has none.
         optimum = _single_optimum(runs, days[0], single, f"the day of that fleet: {error}")
@@ -153,7 +155,7 @@ def _cheapest_of_all_pools(
     days: Sequence[tuple[Floats, Ints]],
     single: Optimum,
     began: float,
-    time_limit_s: float,
+    work_s: float,
     progress: Progress,
 ) -> Optimum:
     """The cheapest day of all pools that is found; where none costs less than `single`, it is that day.
@@ -163,9 +165,9 @@ def _cheapest_of_all_pools(
     last_s = runs.terms.edges_s[-1]
     cheapest = cheapest_day(
         runs,
-        cuts=window_cuts(runs, began + CUTS_SHARE * time_limit_s),
+        cuts=window_cuts(runs, began + CUTS_SHARE * work_s),
         known=[_on_grid(runs, *day) for day in days],
-        time_limit_s=max(began + GRID_SHARE * time_limit_s - time.monotonic(), LEAST_GRID_S),
+        deadline=max(began + GRID_SHARE * work_s, now_s() + LEAST_GRID_S),
         progress=progress,
     )
     grid = runs.terms.edges_s[:-1], cheapest.best.workers
@@ -175,9 +177,9 @@ def _cheapest_of_all_pools(
         found, is_of_all, (times_s, sizes) = single.day.run, False, days[0]
         usd, status = single.usd, "the day of that fleet: none was found that costs less"
     for number, start in enumerate((grid, days[0])):
-        deadline = began + EXCHANGE_SHARES[number] * time_limit_s
+        deadline = began + EXCHANGE_SHARES[number] * work_s
         edges_s = np.append(start[0], last_s).tolist()
-        cheaper = exchanged_day(runs, edges_s, start[1], usd, max(deadline, time.monotonic() + LEAST_GRID_S))
+        cheaper = exchanged_day(runs, edges_s, start[1], usd, max(deadline, now_s() + LEAST_GRID_S))
         if cheaper is not None:
             progress(f"the optimum with types that change: {cheaper.day.usd:.2f} USD")
             found, is_of_all, times_s, sizes = cheaper.day.run, True, cheaper.times_s, cheaper.workers

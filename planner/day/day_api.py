@@ -6,7 +6,7 @@ with the optimum, which knows the whole day beforehand.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, write_files
 from planner.fleet import Fleet, Pool
 from planner.models.startup import StartTime
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, now_s, time_limit
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.several.several_llms import plan_together
 from planner.simulator.elastic import ElasticPool, refuse_waits
@@ -62,9 +63,9 @@ from planner.traffic.trace import Trace, spread_stamps
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
 # A spot worker is taken away this long after a notice, as by AWS; other clouds give 30 s.
 NOTICE_S = 120.0
-# Shares of the time limit for planning the fleet that stands all day, and for its alternatives, set by hand.
+# Shares of the work for planning the fleet that stands all day, and for its alternatives, set by hand.
 STATIC_SHARE, ALTERNATIVES_SHARE = 0.4, 0.2
-SHORTEST_LIMIT_S = 1.0  # With several LLMs a search gets at least this long, even after the time limit.
+SHORTEST_LIMIT_S = 1.0  # With several LLMs a search gets at least this long on its clock.
 # The origin of fleets that `day` plans, for the reader of its answer.
 PAPER_NOTE = (
     "the cheapest on paper for this SLO in each of its windows; `plan` adds a margin and may take another: "
@@ -182,7 +183,7 @@ def day(
     terms: Mapping[str, Any] | None = None,
     catalog: CatalogLike = None,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     progress: Progress = report_nothing,
     **keys: Unpack[TaskKeys],
 ) -> DayResult | JointDayResult:
@@ -200,14 +201,30 @@ def day(
     If the section has `oracle`, public autoscalers are tuned on the first 70 % of the day and judged on the
     rest; the answer then has the GPU hours of the optimum beside theirs.
 
-    Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
+    A day may take as much work as a plan (search/oracle/work_clock.py counts it), so that its answer does not
+    depend on the machine; `time_limit_s` on the wall clock is a safety net. Raises InputError for what cannot
+    be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
-    seed, time_limit_s, began = checked_seed(seed), checked_time_limit(time_limit_s), time.monotonic()
+    seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     question = read_task(slo, catalog, **keys)
     day_section = _parse_section(question, terms or {})
-    if question.has_several_llms:
-        until = began + time_limit_s
-        return _day_together(question, trace, standing, day_section, catalog, seed, until, progress)
+    with time_limit(time_limit_s) as deadline:
+        answer_day = _day_together if question.has_several_llms else _day_of_one_llm
+        return answer_day(question, trace, standing, day_section, catalog, seed, deadline, progress)
+
+
+def _day_of_one_llm(
+    question: TaskDocument,
+    trace: TracesLike,
+    standing: FleetLike | Mapping[str, FleetLike] | None,
+    day_section: DaySection,
+    catalog: CatalogLike,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+) -> DayResult:
+    """`day` for a question of one LLM; `deadline` is on the search's clock (work_clock.py)."""
+    began, work_s = now_s(), deadline - now_s()
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = _static_fleet_question(question.task())
@@ -216,7 +233,8 @@ def day(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
         question.catalog,
         seed=seed,
-        time_limit_s=STATIC_SHARE * time_limit_s,
+        time_limit_s=math.inf,  # That of the day holds, and this share of its work.
+        work_s=STATIC_SHARE * work_s,
         progress=progress,
     )
     refuse_waits(study.trace)
@@ -227,7 +245,7 @@ def day(
         limits, requests = plan.problem.slo, plan.problem.trace
         fleets, note = {ON_PAPER: plan.fleet}, PAPER_NOTE
         if day_section.fleets == ALL_FLEETS:
-            until = began + (STATIC_SHARE + ALTERNATIVES_SHARE) * time_limit_s
+            until = began + (STATIC_SHARE + ALTERNATIVES_SHARE) * work_s
             fleets = candidate_fleets(study, task, plan, until)
     else:
         fleets, limits, note = {GIVEN: read_fleet(standing, question.catalog, slo=question)}, task.slo, ""
@@ -247,13 +265,13 @@ def day(
         return study_day(
             question if missed_usd is None else replace(question, missed_usd=missed_usd),
             day_section.controllers,
-            time_limit_s=left_s,
+            work_s=left_s,
             optimum=day_section.optimum,
             progress=progress_of_fleet(fleets, fleet, progress),
         )
 
     types_of = _types_search(day_section, fleets, progress)
-    return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s, types_of), day_section.is_oracle)
+    return DayResult(cheapest_fleet(fleets, day_of, deadline, types_of), day_section.is_oracle)
 
 
 def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progress) -> Progress:
@@ -279,7 +297,7 @@ def _types_search(
         return None
 
     def types_of(answers: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
-        return changing_types(answers, time_limit_s=left_s, progress=progress)
+        return changing_types(answers, work_s=left_s, progress=progress)
 
     return types_of
 
@@ -369,7 +387,7 @@ def _day_together(
     deadline: float,
     progress: Progress,
 ) -> JointDayResult:
-    """`day` for a question of several LLMs; `deadline` is a time of `time.monotonic`."""
+    """`day` for a question of several LLMs; `deadline` is on the search's clock (work_clock.py)."""
     shared_question = questions_of(question, trace, seed=seed)
     parts = [replace(part, task=_static_fleet_question(part.task)) for part in shared_question.parts]
     for part in parts:
@@ -381,12 +399,12 @@ def _day_together(
             )
     if standing is None:
         progress("the fleets that stand all day")
-        left_s = STATIC_SHARE * max(deadline - time.monotonic(), SHORTEST_LIMIT_S)
         shared_plan = plan_together(
             replace(shared_question, parts=tuple(parts)),
             question.catalog,
             seed=seed,
-            time_limit_s=left_s,
+            time_limit_s=math.inf,  # That of the day holds, and this share of its work.
+            work_s=STATIC_SHARE * (deadline - now_s()),
             progress=progress,
         )
         fleets = {name: plan.fleet for name, plan in shared_plan.plans.items()}
@@ -415,7 +433,7 @@ def _day_together(
     answer = study_day_together(
         questions,
         day_section.controllers,
-        time_limit_s=max(deadline - time.monotonic(), SHORTEST_LIMIT_S),
+        work_s=max(deadline - now_s(), SHORTEST_LIMIT_S),
         optimum=day_section.optimum,
         progress=progress,
     )

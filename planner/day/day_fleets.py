@@ -11,7 +11,6 @@ Each of these fleets keeps its worker types all day; `cheapest_fleet` also asks 
 (planner/day/changing_types.py).
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,11 +22,12 @@ from planner.fleet import Fleet, Policies
 from planner.policies import QUEUE
 from planner.reports.words import describe_fleet
 from planner.search.evidence.alternatives import find_alternatives
+from planner.search.oracle.work_clock import ended_by, is_over, now_s
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, StudyAnswer
 
 MOST_FLEETS = 4  # Set by hand: each fleet's day takes as long as the first one's.
-LEAST_TIME_S = 1.0  # A search or a day gets at least this long, even if the deadline is nearer.
+LEAST_TIME_S = 1.0  # A search or a day gets at least this long on the search's clock.
 QUEUE_AXIS = "queue"  # The order of the queue among the policies that a question may change.
 # Labels of the fleet whose alternatives are compared: planned for this day, or given with --fleet.
 ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
@@ -37,7 +37,7 @@ def candidate_fleets(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
     """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS. `answer` is the
-    plan of the question `task`; `deadline` is a time of time.monotonic [s].
+    plan of the question `task`; `deadline` is on the search's clock (work_clock.py).
 
     Fleets for which there is no time before the deadline are left out.
     """
@@ -46,14 +46,14 @@ def candidate_fleets(
     plan_gpus = {pool.type.gpu.base for pool in answer.fleet.pools}
     for name, stock in types.items():
         # If the plan uses this GPU alone, it is already the cheapest fleet of this GPU.
-        if len(types) > 1 and plan_gpus != {name} and time.monotonic() < deadline:
-            left_s = deadline - time.monotonic()
-            limited = replace(study, time_limit_s=max(left_s / len(types), LEAST_TIME_S))
+        if len(types) > 1 and plan_gpus != {name} and not is_over(deadline):
+            left_s = deadline - now_s()
+            limited = replace(study, work_s=max(left_s / len(types), LEAST_TIME_S))
             try:
                 fleets[f"only {name}"] = limited.answer(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
                 continue
-    if time.monotonic() < deadline:
+    if not is_over(deadline):
         for row in find_alternatives(
             answer.problem, answer.search_result.level0, answer.search_result.best, answer.value
         ):
@@ -88,9 +88,9 @@ def cheapest_fleet(
     """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
     fleet.
 
-    `day_of` simulates a fleet's day within some seconds, with a cost of a missed window [USD]: None for the
-    first fleet, which is to find it, and for all others what the first found. An error in the day of the
-    first fleet is raised; another fleet's row gives it as `why`.
+    `day_of` simulates a fleet's day within some seconds of the search's clock, with a cost of a missed window
+    [USD]: None for the first fleet, which is to find it, and for all others what the first found. An error in
+    the day of the first fleet is raised; another fleet's row gives it as `why`.
     `types_of` finds within some seconds what changing worker types saves; None: that is not searched.
     """
     first_label = next(iter(fleets))
@@ -100,9 +100,9 @@ def cheapest_fleet(
     rows: dict[str, FleetDay] = {}
     missed_usd: float | None = None
     for k, (label, fleet) in enumerate(fleets.items()):
-        left_s = deadline - time.monotonic()
-        if label != first_label and left_s <= 0:
-            rows[label] = FleetDay(label, describe_with_queue(fleet), why="the time limit came first")
+        left_s = deadline - now_s()
+        if label != first_label and is_over(deadline):
+            rows[label] = FleetDay(label, describe_with_queue(fleet), why=f"{ended_by()} came first")
             continue
         try:
             answer = day_of(fleet, max(left_s / (shares - k), LEAST_TIME_S), missed_usd)
@@ -127,7 +127,7 @@ def cheapest_fleet(
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     types = None
     if types_of is not None:
-        types = types_of(answers, max(deadline - time.monotonic(), LEAST_TIME_S))
+        types = types_of(answers, max(deadline - now_s(), LEAST_TIME_S))
     answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else (), types=types)
     if chosen != first_label:
         note = f"{chosen}: the cheapest day of {len(answers)} fleets"

@@ -16,8 +16,8 @@ its day keeps every window and costs less than what the search found, that day b
 
 from __future__ import annotations
 
+import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -40,6 +40,9 @@ from planner.domain import OWNED, Slo, market_of
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
 from planner.parallel import executors
+from planner.search.oracle.deterministic_parallel import charge_effort
+from planner.search.oracle.fleet_oracle import request_effort
+from planner.search.oracle.work_clock import EFFORT_S, WORK_S, is_over, is_time_limit_reached, now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
 from planner.simulator.layout import FINISHED
@@ -58,7 +61,8 @@ STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE, SERVED = "all limits at once", "served"
 # The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
-LEAST_OPTIMUM_S = 20.0  # The search for the optimum gets at least this long, even when no time is left.
+# The search on the grid for the optimum gets at least this long on the search's clock (work_clock.py).
+LEAST_OPTIMUM_S = 20.0
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
 SHORT_DAY_S = 12 * HOUR_S  # A warning says that shorter traffic is not a day.
 WHOLE_ROUNDING = 1e-9  # A number of windows that is below a whole one by at most this counts as whole.
@@ -327,16 +331,17 @@ def study_day(
     question: DayQuestion,
     chosen: Sequence[ChosenController],
     *,
-    time_limit_s: float = 120.0,
+    work_s: float = WORK_S,
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> DayAnswer:
     """Simulate the static fleet, every controller and the optimum on the same traffic.
 
-    The time limit is for the choice of parameters and the optimum. Raises InputError where the traffic
-    cannot be split as `train_frac` says, or is of a kind that changing pools cannot serve.
+    `work_s` of the search's clock (work_clock.py) limits the choice of parameters and the optimum. Raises
+    InputError where the traffic cannot be split as `train_frac` says, or is of a kind that changing pools
+    cannot serve.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = now_s() + work_s
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / HOUR_S:.3g} h")
     inputs, days, left_out = run_controllers([question], chosen, deadline, progress)
     (judged_question,), (train,), (knowledge,) = inputs.questions, inputs.trains, inputs.knowledge
@@ -345,9 +350,7 @@ def study_day(
     if optimum:
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
         try:
-            best_day = best_sizes(
-                judged_question, rows, time_limit_s=deadline - time.monotonic(), progress=progress
-            )
+            best_day = best_sizes(judged_question, rows, deadline=deadline, progress=progress)
         except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
             why = str(error)
     return DayAnswer(
@@ -367,14 +370,14 @@ class DayInputs:
     """What a process needs to run any controller of a day; tuples have an entry for each LLM.
 
     The questions have the judged traffic; `trains` is the traffic on which parameters are chosen, if any.
-    Tuning may take `left_s` seconds. This is no deadline, because the clocks of two processes may not agree.
+    Tuning may simulate `most_settings` of each controller.
     """
 
     questions: tuple[DayQuestion, ...]
     trains: tuple[Trace | None, ...]
     knowledge: tuple[Knowledge, ...]
     miss_terms: tuple[MissTerms, ...]
-    left_s: float
+    most_settings: int
 
     def knowledge_of(self, chosen: ChosenController) -> list[Knowledge]:
         """What this controller may know of each LLM (the function `knowledge_of`)."""
@@ -406,7 +409,7 @@ def run_controllers(
         tuple(trains),
         tuple(knowledge),
         tuple(map(MissTerms.of, judged, rows[0])),
-        deadline - time.monotonic(),
+        _most_settings(judged, trains, len(chosen), deadline - now_s()),
     )
     left_out = list[tuple[str, str]]()
     others = [each for each in chosen if each.row.name != STATIC]  # The static day is in `rows` already.
@@ -415,7 +418,40 @@ def run_controllers(
             left_out.append((each.row.name, why_not))
         else:
             rows.append(row)
+    charge_effort(object(), sum(_effort_of_days(judged, trains, row) for row in rows))
     return inputs, rows, tuple(left_out)
+
+
+def _most_settings(
+    judged: Sequence[DayQuestion], trains: Sequence[Trace | None], controllers: int, left_s: float
+) -> int:
+    """How many settings of each controller may be simulated in `left_s` of the search's clock, at least
+    one. It does not depend on which controllers run in which process.
+    """
+    training = sum(
+        _day_effort(question, train)
+        for question, train in zip(judged, trains, strict=True)
+        if train is not None
+    )
+    most = left_s / (EFFORT_S * max(training * controllers, 1))
+    return max(int(min(most, MOST_VARIANTS)), 1)
+
+
+def _effort_of_days(
+    judged: Sequence[DayQuestion], trains: Sequence[Trace | None], row: Sequence[ControllerDay]
+) -> int:
+    """The effort of a controller's days (one for each LLM), and of its tuning."""
+    effort = 0
+    for question, train, day in zip(judged, trains, row, strict=True):
+        effort += _day_effort(question, question.trace)
+        if train is not None:
+            effort += day.settings_count * _day_effort(question, train)
+    return effort
+
+
+def _day_effort(question: DayQuestion, trace: Trace) -> int:
+    """The effort of simulating these requests once on the question's fleet."""
+    return len(trace) * request_effort(question.fleet, trace)
 
 
 def _run_each(
@@ -426,11 +462,10 @@ def _run_each(
     Days run here one by one, or side by side in the processes of the executor where there are some.
     """
     if executors.current_crew() is None:  # Days are simulated in this process.
-        deadline, rows = time.monotonic() + inputs.left_s, []
+        rows = []
         for k, each in enumerate(chosen, 1):
             progress(f"{each.row.name}: the day ({k} of {len(chosen)} controllers)")
-            inputs_now = replace(inputs, left_s=deadline - time.monotonic())
-            rows.append(_run_controller(inputs_now, each, progress))
+            rows.append(_run_controller(inputs, each, progress))
         return rows
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
     rows = []
@@ -463,12 +498,13 @@ def _run_controller(
     inputs: DayInputs, chosen: ChosenController, progress: Progress
 ) -> tuple[list[ControllerDay] | None, str]:
     """The days of one controller, tuned first where traffic trains; else None and the reason."""
-    deadline = time.monotonic() + inputs.left_s
     try:
         tuned = [
             (chosen, 1)
             if train is None
-            else tune_controller(replace(question, trace=train), chosen, known, terms, deadline, progress)
+            else tune_controller(
+                replace(question, trace=train), chosen, known, terms, inputs.most_settings, progress
+            )
             for question, train, known, terms in zip(
                 inputs.questions, inputs.trains, inputs.knowledge, inputs.miss_terms, strict=True
             )
@@ -484,7 +520,7 @@ def best_sizes(
     question: DayQuestion,
     rows: Sequence[ControllerDay],
     *,
-    time_limit_s: float,
+    deadline: float = math.inf,
     progress: Progress = report_nothing,
 ) -> Optimum:
     """The cheapest known sequence of sizes that keeps every window.
@@ -492,22 +528,17 @@ def best_sizes(
     The search on the grid finds one, `finer_day` moves its changes to other moments, and the cheapest
     controller that keeps all windows replaces that sequence if the controller's day costs less.
 
-    Raises InfeasibleError where a window fails with the most workers all day.
+    The `deadline` is on the search's clock (work_clock.py). Raises InfeasibleError where a window fails with
+    the most workers all day.
     """
     fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.optimum_pools
-    deadline, terms = time.monotonic() + time_limit_s, terms_of(question)
+    terms = terms_of(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
-    cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
+    cheapest = cheapest_day(runs, deadline=max(deadline, now_s() + LEAST_OPTIMUM_S), progress=progress)
     best, status = summarize_run(question, OPTIMUM, cheapest.best.run, {}), cheapest.status
     controller = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
     bound_usd, edges_s, sizes = cheapest.bound_usd, terms.edges_s, cheapest.best.workers
-    bound = any_moment_bound(
-        runs,
-        cheapest.cuts,
-        most_usd=best.usd,
-        time_limit_s=max(deadline - time.monotonic(), 0.0),
-        progress=progress,
-    )
+    bound = any_moment_bound(runs, cheapest.cuts, most_usd=best.usd, deadline=deadline, progress=progress)
     finer = finer_day(runs, bound.lives, sizes, best.usd, progress, deadline)
     if finer is not None:
         status = f"its sizes change at any moment; otherwise {best.usd:,.2f} USD: {status}"
@@ -670,21 +701,21 @@ def tune_controller(
     chosen: ChosenController,
     knowledge: Knowledge,
     miss_terms: MissTerms,
-    deadline: float,
+    most_settings: int,
     progress: Progress,
 ) -> tuple[ChosenController, int]:
     """The controller with its best settings on the question's traffic, and the number of settings simulated.
 
-    `knowledge` is that of the day which follows this traffic, whose history it is. At the deadline (of
-    `time.monotonic`) the best settings so far are taken.
+    `knowledge` is that of the day which follows this traffic, whose history it is. At the time
+    limit on the wall clock the best settings so far are taken.
     """
     # The traffic begins at 0:00, and the history ends with it.
     history = knowledge.history and replace(knowledge.history, end_s=knowledge.clock_s)
     knowledge = replace(knowledge, clock_s=0.0, history=history)
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
-    for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
-        # The first variant has the settings as they were given, and is simulated even after the deadline.
-        if settings_count and time.monotonic() > deadline:
+    for variant in list(settings_variants(chosen))[:most_settings]:
+        # The first variant has the settings as they were given, and is simulated even after the limit.
+        if settings_count and is_over(math.inf):
             break
         row = simulate_controller(question, variant, knowledge)
         settings_count += 1
@@ -861,7 +892,8 @@ def check_step(question: DayQuestion) -> None:
 
 def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
     """Everything that a reader of the answer should be warned of, in sentences. `rows` are the days."""
-    return (*question.warnings, *_short_day_warnings(question.trace), *_untrained_warnings(train, rows))
+    of_traffic = _short_day_warnings(question.trace), _untrained_warnings(train, rows)
+    return (*question.warnings, *itertools.chain(*of_traffic), *_time_limit_warnings())
 
 
 def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
@@ -871,6 +903,16 @@ def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
     return (
         f"the traffic lasts {show_s(trace.duration_s)}, not a day: costs are of that time alone, and say "
         "nothing of other hours; give or draw traffic of a whole day",
+    )
+
+
+def _time_limit_warnings() -> tuple[str, ...]:
+    """A warning if the time limit ended a search whose work is counted (work_clock.py)."""
+    if not is_time_limit_reached():
+        return ()
+    return (
+        "the time limit ended a search before its counted work was done, so another run may answer "
+        "otherwise; raise --time-limit",
     )
 
 

@@ -6,7 +6,6 @@ one bill and one optimum for all LLMs: where their peaks come at different hours
 another gives back.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +32,7 @@ from planner.day.search.day_runs import DayRuns
 from planner.day.search.several_llms_runs import JointRuns, joint_terms
 from planner.domain import row_of
 from planner.errors import PlannerError
+from planner.search.oracle.work_clock import WORK_S, now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, most_paid_gpus
 
@@ -132,17 +132,17 @@ def study_day_together(
     questions: Mapping[str, DayQuestion],
     chosen: Sequence[ChosenController],
     *,
-    time_limit_s: float = 120.0,
+    work_s: float = WORK_S,
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> JointAnswer:
     """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs.
 
     All questions have the same stock. Where a question has training traffic, parameters are tuned for each
-    LLM by itself. Raises InputError where traffic cannot be split as asked, or the traffics of two LLMs end
-    at different times.
+    LLM by itself; `work_s` of the search's clock (work_clock.py) limits that and the optimum. Raises
+    InputError where traffic cannot be split as asked, or the traffics of two LLMs end at different times.
     """
-    deadline = time.monotonic() + time_limit_s
+    deadline = now_s() + work_s
     llm_questions = list(questions.values())
     stock = llm_questions[0].stock
     _, judged = split_questions(llm_questions)
@@ -238,8 +238,7 @@ def _find_optimum(
         for question in judged
     ]
     runs = JointRuns(llm_runs, terms)
-    left_s = max(deadline - time.monotonic(), LEAST_OPTIMUM_S)
-    cheapest = cheapest_day(runs, time_limit_s=left_s, progress=progress)
+    cheapest = cheapest_day(runs, deadline=max(deadline, now_s() + LEAST_OPTIMUM_S), progress=progress)
     parts = [
         summarize_run(question, OPTIMUM, part.run, {})
         for question, part in zip(judged, cheapest.best.parts, strict=True)

@@ -3,6 +3,8 @@ names."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +15,23 @@ from small_days import SmallDay, quick_day, random_day
 
 from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
-from planner.day.day_study import ControllerDay, DayQuestion, best_sizes, simulate_controller, terms_of
+from planner.day.day_study import (
+    ControllerDay,
+    DayQuestion,
+    best_sizes,
+    simulate_controller,
+    study_day,
+    summarize_run,
+    terms_of,
+)
 from planner.day.search import any_moment_bound as day_bound
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
 from planner.errors import InfeasibleError
+from planner.search.oracle.work_clock import now_s, time_limit
+from planner.simulator.timetable import Timetable
 from planner.solvers import any_moment
 from planner.solvers.any_moment import LevelStretches
 
@@ -41,7 +53,7 @@ def kept_days(seed: int) -> list[tuple[ControllerDay, float, float]]:
     knowledge = Knowledge(pools, tuple(pool.role for pool in fleet.pools))
     rows = [simulate_controller(question, parse_controller(*each), knowledge) for each in CONTROLLERS]
     try:
-        found = best_sizes(question, rows, time_limit_s=120.0)
+        found = best_sizes(question, rows)
     except InfeasibleError:
         return []
     assert found.day.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
@@ -65,9 +77,43 @@ def test_no_controller_costs_less(seeds: range) -> None:
     assert kept > len(seeds) / 3  # or nothing is tested
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(2), pytest.param(range(2, 36), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_the_optimum_deployed_as_cron_gives_the_same_day(seeds: range) -> None:
+    """Sizes that change at whole minutes, each start-up earlier, as windows of cron."""
+    changes = 0
+    for seed in seeds:
+        day = random_day(seed, disaggregated=seed % 3 == 2, windows=16, most=3)
+        starts_s = 60.0 * (seed % 2)
+        pools = tuple(replace(pool, least=1, start_s=starts_s) for pool in day.pools)
+        question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, 60.0)
+        runs = DayRuns(day.fleet, day.trace, day.slo, pools, terms_of(question))
+        try:
+            best = quick_day(runs).best
+        except InfeasibleError:
+            continue
+        edges_s = runs.terms.edges_s[:-1].tolist()
+        table = Timetable(edges_s, best.workers.tolist(), [starts_s] * len(pools))
+        wanted = [list(table.sizes_at(edge_s)) for edge_s in edges_s]
+        changes += sum(a != b for a, b in itertools.pairwise(wanted))
+        windows = [
+            {"from": f"0:{k:02}", "to": f"0:{k + 1:02}", "workers": sizes} for k, sizes in enumerate(wanted)
+        ]
+        windows[-1]["to"] = "24:00"
+        first = tuple(replace(pool, first=size) for pool, size in zip(pools, wanted[0], strict=True))
+        knowledge = Knowledge(first, tuple(pool.role for pool in day.fleet.pools))
+        cron = simulate_controller(
+            replace(question, pools=first), parse_controller("cron", {"windows": windows}), knowledge
+        )
+        assert cron.windows == summarize_run(question, "optimum", best.run, {}).windows, seed
+        assert cron.usd == pytest.approx(best.usd), seed
+    assert changes > len(seeds) / 3  # or nothing is tested
+
+
 @pytest.mark.long
 def test_a_bound_without_time_left_takes_a_short_solution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its master had 30 s, whatever was left: a day of 40 s took 84."""
+    """Its master had 30 s, whatever was left of the time limit: a day of 40 s took 84."""
     day, limits_s = random_day(0, disaggregated=False, windows=3, most=3), list[float]()
     pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
     question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, 10.0)
@@ -78,9 +124,11 @@ def test_a_bound_without_time_left_takes_a_short_solution(monkeypatch: pytest.Mo
         return any_moment.cheapest_levels(*given, time_limit_s=time_limit_s, **how)
 
     monkeypatch.setattr(day_bound, "cheapest_levels", cheapest_levels)
-    bound = day_bound.any_moment_bound(runs, time_limit_s=0.0)
+    with time_limit(0.0) as deadline:
+        bound = any_moment_bound(runs, deadline=deadline)
     assert limits_s == [1.0] and bound.usd >= runs.least_paid().usd * (1 - 1e-9)
-    any_moment_bound(runs, time_limit_s=10.0)
+    with time_limit(10.0) as deadline:
+        any_moment_bound(runs, deadline=deadline)
     assert all(0 < limit_s <= 10.0 for limit_s in limits_s)
 
 
@@ -96,7 +144,7 @@ def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
         question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, step_s / 2)
         runs = DayRuns(day.fleet, day.trace, day.slo, pools, terms_of(question))
         try:
-            found = cheapest_day(runs, time_limit_s=120.0)
+            found = cheapest_day(runs)
         except InfeasibleError:
             continue
         bound_usd = any_moment_bound(runs, found.cuts).usd
@@ -138,7 +186,7 @@ def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> N
         terms = day_terms(day.fleet, day.trace, day.slo, pools, unit_s=100.0 * (seed % 2))
         runs = DayRuns(day.fleet, day.trace, day.slo, pools, terms)
         try:
-            found = cheapest_day(runs, time_limit_s=120.0)
+            found = cheapest_day(runs)
         except InfeasibleError:
             continue
         bound = any_moment_bound(runs, found.cuts, most_usd=found.best.usd, progress=told.append)
@@ -178,6 +226,25 @@ def test_the_optimum_costs_no_more_than_a_timetable_by_hand(
     by_hand = runs.simulate_timetable(times_s, np.array(sizes)[:, None])
     assert by_hand.holds and finer is not None and finer.day.holds
     assert bound.usd <= finer.day.usd <= by_hand.usd
+
+
+@pytest.mark.long
+def test_an_optimum_depends_on_counted_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine so busy that every look at the clock is 1,000 s later it was that of the grid, 16 % above.
+    With little work it is so everywhere.
+    """
+    day = random_day(304, disaggregated=False, windows=3, most=3)
+    pools = tuple(replace(pool, least=1) for pool in day.pools)
+    question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, float(day.edges_s[1]))
+    clock = itertools.count(step=1000)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: float(next(clock)))
+        busy = best_sizes(question, [], deadline=now_s() + 60)
+    assert busy.usd == best_sizes(question, [], deadline=now_s() + 60).usd < 0.0312
+    short = [best_sizes(question, [], deadline=now_s()).usd for _ in range(2)]
+    assert short[0] == short[1] > 0.036
+    with time_limit(0.0):
+        assert "the time limit ended a search" in study_day(question, ()).warnings[-1]
 
 
 def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:

@@ -20,14 +20,14 @@ any machine.
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from planner.day.search.day_runs import RUN_IN_S, DayRuns
+from planner.day.search.day_runs import RUN_IN_S, SLICE_WORK, DayRuns
+from planner.search.oracle.work_clock import is_over, solver_limit_s
 from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.any_moment import LevelStretches, Need, Needs, cheapest_levels, shortest_needs
 from planner.solvers.pool_sizes import Cut
@@ -39,7 +39,6 @@ from planner.solvers.pool_sizes import Cut
 LAG_FRAC = 0.5
 STEP_FRAC = 1 / 120  # The finest grid of the frontier; days with many windows and workers get a wider one.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
-SLICE_WORK = 1000  # Simulating a slice, a part of the day, takes as long as this many requests on top.
 # The limit of work: requests simulated, plus SLICE_WORK per slice. This work takes at most 30 s on one core.
 MOST_WORK = 50_000_000
 MOST_SLICES_PER_WINDOW = 500  # Days of few windows get less work than MOST_WORK.
@@ -112,16 +111,15 @@ def any_moment_bound(
     cuts: Sequence[Cut] = (),
     *,
     most_usd: float = math.inf,
-    time_limit_s: float = math.inf,
+    deadline: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> AnyMomentBound:
     """A lower bound on the cost [USD] of a controller that keeps every window, if more workers never hurt.
 
     `cuts` are of the grid of these runs. `most_usd` is the cost of a day that keeps every window. A bound
-    above it shows that more workers do hurt, and then the bound without this assumption is returned. The time
-    limit is for slow machines; a search that it ends may return a lower bound.
+    above it shows that more workers do hurt, and then the bound without this assumption is returned. A search
+    that ends at the `deadline` on its clock (work_clock.py) may return a lower bound.
     """
-    deadline = time.monotonic() + time_limit_s
     # If some workers start warm, which is faster, the bound lets all workers do so.
     quickest = tuple(
         replace(pool, start_s=min(pool.start_s, each.warm_start_s) if each.warm else pool.start_s)
@@ -138,15 +136,13 @@ def any_moment_bound(
     all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline, progress)])
     bound_usd, lives = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
-        left_s = max(deadline - time.monotonic(), LEAST_SOLVE_S)
-        solution = cheapest_levels(
-            terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=min(left_s, LONGEST_SOLVE_S)
-        )
+        limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
+        solution = cheapest_levels(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=limit_s)
         bound_usd = max(bound_usd, solution.bound_usd)
         if solution.up is None:  # The master found a bound and no sizes in time.
             break
         lives, new_cuts = solution.up, list[Needs]()
-        if slices.is_used_up or time.monotonic() > deadline:
+        if slices.is_used_up or is_over(deadline):
             break
         for window in range(runs.window_count):
             needs = _unmet(slices, window, lives)
@@ -157,9 +153,9 @@ def any_moment_bound(
             break
         all_cuts = shortest_needs([*all_cuts, *new_cuts])
     if terms.is_by_unit:  # The program by whole units leaves out the rows of the work.
-        left_s = min(max(deadline - time.monotonic(), LEAST_SOLVE_S), LONGEST_SOLVE_S)
+        limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
         by_second = replace(terms, unit_s=0.0)
-        solution = cheapest_levels(by_second, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=left_s)
+        solution = cheapest_levels(by_second, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=limit_s)
         bound_usd = max(bound_usd, solution.bound_usd)
     is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
     return AnyMomentBound(bound_usd if is_possible else least_paid.usd, lives)
@@ -177,7 +173,7 @@ def _frontier(slices: _Slices, deadline: float, progress: Callable[[str], None])
             "the least cost with changes at any moment: how long a window may have too few workers, "
             f"{k} of {len(too_few)}"
         )
-        if slices.work > FRONTIER_SHARE * slices.most_work or time.monotonic() > deadline:
+        if slices.work > FRONTIER_SHARE * slices.most_work or is_over(deadline):
             break
         start_s, end_s = runs.windows_s[window], runs.windows_s[window + 1]
         step_s = float(end_s - start_s) / min(max(points, LEAST_POINTS), 1 / STEP_FRAC)
@@ -194,7 +190,7 @@ def _windows_with_too_few(slices: _Slices, deadline: float) -> list[tuple[int, i
         for n in range(pool.least, pool.most):
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
             too_few += [(v, c, n) for v in windows]
-            if slices.is_used_up or time.monotonic() > deadline:
+            if slices.is_used_up or is_over(deadline):
                 return too_few
     return too_few
 

@@ -27,7 +27,6 @@ at other moments may cost less; none costs less than `DayOptimum.proved` (solver
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +37,7 @@ import numpy.typing as npt
 
 from planner.day.search.day_runs import DayRun
 from planner.errors import InfeasibleError, PlannerError
+from planner.search.oracle.work_clock import ended_by, is_over, solver_limit_s
 from planner.solvers import pool_sizes
 from planner.solvers.paid_work import LeastPaid
 from planner.units import HOUR_S
@@ -68,8 +68,8 @@ SAME_FRAC = 2e-6
 # Two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most these shares through
 # rounding.
 BILL_ROUNDING_FRAC, COST_ROUNDING_FRAC = 1e-12, 1e-9
-# Each solution of the master may take at least this long, even if less time is left.
-LEAST_SOLVE_S = 1.0
+# A solution of the master may take as long on the wall clock, at least and at most.
+LEAST_SOLVE_S, LONGEST_SOLVE_S = 1.0, 120.0
 
 
 class DaySimulations(Protocol):
@@ -136,7 +136,7 @@ class DayOptimum:
 class _DaySearch:
     """What the search knows so far: cuts, excluded sequences, the best day, and the bound [USD].
 
-    `deadline` is a time of `time.monotonic`.
+    `deadline` is a time of the search's clock (work_clock.py).
     """
 
     runs: DaySimulations
@@ -153,7 +153,7 @@ class _DaySearch:
 
     def out_of_time(self) -> bool:
         """Whether the deadline has passed."""
-        return time.monotonic() > self.deadline
+        return is_over(self.deadline)
 
     def simulate_day(self, workers: Ints) -> DayRun:
         """Simulate a day. It becomes `best` where it holds, fits the stock and costs less than the best."""
@@ -178,10 +178,11 @@ def cheapest_day(
     *,
     cuts: Sequence[pool_sizes.Cut] = (),
     known: Sequence[Ints] = (),
-    time_limit_s: float = 60.0,
+    deadline: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
-    """The cheapest sequence that a search finds until it is shown that none is cheaper, or the time is up.
+    """The cheapest sequence that a search finds until it is shown that none is cheaper, or until the
+    `deadline` on its clock (work_clock.py).
 
     The search begins with these `cuts`, and with the `known` sequences (T, P), which it simulates. All
     cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
@@ -189,7 +190,7 @@ def cheapest_day(
     window fails with the most workers of every pool or no sequence keeps all cuts within the stock;
     PlannerError where none was found in the time.
     """
-    search = _DaySearch(runs, time.monotonic() + time_limit_s, list(cuts))
+    search = _DaySearch(runs, deadline, list(cuts))
     for workers in known:
         search.simulate_day(workers)
     if not search.simulate_day(runs.terms.most).holds:
@@ -218,7 +219,7 @@ def cheapest_day(
         _repair_sequence(search, sizes, _add_cuts(search, sizes, day))
     is_exact = _simulate_all_cheaper(search)
     if search.best is None:
-        _raise_none_found(search, time_limit_s)
+        _raise_none_found(search)
     return _optimum_of(search, is_exact=is_exact)
 
 
@@ -235,10 +236,8 @@ def _optimum_of(search: _DaySearch, *, is_exact: bool) -> DayOptimum:
 def _next_sequence(search: _DaySearch) -> Ints | None:
     """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed():
-        left_s = search.deadline - time.monotonic()
-        solution = pool_sizes.cheapest_sizes(
-            search.terms, search.cuts, search.excluded, time_limit_s=max(left_s, LEAST_SOLVE_S)
-        )
+        limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
+        solution = pool_sizes.cheapest_sizes(search.terms, search.cuts, search.excluded, time_limit_s=limit_s)
         search.bound_usd = max(search.bound_usd, solution.bound_usd)
         if solution.workers is None:
             return None
@@ -252,7 +251,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
     return None
 
 
-def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
+def _raise_none_found(search: _DaySearch) -> NoReturn:
     """Raise the error that the search found no sequence that holds: InfeasibleError if there is none."""
     if search.bound_usd == math.inf:  # The master has no solution: no sequence keeps all cuts.
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
@@ -264,7 +263,7 @@ def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
             relaxation="more GPUs",
         )
     raise PlannerError(
-        f"no sequence of pool sizes that holds was found in {time_limit_s:g} s; allow more with --time-limit"
+        f"no sequence of pool sizes that holds was found: {ended_by()} came first; raise --time-limit"
     )
 
 
@@ -374,7 +373,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
             raised[t, c] = more  # Where the window still fails with `most`, the size stays there.
             return runs.misses_window(raised, window, first)
 
-        if time.monotonic() > deadline:
+        if is_over(deadline):
             break
         if size < most and not still_fails(most):
             largest_failing = least_that_holds(still_fails, size + 1, most, size + 1) - 1
@@ -468,10 +467,8 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
     if not search.terms.is_by_unit or search.out_of_time():
         return
     by_second = replace(search.terms, unit_s=0.0)
-    left_s = search.deadline - time.monotonic()
-    cheapest = pool_sizes.cheapest_sizes(
-        by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)
-    ).workers
+    limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
+    cheapest = pool_sizes.cheapest_sizes(by_second, search.cuts, time_limit_s=limit_s).workers
     for each in [workers] if cheapest is None else [workers, cheapest]:
         for drain_s in FILL_DRAINS_S:
             more = pool_sizes.ready_workers_at_no_cost(

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.search.oracle.deterministic_parallel import charge_effort
+from planner.search.oracle.fleet_oracle import request_effort
 from planner.simulator.counted_limits import judged_windows_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
 from planner.simulator.layout import UNFINISHED
@@ -44,6 +46,7 @@ RUN_IN_S = 60.0
 REACH_S = 10.0
 MOST_REACH_S = 120.0
 
+SLICE_WORK = 1000  # Simulating a part of the day takes as long as this many requests on top.
 EDGE_S = 1e-6  # Edges of windows and steps nearer than this are the same one, computed in two ways.
 
 
@@ -222,6 +225,7 @@ class DayRuns:
         self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
     ) -> ElasticRun:
         """Run the fleet with these sizes from each of `times_s` on; `edges_s` are those of judged windows."""
+        charge_effort(object(), (len(trace) + SLICE_WORK) * request_effort(self.fleet, trace))
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
         pools = [replace(pool, first=size) for pool, size in zip(pools, table.sizes_at(0.0), strict=True)]

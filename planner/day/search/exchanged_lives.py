@@ -25,7 +25,7 @@ def exchanged_day(
     """A timetable that keeps every window for less than `most_usd`, from these workers (N, P) in N steps.
 
     None if there is no such timetable, or if bills are by whole units of more than a minute. From `deadline`
-    on (time.monotonic) timetables are not changed any more.
+    on the search's clock (work_clock.py) timetables are not changed any more.
     """
     if runs.terms.is_by_unit:
         return None

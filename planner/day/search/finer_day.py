@@ -17,15 +17,14 @@ way; on a day of FEW_WINDOWS always, and the cheaper one is used.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.day.search.any_moment_bound import SLICE_WORK
-from planner.day.search.day_runs import DayRun, DayRuns
+from planner.day.search.day_runs import SLICE_WORK, DayRun, DayRuns
+from planner.search.oracle.work_clock import is_over
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
 from planner.solvers.any_moment import LevelStretches
 from planner.solvers.pool_sizes import billed_usd
@@ -88,7 +87,7 @@ def finer_day(
     """A timetable that keeps every window and is cheaper than the grid's; the bound's timetable comes first.
 
     `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if there is no such timetable.
-    From `deadline` on (time.monotonic) timetables are not changed any more.
+    From `deadline` on the search's clock (work_clock.py) timetables are not changed any more.
     """
     best: FinerDay | None = None
     for is_of_bound in (True, False):
@@ -137,8 +136,8 @@ class LifeSearch:
             )
 
     def is_over(self) -> bool:
-        """Whether the work or the time is used up."""
-        return self.work_left < 0 or time.monotonic() > self.deadline
+        """Whether the work is used up, or the deadline has passed."""
+        return self.work_left < 0 or is_over(self.deadline)
 
     def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
         """The lives of the workers (T, P) in steps with these edges (T + 1,) beyond each pool's least, which
@@ -342,7 +341,7 @@ class LifeSearch:
         return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
 
     def holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
-        """Whether all windows hold that a change between these times may affect; False once time is up."""
+        """Whether all windows hold that a change between these times may affect; False once `is_over`."""
         if self.is_over():
             return False
         edges_s = self.windows_s

@@ -14,13 +14,13 @@ With several worker types more may hurt, so a cut is tried with each pool at its
 
 import itertools
 import math
-import time
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.day.search.day_optimum import least_that_holds
 from planner.day.search.day_runs import DayRuns
+from planner.search.oracle.work_clock import is_over
 from planner.solvers.pool_sizes import Cut, DayTerms
 
 Floats = npt.NDArray[np.float64]
@@ -30,13 +30,13 @@ MOST_COMBINATIONS, MOST_CUTS = 200_000, 40
 
 
 def window_cuts(runs: DayRuns, deadline: float) -> list[Cut]:
-    """The cuts of all windows, found until `deadline` (time.monotonic)."""
+    """The cuts of all windows, found until `deadline` on the search's clock (work_clock.py)."""
     sizes = sizes_by_price(runs.terms)
     cuts: list[Cut] = []
     for window in range(runs.window_count) if len(sizes) else ():
         is_allowed = np.ones(len(sizes), bool)
         for number in range(MOST_CUTS):  # Odd ones raise the last pool first: the first can be raised most.
-            if time.monotonic() > deadline:
+            if is_over(deadline):
                 return cuts
             if not is_allowed.any():
                 break

@@ -110,6 +110,13 @@ def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
     return now + share * max(net.ends_s - now, 0.0)
 
 
+def solver_limit_s(most_s: float, least_s: float) -> float:
+    """How long a solver may take: what is left of the time limit, but `most_s` at most and `least_s` at
+    least.
+    """
+    return max(min(wall_deadline_s(math.inf) - time.monotonic(), most_s), least_s)
+
+
 @contextmanager
 def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
     """Limit the wall-clock time of the `with` block, and yield its deadline on the search's clock.

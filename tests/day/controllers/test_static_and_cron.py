@@ -94,7 +94,9 @@ def test_a_timetable_is_tuned_at_the_hours_that_it_was_made_of(monkeypatch: pyte
     monkeypatch.setattr(day_study, "simulate_controller", simulate)
     monkeypatch.setattr(day_study, "score_day", lambda *_: (0.0, 0.0, 0))
     question, terms = cast(day_study.DayQuestion, None), cast(day_study.MissTerms, None)
-    day_study.tune_controller(question, parse_controller("cron", {}), own, terms, np.inf, lambda _: None)
+    day_study.tune_controller(
+        question, parse_controller("cron", {}), own, terms, day_study.MOST_VARIANTS, lambda _: None
+    )
     assert sizes[:2] == [5, 1]
 
 
