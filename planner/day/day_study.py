@@ -799,13 +799,14 @@ def _count_rerouted(simulation: Simulation, gone_s: Floats) -> int:
 
     The count is an upper bound: it includes requests that another worker preempted.
     """
-    end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
-    stops_s = np.sort(gone_s)
+    if not len(gone_s):
+        return 0
+    preempted = np.flatnonzero(simulation.preemptions)
+    arrival_s, stops_s = simulation.arrival_s[preempted], np.sort(gone_s)
+    end_s = arrival_s + np.nan_to_num(simulation.e2e_s[preempted], nan=np.inf)
     # A worker stopped while a request was under way if fewer stops came before its arrival than before its
     # end.
-    stops_before_arrival = np.searchsorted(stops_s, simulation.arrival_s)
-    under_way = np.searchsorted(stops_s, end_s) > stops_before_arrival
-    return int((under_way & (simulation.preemptions > 0)).sum())
+    return int((np.searchsorted(stops_s, end_s) > np.searchsorted(stops_s, arrival_s)).sum())
 
 
 def _highest_rps(trace: Trace, window_s: float) -> float:

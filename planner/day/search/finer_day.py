@@ -64,6 +64,7 @@ LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of t
 PROGRESS_STEP_FRAC = 0.05  # `progress` gets a line each time that this share of the work is used up.
 # Excesses and costs [USD] that differ by less differ by rounding.
 ROUNDING = 1e-9
+ROUNDED_S = 1e-6  # The times of a timetable are rounded to this.
 LEAST_SAVED_EXCESS = 1e-12  # A change that saves no more of the excess saves only a rounding error.
 
 
@@ -246,10 +247,15 @@ class LifeSearch:
         """
         # The slice begins earlier, so that the window has the queue that it would have in the day.
         runs, from_s = self.runs, max(self.windows_s[window] - self.run_in_s, 0.0)
-        times_s, workers = self.timetable(lives)
-        # The sizes in force at `from_s`, and all later ones until the window can no longer be affected.
+        to_s = self.windows_s[window + 1] + runs.reach_s  # Later sizes no longer affect the window.
+        nearby = {
+            key: [life for life in own if life[1] > from_s - ROUNDED_S and life[0] < to_s + ROUNDED_S]
+            for key, own in lives.items()
+        }
+        times_s, workers = self.timetable(nearby)
+        # The sizes in force at `from_s`, and all later ones.
         first = int(np.searchsorted(times_s, from_s, "right")) - 1
-        end = int(np.searchsorted(times_s, self.windows_s[window + 1] + runs.reach_s))
+        end = int(np.searchsorted(times_s, to_s))
         slice_times_s = np.append(from_s, times_s[first + 1 : end])
         key = window, slice_times_s.tobytes(), workers[first:end].tobytes()
         if key not in self._excesses:
