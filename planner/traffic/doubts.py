@@ -84,8 +84,8 @@ def clock_change_warnings(name: str, clock: str, at_s: FloatArray) -> tuple[str,
     before, after = (f"{np.datetime64(int(at_s[k]), 's')}".replace("T", " ") for k in (row, row + 1))
     return (
         f"{name}: column {clock} names no zone, and its times {change}, from {before} to {after}: if clocks "
-        "were changed there, name the zone: plan trace --map with --tz Europe/Berlin, or traffic: map and "
-        "timezone in slo.yaml",
+        "were changed there, name the zone: plan trace --tz Europe/Berlin, or traffic: {timezone: "
+        "Europe/Berlin} in slo.yaml",
     )
 
 

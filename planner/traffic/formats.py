@@ -29,6 +29,7 @@ from planner.traffic.logs.times import (
     is_local_date,
     is_month_first,
     with_empty_texts,
+    zone_of,
 )
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import cut_texts, text_lengths
@@ -44,7 +45,7 @@ from planner.traffic.trace import (
     no_ids,
     several_llms,
 )
-from planner.traffic.zones import says_zone
+from planner.traffic.zones import LocalTimes, says_zone
 from planner.units import DAY_S, count_text
 
 MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
@@ -137,12 +138,14 @@ class TraceRows:
         drop_invalid: bool = False,
         grows: bool = False,
         counted: str = "line",
+        zone: str | None = None,
     ) -> None:
         """With `grows`, columns may begin in a later block of rows; the caller then calls `add_columns`.
 
         `where` is the header's place, for errors. `counted` is what errors number: "line" for a file, "row"
-        for a table.
+        for a table. `zone` is the time zone of dates that name none; by default they are taken as UTC.
         """
+        self.local = None if zone is None else LocalTimes(zone_of(zone))
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         # Lists hold one array for each block of rows.
         self.ticks: list[FloatArray] = []  # Arrivals in the clock's own unit, or in seconds for dates.
@@ -382,7 +385,8 @@ class TraceRows:
     def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
         """The times in UTC; NaT for a value that is no time.
 
-        If no value names a zone, all count as UTC. Raises TraceError if only some values name one.
+        If no value names a zone, all are local times of the user's zone, or UTC. Raises TraceError if only
+        some values name one.
         """
         form: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
@@ -399,7 +403,21 @@ class TraceRows:
         self.has_zones = is_zoned
         kind = "with a zone, such as Z," if is_zoned else "without a zone"
         self._refuse_rows(zoned != is_zoned, line, self.clock, f"a date {kind} as before", text)
-        return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
+        dates = dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
+        return dates if is_zoned or self.local is None else self._local_to_utc(line, text, dates)
+
+    def _local_to_utc(self, line: IntArray, text: pd.Series[Any], dates: pd.Series[Any]) -> pd.Series[Any]:
+        """Local times of the user's zone, which are read as UTC so far, in UTC. NaT stays."""
+        assert self.local is not None  # The caller asks only where the user names a zone.
+        is_date = dates.notna().to_numpy()
+        local = dates[is_date]
+        utc_ns, is_left_out = self.local.to_utc_ns(
+            local.dt.tz_localize(None).dt.as_unit("ns").astype(np.int64).to_numpy()
+        )
+        expected = f"a time that there is in {self.local.zone.key}"
+        self._refuse_rows(is_left_out, line[is_date], self.clock, expected, text[is_date])
+        in_utc = pd.Series(pd.DatetimeIndex(utc_ns.view("M8[ns]"), tz="UTC"), index=local.index)
+        return in_utc.reindex(dates.index)
 
     def _refuse_rows(
         self, is_bad: npt.NDArray[np.bool_], line: IntArray, name: str, expected: str, column: pd.Series[Any]
@@ -623,7 +641,7 @@ class TraceRows:
     def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str], tuple[str, ...]]:
         """Positions in order of arrival, None where the file has that order; a note on it; and warnings."""
         doubted: tuple[str, ...] = ()
-        if self.origin is not None and not self.has_zones:
+        if self.origin is not None and not self.has_zones and self.local is None:
             at_s = ticks + self.origin.timestamp()
             doubted = doubts.clock_change_warnings(self.path.name, self.clock, at_s)
         late = ticks < np.maximum.accumulate(ticks)

@@ -34,7 +34,8 @@ def trace_of(
     log_options = log_options or ANY
     if log_options.says_something or not is_known_format(map(str, frame.columns)):
         return read_frame(str(path), frame, log_options, drop_invalid=drop_invalid)
-    rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
+    names = list(map(str, frame.columns))
+    rows = TraceRows(path, names, f"{path}", drop_invalid=drop_invalid, counted="row", zone=log_options.zone)
     # Names of columns may be of other types than text, such as numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _as_read_from_file(frame[by_name[name]]) for name in rows.needed}

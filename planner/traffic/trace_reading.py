@@ -34,6 +34,7 @@ from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_input, open_tex
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
+from planner.traffic.logs.gather import hash_names
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, ReadTrace, read_logs
 from planner.traffic.prefixes import with_larger_blocks
 from planner.traffic.texts import json_object
@@ -44,6 +45,7 @@ _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in block
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 SESSION_ENDINGS = (".json", ".jsonl")  # Files of agents' sessions in a folder end so, or so with .gz.
 LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not kept: to parse them takes a second or two.
+_How = tuple[bool, str | None]  # How a trace is read: `drop_invalid`, and the zone of dates that name none.
 # Fields of Trace that are kept: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
@@ -91,14 +93,15 @@ def read_files(
             )
         elif len(files) == 1 and not log_options.says_something and _has_format(source):
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
-            read_file = partial(
-                reader, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
-            )
-            result = ReadTrace(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
+            how = drop_invalid, log_options.zone
+            read_file = partial(reader, source.path, source.stream, source.first, source.at, how)
+            result = ReadTrace(read_once(source.path, read_file, how), "trace", None)
         else:
             sources = _one_at_a_time(source, files[1:])
             result = read_logs(files, sources, log_options, drop_invalid=drop_invalid)
     trace = with_larger_blocks(result.trace)
+    if result.format in ("trace", kind) and log_options.salt is not None:  # Logs are read with it.
+        trace = replace(trace, tenants=hash_names(trace.tenants, log_options.salt))
     return replace(result, trace=trace if seed is None else spread_stamps(trace, seed=seed))
 
 
@@ -215,15 +218,16 @@ def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
     raise TraceError(f"{path}: is empty; expected a trace with one of the headers {accepted_columns()}")
 
 
-def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, drop_invalid: bool) -> Trace:
+def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, how: _How) -> Trace:
     """The trace in a file of CSV whose header, in line `at`, was read already."""
+    drop_invalid, zone = how
     try:
         names = next(csv.reader([header.decode()]))
     except csv.Error as error:
         raise TraceError(
             f"{path}, line {at}: is no CSV header ({error}); expected {accepted_columns()}"
         ) from None
-    rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
+    rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid, zone=zone)
     lengths = rows.counts  # The columns of input and output tokens.
     figures = (rows.clock, *lengths)
     # Times are read as text, because pandas would lose digits of them and float() does not.
@@ -264,8 +268,9 @@ def _ids_of_text(text: object) -> list[int] | None:
         return None
 
 
-def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *, drop_invalid: bool) -> Trace:
+def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, how: _How) -> Trace:
     """Read JSON Lines; a column may begin in any line, as some keys are in some requests only."""
+    drop_invalid, zone = how
     rows: TraceRows | None = None
     names: dict[str, int] = {}  # The first line of each column.
     for block in _read_blocks(at, first, stream):
@@ -277,7 +282,9 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
             for name in (*request, *nested):
                 names.setdefault(name, number)
         if rows is None:
-            rows = TraceRows(path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True)
+            rows = TraceRows(
+                path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True, zone=zone
+            )
         elif len(names) > names_before:
             rows.add_columns(names)
         columns: dict[str, list[Any]] = {
@@ -314,12 +321,12 @@ def _ids_of_value(value: object) -> list[int] | None:
     return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
-def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:
+def read_once(path: Path, read: Callable[[], Trace], how: _How) -> Trace:
     """The kept trace of a file, or the one that `read` makes of it, which is kept if the file is large."""
     try:
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()
-        name = _cache_name(path, drop_invalid)
+        name = _cache_name(path, how)
     except OSError:  # The reader has a message of its own for such a file.
         return read()
     if (cached := _kept_trace(name)) is not None:
@@ -336,11 +343,11 @@ def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> T
     return trace if cached is None else cached
 
 
-def _cache_name(path: Path, drop_invalid: bool) -> str:
+def _cache_name(path: Path, how: _How) -> str:
     """The name of a file's kept columns; the same file read with other options has another name."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
-    digest.update(repr((path.name, drop_invalid, _reader_digest())).encode())
+    digest.update(repr((path.name, *how, _reader_digest())).encode())
     return digest.hexdigest()[:32]
 
 

@@ -227,18 +227,20 @@ def test_local_times_over_a_change_of_clocks_are_doubted_and_read_with_a_zone(
     tmp_path: Path, name: str
 ) -> None:
     """Without a zone an hour is missing in spring, and two lie on each other in autumn."""
-    named = LogOptions(
-        parse_columns({"arrival": name, "input": "input_tokens", "output": "output_tokens"}, "map"),
-        zone="Europe/Berlin",
-    )
+    columns = parse_columns({"arrival": name, "input": "input_tokens", "output": "output_tokens"}, "map")
     for start, change in ((FORWARD, "skip an hour, from 2026-03-29 01:59:00 to"), (BACK, "step back, from")):
         try:
             said = list(read(tmp_path, local_times(start, name)).warnings)
         except InputError as error:
             said = [str(error)]
         assert any(f"column {name} names no zone, and its times {change}" in each for each in said), said
-        mended = read_trace(tmp_path / "t.csv", seed=None, log_options=named)
-        assert mended.duration_s == 239 * 60 and not mended.warnings
+        for named in (LogOptions(columns, zone="Europe/Berlin"), LogOptions(zone="Europe/Berlin")):
+            mended = read_trace(tmp_path / "t.csv", seed=None, log_options=named)
+            assert mended.duration_s == 239 * 60 and not mended.warnings
+    left_out = table(["2026-03-29 01:59:00", "2026-03-29 02:30:00"]).replace("timestamp", name)
+    (tmp_path / "gap.csv").write_text(left_out)
+    with pytest.raises(InputError, match=f"column {name}: .* there is in Europe/Berlin, found '2026-03-29 02"):
+        read_trace(tmp_path / "gap.csv", log_options=LogOptions(zone="Europe/Berlin"))
 
 
 def test_no_change_of_clocks_is_seen_in_a_gap_at_another_time_or_in_dates_with_a_zone(tmp_path: Path) -> None:

@@ -259,6 +259,12 @@ def test_spans_within_spans_are_one_request(read: Read) -> None:
         assert read(text, "spans.json").arrival_s.tolist() == [0.0, 3.0]
 
 
+def test_names_in_a_trace_are_hashed_with_a_salt(read: Read) -> None:
+    text = "timestamp,input_tokens,output_tokens,tenant\n1,5,4,ann\n2,5,4,bob\n3,5,4,ann\n"
+    hashed = read(text, log_options=LogOptions(salt=b"1"))
+    assert len({*hashed.tenants, "ann", "bob"}) == 4 and hashed.tenant.tolist() == [0, 1, 0]
+
+
 def test_ids_are_hashed_with_a_salt(read: Read) -> None:
     """Equal names stay equal, another salt gives other hashes; keys of an API are hashed in any case."""
     text = "created_at,prompt_tokens,completion_tokens,tenant\n" + "".join(

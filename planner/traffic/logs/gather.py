@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -331,10 +331,14 @@ class Gatherer:
             if not any(word in column_name for word in _SECRET_WORDS):
                 return names
             salt = b""
-        return tuple(
-            name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASH_DIGITS]
-            for name in names
-        )
+        return hash_names(names, salt)
+
+
+def hash_names(names: Iterable[str], salt: bytes) -> tuple[str, ...]:
+    """The names, each replaced by its HMAC-SHA256 with the salt; an empty name stays empty."""
+    return tuple(
+        name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASH_DIGITS] for name in names
+    )
 
 
 def _rows_text(rows_of_reason: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ from planner.errors import InputError, TraceError
 from planner.files.document_values import show_value
 from planner.files.text_tables import as_floats
 from planner.traffic.trace import FloatArray, IntArray
-from planner.traffic.zones import says_zone
+from planner.traffic.zones import LocalTimes, says_zone
 from planner.units import DAY_S
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -46,11 +46,6 @@ _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 _EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
-# For `_to_utc_ns`, of two ambiguous times in the order of the file: if the second is earlier by more than
-# _STEP_BACK_NS, clocks were put back between the two. If it is later by more than _NEXT_YEAR_NS, they are of
-# different years, each with an ambiguous hour of its own.
-_STEP_BACK_NS = 30 * 60 * 10**9
-_NEXT_YEAR_NS = 2 * 3600 * 10**9
 
 
 class UnsureError(TraceError):
@@ -133,9 +128,7 @@ class LogClock:
     has_offsets: bool | None = None
     since_zero: bool = False
     _has_chosen_unit: bool = field(default=False, repr=False)
-    # `_to_utc_ns` keeps the latest ambiguous local time so far, and whether clocks were put back before it.
-    _latest_ns: int = field(default=0, repr=False)
-    _is_put_back: bool = field(default=False, repr=False)
+    _local: LocalTimes | None = field(default=None, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
         """Set `unit` and `since_zero` by the first values, or by the column's name. Raises UnsureError if
@@ -285,32 +278,12 @@ class LogClock:
         return _A_TIME if self.unit in ("date", _APACHE) else f"a time written as {self.unit}"
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC [ns]. When clocks are put back, an hour comes twice, and a time in it
-        is ambiguous. It is taken to be in the first of the two hours; after the times in the file have
-        fallen, in the second.
-        """
-        zone = zone_of(str(self.zone))
-        naive = pd.DatetimeIndex(ns.view("M8[ns]"))
-        # An ambiguous time is taken as in the first hour here, and as in the second one in `late`.
-        early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
-        self._refuse_rows(
-            np.asarray(early.isna()), where, line, f"a time that there is in {self.zone}", column
-        )
-        late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
-        first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
-        second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
-        # `first` and `second` differ where a time is ambiguous, and only there.
-        for k in np.flatnonzero(first != second).tolist():
-            if ns[k] - self._latest_ns > _NEXT_YEAR_NS:
-                self._is_put_back = False
-            elif self._latest_ns - ns[k] > _STEP_BACK_NS:
-                self._is_put_back = True
-            # Until clocks are put back, the next time is compared with the latest ambiguous time of all, and
-            # after that with the last one in the file.
-            self._latest_ns = int(ns[k]) if self._is_put_back else max(self._latest_ns, int(ns[k]))
-            if self._is_put_back:
-                first[k] = second[k]
-        return first
+        """Local times of `zone` as UTC [ns]. Raises TraceError for a time that the zone leaves out."""
+        if self._local is None:
+            self._local = LocalTimes(zone_of(str(self.zone)))
+        utc_ns, is_left_out = self._local.to_utc_ns(ns)
+        self._refuse_rows(is_left_out, where, line, f"a time that there is in {self.zone}", column)
+        return utc_ns
 
     def _refuse_rows(
         self, is_bad: npt.NDArray[np.bool_], where: str, line: IntArray, expected: str, column: pd.Series[Any]
