@@ -199,6 +199,16 @@ _ROWS = {
 METRICS: Mapping[str, SloMetric] = MappingProxyType(_ROWS)
 
 
+def metric_label(name: str) -> str:
+    """A metric or a limit as tables name it: "TTFT" for ttft, "chat TTFT p90" for chat ttft p90."""
+    *words, last = name.split(" ")
+    if last in METRICS:
+        return " ".join((*words, METRICS[last].abbreviation))
+    if words and words[-1] in METRICS:
+        words[-1] = METRICS[words[-1]].abbreviation
+    return " ".join((*words, last))
+
+
 def latency_columns() -> tuple[str, ...]:
     """The keys of the latencies in the summary of a simulation, in the order of its tables."""
     return ("queue_s", *(f"{key}_s" for key in METRICS))

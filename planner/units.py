@@ -56,6 +56,8 @@ LEAST_MINUTES_S = 120.0  # `show_s` shows durations from here on in minutes, wit
 TOKENS_PATTERN = r"^\s*(\d{1,15}(\.\d{1,3})?\s*[kK]|\d{1,3}(,\d{3}){1,5})\s*$"
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
+_COMMA = re.compile(r"^\s*[+-]?\d+,\d")  # A decimal comma, or a separator of thousands.
+
 
 def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
     """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
@@ -71,10 +73,14 @@ def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) 
         raise InputError(f"{where}: expected a quantity such as '2 {example}', found {value!r}")
     match = _NUMBER.match(str(value))
     if match is None:
-        raise InputError(f"{where}: expected a quantity such as '2 {example}', found {value!r}")
+        comma = ", with a comma; write a decimal point" if _COMMA.match(str(value)) else ""
+        raise InputError(f"{where}: expected a quantity such as '2 {example}', found {value!r}{comma}")
     number, suffix = float(match[1]), match[2]
     if suffix and suffix not in factors:
-        raise InputError(f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}")
+        money = "; other currencies are not converted: write the amount in USD" if "usd/" in example else ""
+        raise InputError(
+            f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}{money}"
+        )
     if not suffix and number and unit in _SUGGESTED_UNITS and not bare:
         written = " or ".join(f"{match[1]} {each}" for each in _SUGGESTED_UNITS[unit])
         raise InputError(f"{where}: {value!r} has no unit; write {written}")

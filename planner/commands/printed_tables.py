@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.domain import Slo
-from planner.slo_metrics import verdict_word
+from planner.slo_metrics import metric_label, verdict_word
 from planner.units import count_text, show_beside, show_clock, show_percent, show_s, show_share
 
 PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
@@ -104,7 +104,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     for line in verdict["lines"]:
         value, limit = show_beside(line["simulated_s"], line["limit_s"])
         add_row(
-            line["limit"],
+            metric_label(line["limit"]),
             limit,
             value,
             show_share(line["kept_frac"]) if line["judged"] else "-",

@@ -14,6 +14,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
+from planner.slo_metrics import metric_label
 from planner.units import HOUR_S, count_text, parse_quantity, show_beside, show_digits, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
@@ -107,7 +108,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         print_lines("owned workers that stop are switched off, not sold: their electricity is saved")
     limits = [
         {
-            "metric": line["limit"],
+            "metric": metric_label(line["limit"]),
             "limit": show_s(line["limit_s"]),
             "what runs": show_beside(line["running_s"], line["limit_s"])[0],
             "then": simulated_text(line),

@@ -31,7 +31,7 @@ from planner.commands.printed_tables import (
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
-from planner.slo_metrics import latency_columns, verdict_word
+from planner.slo_metrics import latency_columns, metric_label, verdict_word
 from planner.units import count_text, show_percent, show_share
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         if summary[name]:
             rows.append(
                 {
-                    "metric": name.removesuffix("_s"),
+                    "metric": metric_label(name.removesuffix("_s")),
                     **{key: seconds_cell(value) for key, value in summary[name].items()},
                 }
             )
@@ -320,7 +320,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
     """
     seeds_count = len(summary["seeds"])
     rows = [
-        {"metric": name.removesuffix("_s")}
+        {"metric": metric_label(name.removesuffix("_s"))}
         | {key: _interval_cell(value) for key, value in summary[name].items()}
         for name in latency_columns()
         if name in summary
@@ -335,7 +335,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
     if summary["slo"]:
         lines = [
             {
-                "metric": line["limit"],
+                "metric": metric_label(line["limit"]),
                 "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
                 "within": show_share(line["kept_frac"]["mean"]) if line["judged"] else "-",

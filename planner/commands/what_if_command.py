@@ -15,6 +15,7 @@ from planner.commands.printed_tables import print_json, print_lines, print_rows,
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
+from planner.slo_metrics import metric_label
 from planner.units import in_unit, show_digits, show_percent, show_s
 
 if TYPE_CHECKING:
@@ -181,9 +182,13 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
 
 
 def _plan_cell(moved: ChangedQuestion) -> str:
-    """Whether the fleet of the plan answers the changed question, or misses scenarios alone, or the SLO."""
+    """Whether the fleet of the plan answers the changed question, or misses scenarios alone, or the SLO; or
+    is kept in enough of the search's scenarios, and yet is not the answer.
+    """
     if moved.kept_as_written:
         return "too few scenarios"
+    if moved.is_cheaper_before:
+        return "search's scenarios only"
     return {True: "holds", False: "fails", None: "not offered"}[moved.kept]
 
 
@@ -242,8 +247,10 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
     """The figures of one plan (`what_if.study_document`) as text, by their names."""
     from planner.reports.words import level0_proof
 
-    limits = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]}
-    simulated = {f"{line['limit']}, simulated": simulated_text(line) for line in document["slo"]}
+    limits = {f"{metric_label(line['limit'])}, limit": show_s(line["limit_s"]) for line in document["slo"]}
+    simulated = {
+        f"{metric_label(line['limit'])}, simulated": simulated_text(line) for line in document["slo"]
+    }
     return {
         "fleet": document["fleet"],
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in document["workers"]),

@@ -52,7 +52,7 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
         yield (
             f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, give each an "
-            f"entry under llms: in slo.yaml, with model: {trace.llms[0]} in the first"
+            f"entry under llms: in slo.yaml, with its name as model, such as model: {trace.llms[0]}"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, SPOT, Gpu, market_of, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, Gpu, market_of, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
@@ -200,6 +200,12 @@ def limits_document(task: PlanQuestion) -> Document:
     return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in amounts.items() if amount is not None}
 
 
+def _round_up(rate_rps: float) -> float:
+    """The rate with six significant digits, rounded up, so that the plan's workers carry the plan's rate."""
+    step = 10.0 ** (math.floor(math.log10(rate_rps)) - 5)
+    return math.ceil(rate_rps / step - ROUNDING) * step
+
+
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
     """A row of `capacity`: the smallest even part of a plan's fleet, with its share of the rate.
 
@@ -232,6 +238,6 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
         "llm": plan["llm"],
         "worker": name,
         **({"gpu": dict(part_gpus)} if other_gpus else one_gpu),
-        "rate": f"{plan['rate_rps'] / parts:.12g} req/s",
+        "rate": f"{_round_up(plan['rate_rps'] / parts):.12g} req/s",
         "power": f"{sum(count * gpus[gpu].power_w for gpu, count in part_gpus.items()):.12g} W",
     }

@@ -174,7 +174,8 @@ BELONGS = {
     # `task` is a key of described traffic and a metric of the SLO; at the top, traffic is likelier meant.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
     **dict.fromkeys(
-        ("quantization", "quantize", "dtype"), "llm: a checkpoint in it, such as llama-3.1-70b-fp8"
+        ("quantization", "quantize", "dtype", "weights", "precision"),
+        "llm: a checkpoint in it, such as llama-3.1-70b-fp8",
     ),
     "model": "llm",
     "sla": "slo",

@@ -24,7 +24,7 @@ from planner.units import count_text
 
 EXPECTED_FILE = (
     "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv, a bill in FOCUS, or OpenCost's "
-    "/assets.json"
+    "/assets.json; a price of your own goes into slo.yaml: fleet: {prices: {h100-80g: 2.10 usd/h}}"
 )
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
 # The names of GPUs in catalogs/gpus.yaml by SkyPilot's names, in lower case without dashes.

@@ -11,6 +11,7 @@ import io
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from planner.documents.fits import latency_document
 from planner.documents.fleet_file import fleet_document
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.slo import slo_document
+from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
@@ -95,8 +97,7 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is the command line that
     made the plan. Without `pages` report.html is left out.
     """
-    routers = simulated_routers(plan)
-    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=routers).files
+    deployments = _render_manifests(plan).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     requests = {}
     if _traffic_name(plan) == "traffic.jsonl":
@@ -111,6 +112,18 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
         **requests,
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
+
+
+def _render_manifests(plan: Plan) -> manifests.Rendered:
+    """The manifests of the target that was planned for; of all targets if there is none, or if it cannot
+    express the fleet, which a warning of the plan says.
+    """
+    routers = simulated_routers(plan)
+    render_for = partial(manifests.render, plan.fleet, plan.max_model_len, router_rows=routers)
+    try:
+        return render_for(target=plan.certificate.deploy or "all")
+    except InputError:
+        return render_for(target="all")
 
 
 def chart_pictures(charts: Iterable[CaptionedChart]) -> dict[str, bytes]:

@@ -861,12 +861,16 @@ def why_nothing_cheaper(plan: Plan) -> list[str]:
         refused = _refusal_text(tested.kept_in.kept_frac, tested.asked_frac)
         texts.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
     elif robustness is not None and fewer is not None:
-        how_often = "no more"
+        how_often = "not kept"
         if robustness.scenario_count:
             scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
-            how_often = f"in {fewer.kept} of {scenarios}"
+            how_often = f"kept in {fewer.kept} of {scenarios}"
         workers = f"{count_text(fewer.workers, 'worker')}{_counts_text(plan, fewer.counts)}"
-        texts.append(f"with {workers} the SLO is kept {how_often}")
+        first, last = fewer.workers + 1, plan.fleet.workers - 1
+        skipped = f" ({first} was not simulated)" if first == last else ""
+        if first < last:
+            skipped = f" ({first} to {last} were not simulated)"
+        texts.append(f"with {workers} the SLO is {how_often}{skipped}")
     paper = certificate.find_answer("on-paper")
     if (
         paper is not None

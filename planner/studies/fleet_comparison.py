@@ -33,7 +33,7 @@ from planner.reports.words import describe_fleet, idle_gpus_text, spot_caveat
 from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
-from planner.slo_metrics import METRICS, verdict_word
+from planner.slo_metrics import METRICS, metric_label, verdict_word
 from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, show_digits, show_s, show_share
@@ -275,7 +275,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         ("kept in scenarios", [_kept_text(cells) for cells in variant_cells]),
         line("holds to more traffic", "holds_to_traffic_frac", more_text),
         line("holds to longer steps", "holds_to_steps_frac", more_text),
-        line("missed first beyond", "breaks_first", str),
+        line("missed first beyond", "breaks_first", _missed_labels),
         *(latency_line(metric, percentile) for metric in METRICS for percentile in PERCENTILES),
         line("USD per million output tokens", "usd_per_million_output_tokens", "{:,.3f}".format),
         line("expected power, kW", "expected_w", lambda watts: f"{watts / 1e3:,.2f}"),
@@ -310,6 +310,11 @@ def comparison_summary(comparison: FleetComparison) -> str:
         f"{summary} In enough scenarios: {len(safe)}, the cheapest is {cheapest_safe.variant.name}, "
         f"{_price_text(cheapest_safe)}."
     )
+
+
+def _missed_labels(names: str) -> str:
+    """Limits as the other lines of the table name them: "TTFT p90 or TBT p99"."""
+    return " or ".join(map(metric_label, names.split(" or ")))
 
 
 def _kept_text(cells: dict[str, Any]) -> str:

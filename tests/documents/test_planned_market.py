@@ -234,6 +234,16 @@ def test_a_plan_carries_the_rate_that_was_asked_for(folder: Path) -> None:
     assert market is not None and market.worker_types[0].rate_rps == 10.0
 
 
+@pytest.mark.parametrize(
+    ("rate_rps", "of_one"),
+    [(24.9999333342, "12.5 req/s"), (10.00002, "5.00001 req/s"), (0.0246913578, "0.0123457 req/s")],
+)
+def test_a_rate_has_six_digits_and_the_workers_carry_the_plan(rate_rps: float, of_one: str) -> None:
+    """Each of two workers carries half the plan's rate, to six digits and not less."""
+    (row,) = schedule_document([(PLAN | {"rate_rps": rate_rps}, None)], CATALOG)["capacity"]
+    assert row["rate"] == of_one
+
+
 def test_a_question_of_another_llm_and_a_broken_plan_are_one_line(folder: Path) -> None:
     (folder / "slo.yaml").write_text(SLO.replace(LLM, "qwen3-32b"))
     found = asked(folder, "--demand", folder / "demand.csv", "--slo", folder / "slo.yaml")

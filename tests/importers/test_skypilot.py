@@ -90,7 +90,10 @@ def test_a_card_on_pcie_that_is_no_row_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", r"no column InstanceType, AcceleratorName, .*; expected SkyPilot's catalog"),
+        (
+            "a,b\n1,2\n",
+            r"no column InstanceType, AcceleratorName, .*; expected SkyPilot's catalog.*: fleet: {prices: ",
+        ),
         (HEAD + "a,H100,8,1,1,cheap,here,,\n", r"line 2: Price: expected a number >= 0, found 'cheap'"),
         (HEAD + "a,H100,0,1,1,3,here,,\n", r"line 2: AcceleratorCount: expected 1 or more, found 0"),
         (HEAD + "a,H100,8,1,1,-3,here,,\n", r"line 2: Price: expected a number >= 0, found '-3'"),

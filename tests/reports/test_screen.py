@@ -28,7 +28,14 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.documents.fleet_file import FLEET_KEYS, PLAN_KEYS
-from planner.documents.robustness_facts import FleetRobustness, HeadroomFact, Lost, Made, MoreTraffic
+from planner.documents.robustness_facts import (
+    AtWorkers,
+    FleetRobustness,
+    HeadroomFact,
+    Lost,
+    Made,
+    MoreTraffic,
+)
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
@@ -482,6 +489,22 @@ def test_the_words_for_less_go_by_what_was_minimised(
         screen.why_nothing_cheaper(plan)
     )
     assert screen.answer_cards(plan)[0].price == price
+
+
+@pytest.mark.parametrize(
+    ("pre", "dec", "told"),
+    [(4, 2, ""), (4, 1, " (6 was not simulated)"), (3, 1, " (5 to 6 were not simulated)")],
+)
+def test_why_not_cheaper_says_which_smaller_fleets_were_not_simulated(pre: int, dec: int, told: str) -> None:
+    """Of seven workers, at the traffic as it is written: the largest smaller fleet may be much smaller."""
+    plan = answered()
+    robustness = plan.certificate.robustness
+    assert robustness is not None
+    fewer = AtWorkers((pre, dec), 0, robustness.at_workers[0].shares)
+    robustness = replace(robustness, scenario_count=0, may_miss=0, at_workers=(fewer,))
+    plan = replace(plan, certificate=replace(plan.certificate, robustness=robustness))
+    text = f"with {pre + dec} workers ({pre} prefill + {dec} decode) the SLO is not kept{told}"
+    assert screen.why_nothing_cheaper(plan)[0] == text
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,10 @@ def test_a_plan_for_a_target_holds_under_its_router() -> None:
     (under,) = plan.certificate.routers
     assert under.target == target == plan.certificate.deploy and under.keeps and plan.verdict.holds
     assert not [each for each in plan.warnings if isinstance(each, RoutersMiss | NotDeployable)]
-    assert yaml.safe_load(render(plan)["plan.yaml"])["deploy"] == {"target": target}
+    files = render(plan)
+    assert yaml.safe_load(files["plan.yaml"])["deploy"] == {"target": target}
+    written = {path for path in files if path.startswith("manifests/")}
+    assert written == {"manifests/README.md", f"manifests/{target}.values.yaml"}
 
 
 def test_without_deploy_the_policies_stay_as_they_were() -> None:
@@ -195,6 +198,8 @@ def test_a_target_that_cannot_run_the_plan_is_a_warning() -> None:
     (warned,) = [each for each in plan.warnings if isinstance(each, NotDeployable)]
     assert fact_sentence(warned).startswith("deploy: disaggregatedset cannot run this plan: ")
     assert plan.certificate.routers == ()
+    certificate = replace(plan.certificate, deploy="disaggregatedset")
+    assert "manifests/kubernetes.yaml" in render(replace(plan, certificate=certificate))
 
 
 def test_one_worker_in_each_role_leaves_no_choice() -> None:

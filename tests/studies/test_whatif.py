@@ -177,6 +177,8 @@ def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> No
     )
     assert _plan_cell(moved) == "too few scenarios"
     assert _plan_cell(replace(moved, kept_as_written=False)) == "fails"
+    dearer = replace(moved, kept_as_written=False, kept=True, value_now=before.value / 2)
+    assert dearer.is_cheaper_before and _plan_cell(dearer) == "search's scenarios only"
 
 
 @pytest.mark.long
@@ -203,7 +205,7 @@ def test_sensitivity_goes_the_right_way() -> None:
         worse = any(word in label for word in ("longer", "more traffic", "tighter", "dearer"))
         assert more >= -1e-9 if worse else more <= 1e-9, label
         assert moved.answer is not None or worse
-    assert moves["ttft p90 100 ms looser"].kept
+    assert moves["TTFT p90 100 ms looser"].kept
     smallest = min(worker.gpus for worker in before.problem.types if worker.gpu.name == "h100-80g")
     assert smallest == 2 and moves["2 more h100-80g"].kept  # one GPU more is no worker more
 
@@ -265,10 +267,10 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
     moved = said[len(before.verdict.lines) :]
     assert [line.split(":")[0] for line in moved] == [
-        "ttft p90 100 ms tighter",
-        "ttft p90 100 ms looser",
-        "tbt p99 10 ms tighter",
-        "tbt p99 10 ms looser",
+        "TTFT p90 100 ms tighter",
+        "TTFT p90 100 ms looser",
+        "TBT p99 10 ms tighter",
+        "TBT p99 10 ms looser",
     ]
     tighter = plan(question(slo={"ttft": {"p90": "900 ms"}, "tbt": {"p99": "80 ms"}}), trace, CATALOG)
     more = tighter.certificate.value - before.value

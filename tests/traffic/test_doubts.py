@@ -239,7 +239,9 @@ def test_local_times_over_a_change_of_clocks_are_doubted_and_read_with_a_zone(
             assert mended.duration_s == 239 * 60 and not mended.warnings
     left_out = table(["2026-03-29 01:59:00", "2026-03-29 02:30:00"]).replace("timestamp", name)
     (tmp_path / "gap.csv").write_text(left_out)
-    with pytest.raises(InputError, match=f"column {name}: .* there is in Europe/Berlin, found '2026-03-29 02"):
+    with pytest.raises(
+        InputError, match=f"column {name}: .* there is in Europe/Berlin, found '2026-03-29 02"
+    ):
         read_trace(tmp_path / "gap.csv", log_options=LogOptions(zone="Europe/Berlin"))
 
 

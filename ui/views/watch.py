@@ -104,9 +104,8 @@ def _start_job(session: BrowserSession, saved: SavedPlan, form: Document) -> Non
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
-        store.keep_page_document(
-            owner, RESULT, {"result": job.key, "plan": saved.name, "at": time.strftime("%Y-%m-%d %H:%M")}
-        )
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())  # Whoever reads it may be in another zone.
+        store.keep_page_document(owner, RESULT, {"result": job.key, "plan": saved.name, "at": at})
 
     try:
         if not form["places"]:

@@ -199,6 +199,8 @@ def _draw_sensitivity_table(changes: list[Document]) -> None:
             same.append(row["change"])
         else:
             word = too_few if row["kept_as_written"] else word_for_kept[row["kept"]]
+            if row.get("kept_in_search_only"):  # Answers of earlier versions lack it.
+                word = "search's scenarios only"
             different.append((row["change"], word, row["more"], row["fleet"]))
     if different:
         draw.draw_table(("if", "the plan", "the best then costs", "which is"), different)
