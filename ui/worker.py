@@ -414,6 +414,7 @@ def plan_document(plan: Plan) -> Document:
         "curves": _curves(plan.simulation, plan.slo),
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
+        "requested_rps": plan.requested_rps,
     }
 
 

@@ -1093,15 +1093,18 @@ def test_a_schedule_begins_with_the_plans_stock_and_makes_nothing_up() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_plan_of_two_kinds_of_gpu_begins_a_schedule_as_it_is(folder: Path) -> None:
-    """It was left out. One such worker is the fleet: the schedule takes all of it at a time."""
+    """It was left out. One such worker is the fleet: the schedule takes all of it at a time, for the rate
+    that was asked for, of which 19.98 requests/s were drawn.
+    """
     planned("8" * 32)
-    Store(folder).keep_result("pair", PAIR, b"")
+    Store(folder).keep_result("pair", PAIR | {"rate_rps": 19.98, "requested_rps": 20.0}, b"")
     with sqlite3.connect(folder / "fleetplan.sqlite") as db:
         db.execute("update plans set result = 'pair' where session = ?", ("8" * 32,))
     at = opened("schedule", "8" * 32)
     assert not at.error and "Made-up figures" not in text_of(at)
     asked = yaml.safe_load(typed(at, "schedule.yaml").value)
     assert asked["capacity"][0]["gpu"] == {"h100-80g": 20, "a100-80g": 4}
+    assert asked["capacity"][0]["rate"] == "20 req/s"
     assert (asked["gpus"]["h100-80g"]["stock"], asked["gpus"]["a100-80g"]["stock"]) == (32, 64)
     at.button(key="schedule_start").click().run()
     assert not at.exception and not at.error

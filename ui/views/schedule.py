@@ -97,7 +97,9 @@ def _market_of_plans(session: BrowserSession, plan_ids: Sequence[str]) -> Docume
         except PlannerError as error:
             draw.draw_error(error)
             continue
-        planned.append((document, task))
+        # As it was asked for, if it was; answers of earlier versions have the drawn rate alone.
+        rate_rps = document.get("requested_rps") or document["rate_rps"]
+        planned.append((document | {"rate_rps": rate_rps}, task))
     return planned_market.schedule_document(planned, session.catalog) if planned else market.EXAMPLE_MARKET
 
 
