@@ -155,14 +155,17 @@ def _load_line(watched: WatchedPlan) -> str:
     live = watched.live
     recent = slice(-max(int(RECENT_S / live.every_s), 1), None)
 
-    def mean_text(values: npt.NDArray[np.float64]) -> str:
+    def means(values: npt.NDArray[np.float64], words: str) -> list[str]:
         measured = values[recent][np.isfinite(values[recent])]
-        return show_digits(measured.mean(), 3) if measured.size else "-"
+        return [f"{show_digits(measured.mean(), 3)} {words}"] if measured.size else []
 
-    return (
-        f"{count_text(live.instances, 'engine')}, last hour: {mean_text(live.running)} requests running, "
-        f"{mean_text(live.waiting)} waiting, {mean_text(100 * live.kv_use_frac)} % of the KV cache in use"
-    )
+    texts = [
+        *means(live.running, "requests running"),
+        *means(live.waiting, "waiting"),
+        *means(100 * live.kv_use_frac, "% of the KV cache in use"),
+    ]
+    load = ", ".join(texts) or "the metrics do not say how busy"
+    return f"{count_text(live.instances, 'engine')}, last hour: {load}"
 
 
 def utc_text(t_s: float) -> str:

@@ -436,6 +436,18 @@ def test_bad_input_is_one_line(folder: Path, words: list[str], said: str) -> Non
     assert "\n" not in str(done.exception)
 
 
+def test_how_busy_engines_are_is_said_where_the_metrics_say_it() -> None:
+    """A dump of counters alone has no gauges: it read "- requests running, - waiting"."""
+    missing = np.full(3, np.nan)
+    live: Any = SimpleNamespace(
+        instances=1, every_s=60.0, running=missing, waiting=missing, kv_use_frac=np.array([0.1, 0.2, 0.3])
+    )
+    watched: Any = SimpleNamespace(live=live)
+    assert watch_words._load_line(watched) == "1 engine, last hour: 20 % of the KV cache in use"
+    live.kv_use_frac = missing
+    assert watch_words._load_line(watched) == "1 engine, last hour: the metrics do not say how busy"
+
+
 def test_a_reference_without_requests_is_refused_by_name() -> None:
     alone = Trace("all.csv", np.zeros(3), np.ones(3, np.int64), np.ones(3, np.int64))
     with pytest.raises(InputError, match="all requests arrive at once"):

@@ -90,7 +90,7 @@ def _state_text(session: BrowserSession, shown: tuple[SavedPlan, Document] | Non
     if job is not None and job.state == "running":
         return "Planning."
     if shown is None:
-        return "Nothing planned yet. These inputs are a sample: change what you like."
+        return "Nothing planned yet. The inputs begin with a sample: change what you like."
     return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
 
 
