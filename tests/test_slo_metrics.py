@@ -18,7 +18,7 @@ from planner.reports import output
 from planner.search.problem.build_problem import OutOfReachError, build_problem
 from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
 from planner.simulator.slo_verdict import measured_mask
-from planner.slo_metrics import METRICS, SloMetric
+from planner.slo_metrics import METRICS, SloMetric, metric_label
 from planner.solvers.required_work import compute_slo_work
 from planner.studies.fleet_comparison import comparison_lines
 
@@ -90,3 +90,9 @@ def test_a_metric_added_by_its_row_is_compared_and_printed_of_runs(metric: SloMe
     compared = fleetplan.compare([found.fleet], traffic(requests=60, rate_rps=2.0), slo)
     labels = [label for label, _ in comparison_lines(compared.comparison)]
     assert f"{metric.abbreviation} p90" in labels
+
+
+def test_tables_name_metrics_and_limits_as_the_glossary_does() -> None:
+    """A class may have the name of a metric; other names stay."""
+    names = {"ttft": "TTFT", "tbt p99": "TBT p99", "ttft e2e p50": "ttft E2E p50", "queue": "queue"}
+    assert {name: metric_label(name) for name in names} == names
