@@ -102,6 +102,36 @@ def test_llms_together_pay_no_more_than_each_on_nodes_of_its_own() -> None:
     assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
 
 
+@pytest.mark.long
+def test_in_production_the_nodes_of_the_least_bill_are_searched_for() -> None:
+    """Nodes of four gpu0 cost 4 x 1.02 USD/h, gpu1 1.30 singly. Three prefill workers of two gpu0 for one LLM
+    and a decode worker for the other fill two nodes, beside four gpu1: 13.36, where gpu1 alone is 14.30.
+    """
+    drawn = random_questions.question(8, "hand-off", (15, 30))
+    changes = {"gpu0": (1.02, True), "gpu1": (1.30, False)}
+    gpus = dict(drawn.catalog.gpus)
+    for name, (usd_per_h, sold_whole) in changes.items():
+        gpus[name] = replace(gpus[name], price_usd_per_h=usd_per_h, gpus_per_node=4, is_sold_whole=sold_whole)
+    catalog = replace(drawn.catalog, gpus=gpus)
+    catalog._fits.update(drawn.catalog._fits)
+    fleet = {"gpus": {"gpu0": 16, "gpu1": 20}, "max_num_batched_tokens": 1024, "max_num_seqs": 32}
+    document = dict(drawn.document) | {"safety": {"kept_in": 0.9}, "limits": {}, "policies": {}}
+    document["fleet"] = document["fleet"] | fleet
+    trace = drawn.trace
+    shorter = replace(
+        trace,
+        name="shorter",
+        input_tokens=np.maximum(trace.input_tokens // 2, 1),
+        arrival_s=trace.arrival_s * 1.163,
+    )
+    parts = tuple(LlmQuestion(each.name, parse_task(document, catalog), each) for each in (trace, shorter))
+    shared = plan_together(SeveralLlmsQuestion(parts, (), ()), catalog)
+    assert shared.bill.usd_per_h == pytest.approx(13.36) and not shared.bill.idle_gpus
+    fact = shared.in_production[0]
+    assert isinstance(fact, NodesFilled) and "planned on 8 gpu0, 4 gpu1" in fact_sentence(fact)
+    assert all(total.paid_usd_per_h == pytest.approx(13.36) for total in shared.answers[1:2])
+
+
 def test_of_equal_bills_the_plan_that_survives_a_loss_is_better() -> None:
     """Infinity, for no fleet with a loss, was taken as equal to any bill, and a plan for which no time was
     left to look for such fleets as one that survives a loss for nothing.

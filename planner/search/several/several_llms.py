@@ -116,7 +116,7 @@ def _plan_together(
     fills_nodes: bool,
 ) -> SharedPlan:
     """The stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
-    whole nodes of their own. With `fills_nodes` a plan on paper whose paid GPUs idle has its `fewer_gpus`.
+    whole nodes of their own. With `fills_nodes` a plan whose paid GPUs idle has its `fewer_gpus`.
     """
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
@@ -180,10 +180,11 @@ def _plan_together(
         seed=seed,
         placement=_place_all(parts, plans),
     )
-    if needs_production or not fills_nodes or not plan.bill.idle_gpus:
+    if not fills_nodes or not plan.bill.idle_gpus or (shared is not None and shared.how_chosen is None):
         return plan
+    weighed = alone if shared is None else [[search] for search in shared.searched]
     bill, find_nodes = plan.bill.usd_per_h, shared_paper.find_nodes_of_least_bill
-    return replace(plan, fewer_gpus=find_nodes(alone, limits, bill, deadline, progress))
+    return replace(plan, fewer_gpus=find_nodes(weighed, limits, bill, deadline, progress))
 
 
 def _production_facts(

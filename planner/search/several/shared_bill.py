@@ -4,8 +4,9 @@ The LLMs share nodes, so the search that plans them together counts only the pri
 But one cheap GPU in use may leave the seven other GPUs of its node idle, and paid. So other choices of GPU
 kinds are planned too:
 
-    1. Plan by GPU prices, on all of the stock. If paid GPUs idle and no LLM requires safety, find the nodes
-       of the least bill of fleets with one worker type per pool (`fewer_gpus`), and plan again on these.
+    1. Plan by GPU prices, on all of the stock. If paid GPUs idle, find the nodes of the least bill of fleets
+       with one worker type per pool (`fewer_gpus`), in production where an LLM requires safety, and plan
+       again on these.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone (or of those that its fleets with a loss use, if they
        use more), and without all kinds that idled in any plan.

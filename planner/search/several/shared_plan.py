@@ -58,8 +58,8 @@ class SharedPlan:
     make the fleets dearer. `rounds` counts how often the master problem (planner/solvers/master.py) chose a
     fleet for each LLM.
 
-    `placement` says which fleets are on which nodes; it is None where GPUs are not placed on nodes. Fleets on
-    paper with a smaller bill take no more GPUs of each stock than `fewer_gpus`; None if no such are known.
+    `placement` says which fleets are on which nodes; it is None where GPUs are not placed on nodes. Fleets
+    with a smaller bill take no more GPUs of each stock than `fewer_gpus`; None if no such are known.
     """
 
     plans: Mapping[str, Plan]

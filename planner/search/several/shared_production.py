@@ -72,13 +72,16 @@ class SharedProduction:
     """The results of all LLMs, in their order.
 
     An LLM's production is None if it requires no safety. `fleets` fit together; `alone` has the fleet of each
-    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper.
+    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper. `searched` has
+    each LLM's problem in its scenarios, with what is known of its fleets, and its best fleet on paper alone;
+    it is empty if `fleets` are those on paper.
     """
 
     productions: tuple[three_answers.Production | None, ...]
     fleets: tuple[Counts, ...]
     alone: tuple[Counts, ...]
     how_chosen: ProductionShared | None
+    searched: tuple[tuple[Problem, FleetSearch], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -168,9 +171,12 @@ def share_production(
         is_exact=shared is not None and shared.is_exact,
         tries=tries,
     )
-    return SharedProduction(
-        productions, tuple(fleets), tuple(llm.alone for llm in llm_productions), how_chosen
+    alone = tuple(llm.alone for llm in llm_productions)
+    searched = tuple(
+        (_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)
+        for llm, fleet in zip(llm_productions, fleets, strict=True)
     )
+    return SharedProduction(productions, tuple(fleets), alone, how_chosen, searched)
 
 
 def production_or_paper_of_all(
