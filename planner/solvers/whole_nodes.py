@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, market_of, row_of
+from planner.fleet import WorkerType
 from planner.models.power import shipped_power
 
 Floats = npt.NDArray[np.float64]
@@ -54,20 +55,26 @@ def node_of(gpu: Gpu) -> PricedNode | None:
     )
 
 
-def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu]) -> float:
-    """The amount that a limit, now `amount`, must have for a fleet on these GPUs that uses `used` of it.
+def enough_for(
+    limit: FleetLimit, used: float, workers: Iterable[tuple[WorkerType, int]], owned: int
+) -> float:
+    """The amount that a limit must have for these workers, which use `used` of it; of its stock so many GPUs
+    are `owned`.
 
-    The stock of a GPU that is sold by whole nodes is raised by whole nodes, or to whole nodes. With a part of
-    a node in stock its GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another
-    question.
+    The stock of a GPU that is sold by whole nodes is the owned ones and whole nodes to rent. With a part of a
+    node in stock its GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another question.
     """
-    nodes = (
-        node_of(gpu) for gpu in gpus if limit.of == "stock" and limit.gpu in (gpu.name, row_of(gpu.name))
-    )
-    node_gpus = max((node.gpus for node in nodes if node is not None), default=None)
-    if node_gpus is None or used % node_gpus == 0:
+    on = [(each.gpu, each.gpus * n) for each, n in workers if limit in _stocks_of(each.gpu)]
+    node_gpus = max((node.gpus for gpu, _ in on if (node := node_of(gpu)) is not None), default=None)
+    if node_gpus is None:
         return used
-    return amount + node_gpus * math.ceil((used - amount) / node_gpus - ROUNDING)
+    rented = used - sum(gpus for gpu, gpus in on if market_of(gpu.name) == OWNED)
+    return owned + node_gpus * math.ceil(rented / node_gpus - ROUNDING)
+
+
+def _stocks_of(gpu: Gpu) -> tuple[FleetLimit, ...]:
+    """The limits on the stock that a GPU counts for: that of its market, and that of its row."""
+    return FleetLimit("stock", gpu.name), FleetLimit("stock", row_of(gpu.name))
 
 
 def whole_stock(stock: int, owned: int, node_gpus: int) -> int:

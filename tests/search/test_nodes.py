@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from instances import fleets_of_any_mix, fleets_of_level0, instance
-from plans import CATALOG
+from plans import CATALOG, a_pool
 from questions import question, traffic
 
 from planner.documents.task import PlanQuestion, parse_task
-from planner.domain import GPUS, FleetLimit
+from planner.domain import GPUS, OWNED, FleetLimit
 from planner.errors import InfeasibleError
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
@@ -184,17 +184,30 @@ def test_a_stock_of_nodes_is_raised_by_whole_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "used", "is_sold_whole", "enough"),
-    [(8, 9, True, 16), (12, 13, True, 20), (8, 16, True, 16), (12, 16, True, 16), (8, 9, False, 9)],
+    ("owned", "used_owned", "rented", "is_sold_whole", "enough"),
+    [
+        (0, 0, 9, True, 16),
+        (4, 4, 9, True, 20),
+        (0, 0, 16, True, 16),
+        (4, 0, 16, True, 20),
+        (4, 4, 5, False, 9),
+    ],
 )
 def test_a_limit_is_raised_as_its_gpus_are_sold(
-    amount: int, used: int, is_sold_whole: bool, enough: int
+    owned: int, used_owned: int, rented: int, is_sold_whole: bool, enough: int
 ) -> None:
-    """12 may be 4 owned ones and a node of 8 to rent: with 20 two nodes are for rent."""
+    """Of 20, of which 4 are owned, two nodes of 8 are for rent, used owned ones or not; of 16 one is, and the
+    answer was to raise the stock to 16.
+    """
+    worker = a_pool("all", "mixed", "h100-80g", 1, 1).type
     gpu = replace(CATALOG.gpu("h100-80g"), is_sold_whole=is_sold_whole)
-    assert enough_for(FleetLimit("stock", gpu.name), amount, used, [gpu]) == enough
-    assert enough_for(FleetLimit("stock", "a100-80g"), amount, used, [gpu]) == used
-    assert enough_for(GPUS, amount, used, [gpu]) == used
+    on_rented, on_owned = (
+        replace(worker, gpu=each, tp=1) for each in (gpu, replace(gpu, name=gpu.name + OWNED))
+    )
+    used, workers = used_owned + rented, [(on_rented, rented), (on_owned, used_owned)]
+    assert enough_for(FleetLimit("stock", gpu.name), used, workers, owned) == enough
+    assert enough_for(FleetLimit("stock", "a100-80g"), used, workers, owned) == used
+    assert enough_for(GPUS, used, workers, owned) == used
 
 
 @pytest.mark.long

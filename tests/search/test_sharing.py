@@ -234,6 +234,12 @@ def test_one_llm_is_planned_as_it_is_alone() -> None:
     assert (found.value, found.bound) == (alone.certificate.value, alone.certificate.bound)
 
 
+def test_owned_gpus_cost_nothing_in_bounds_too() -> None:
+    """The price that breaks ties between owned GPUs made a bound that was above fleets of 0 USD/h."""
+    shared = together({"gpus": {"h100-80g": 16}, "owned": {"h100-80g": 16}})
+    assert shared.value == shared.level0 == shared.level0_bound == shared.bound == 0.0
+
+
 def test_the_one_that_loses_least_gives_way() -> None:
     """Both like 4 H100 best, and there are 4. What the other one costs on A100 decides who gets them."""
     fleet = {"gpus": {"a100-80g": 16, "h100-80g": 4}}

@@ -334,9 +334,13 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
 def exceeded(limits: FleetLimits, workers: Sequence[tuple[WorkerType, int]]) -> tuple[Change, ...]:
     """The limits that these workers exceed, each with how much of it is enough for them."""
     uses = [(limit, amount, limits.used(limit, workers)) for limit, amount in limits.rows()]
-    gpus = [worker.gpu for worker, _ in workers]
     return tuple(
-        Change(limit.name, amount, enough_for(limit, amount, used, gpus), limit.unit)
+        Change(
+            limit.name,
+            amount,
+            enough_for(limit, used, workers, limits.stock.get(limit.gpu + OWNED) or 0),
+            limit.unit,
+        )
         for limit, amount, used in uses
         if used > amount
     )

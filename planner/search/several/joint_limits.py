@@ -15,7 +15,7 @@ from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs
 from planner.search.level0.designs import FleetDesign
-from planner.search.oracle.fleet_counts import Counts, is_within
+from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES, objective_of_worker
 from planner.search.problem.plan_problem import Problem
@@ -82,7 +82,7 @@ def price_limits(
         objective_below = SharedLimit(None, below, lambda option: option.objective)
         least_use = queries.find_least([*others, objective_below], row)
         # Where the time ended that query, what the cheapest fleets use is enough, and may be too much.
-        amount = _enough_of_limit(row, without if least_use.best is None else least_use)
+        amount = _enough_of_limit(rows, row, without if least_use.best is None else least_use)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
             saves, saves_most = value - value_of(raised), value - value_of(without)
@@ -221,11 +221,11 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
         least_use = queries.find_least([other for other in rows if other is not row], row)
         is_exact &= least_use.is_exact
         if least_use.best is not None:
-            ways.append([_limit_change(row, least_use)])
+            ways.append([_limit_change(rows, row, least_use)])
     if not ways and is_exact:  # No single limit is enough, so the cheapest fleets without any limit count.
         unlimited = queries.find_cheapest((), below=float("inf"))
         exceeded = [row for row in rows if _amount_used(row, unlimited) > row.amount * (1 + CHEAPER_FRAC)]
-        ways.append([_limit_change(row, unlimited) for row in exceeded])
+        ways.append([_limit_change(rows, row, unlimited) for row in exceeded])
     return ways
 
 
@@ -241,14 +241,15 @@ def chosen_workers(shared: Cheapest) -> Counts:
     return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
 
 
-def _enough_of_limit(row: SharedLimit, shared: Cheapest) -> float:
-    """The amount to which a limit must be raised for the best fleets of a query."""
+def _enough_of_limit(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> float:
+    """The amount to which the limit `row` of these rows must be raised for the best fleets of a query."""
     assert row.limit is not None
-    gpus = [option.type.gpu for option, _ in chosen_workers(shared)]
-    return enough_for(row.limit, row.amount, _amount_used(row, shared), gpus)
+    of_owned = FleetLimit("stock", row.limit.gpu + OWNED)
+    owned = next((int(other.amount) for other in rows if other.limit == of_owned), 0)
+    return enough_for(row.limit, _amount_used(row, shared), workers_of(chosen_workers(shared)), owned)
 
 
-def _limit_change(row: SharedLimit, shared: Cheapest) -> Change:
+def _limit_change(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> Change:
     """The change of a limit with which the best fleets of a query fit, as an error reports it."""
     assert row.limit is not None
-    return Change(row.limit.name, row.amount, _enough_of_limit(row, shared), row.limit.unit)
+    return Change(row.limit.name, row.amount, _enough_of_limit(rows, row, shared), row.limit.unit)

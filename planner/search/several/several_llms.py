@@ -182,7 +182,7 @@ def _plan_together(
     )
     if not fills_nodes or not plan.bill.idle_gpus or (shared is not None and shared.how_chosen is None):
         return plan
-    weighed = alone if shared is None else [[search] for search in shared.searched]
+    weighed = alone if shared is None else shared.scenario_searches()
     bill, find_nodes = plan.bill.usd_per_h, shared_paper.find_nodes_of_least_bill
     return replace(plan, fewer_gpus=find_nodes(weighed, limits, bill, deadline, progress))
 

@@ -28,8 +28,8 @@ from planner.search.oracle.fleet_counts import Counts, objective_of, workers_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
-from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES
-from planner.search.problem.owned_first import objective_paid
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.problem.stages import Message, phase_of
 from planner.search.several import joint_limits
@@ -258,16 +258,18 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
 
 
 def _without_tie_breaks(level0: Cheapest, fleets: Iterable[tuple[Problem, Counts]]) -> Cheapest:
-    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`).
-    `fleets` are those with the result's value. A bound below that value is rounded down to whole Watts.
+    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`),
+    of owned GPUs too. `fleets` are those with the result's value. A bound below that value is rounded down to
+    whole Watts.
     """
     fleets = list(fleets)
     problem, _ = fleets[0]
-    if problem.task.objective not in PRICE_TIES or not math.isfinite(level0.value):
-        return replace(level0, bound=problem.without_tie_break(level0.bound))
+    bound = paid_at_least(problem, problem.without_tie_break(level0.bound))
+    if not math.isfinite(level0.value):
+        return replace(level0, bound=bound)
     value = sum(objective_paid(each, counts) for each, counts in fleets)
     is_tight = level0.bound >= level0.value * (1 - ROUNDING)
-    return replace(level0, value=value, bound=value if is_tight else problem.without_tie_break(level0.bound))
+    return replace(level0, value=value, bound=value if is_tight else bound)
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:

@@ -15,6 +15,8 @@ Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO 
 plan states nothing about all LLMs keeping theirs at the same time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -72,16 +74,20 @@ class SharedProduction:
     """The results of all LLMs, in their order.
 
     An LLM's production is None if it requires no safety. `fleets` fit together; `alone` has the fleet of each
-    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper. `searched` has
-    each LLM's problem in its scenarios, with what is known of its fleets, and its best fleet on paper alone;
-    it is empty if `fleets` are those on paper.
+    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper. `llms` is what
+    the search knows of each LLM, empty if `fleets` are those on paper.
     """
 
     productions: tuple[three_answers.Production | None, ...]
     fleets: tuple[Counts, ...]
     alone: tuple[Counts, ...]
     how_chosen: ProductionShared | None
-    searched: tuple[tuple[Problem, FleetSearch], ...] = ()
+    llms: tuple[_LlmProduction, ...] = ()
+
+    def scenario_searches(self) -> list[list[tuple[Problem, FleetSearch]]]:
+        """Each LLM's problem in its scenarios, with what is known of its fleets, and its search on paper."""
+        known = zip(self.llms, self.fleets, strict=True)
+        return [[(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)] for llm, fleet in known]
 
 
 @dataclass(slots=True, eq=False)
@@ -172,11 +178,7 @@ def share_production(
         tries=tries,
     )
     alone = tuple(llm.alone for llm in llm_productions)
-    searched = tuple(
-        (_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)
-        for llm, fleet in zip(llm_productions, fleets, strict=True)
-    )
-    return SharedProduction(productions, tuple(fleets), alone, how_chosen, searched)
+    return SharedProduction(productions, tuple(fleets), alone, how_chosen, tuple(llm_productions))
 
 
 def production_or_paper_of_all(
