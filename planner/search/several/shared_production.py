@@ -85,7 +85,11 @@ class SharedProduction:
     llms: tuple[_LlmProduction, ...] = ()
 
     def scenario_searches(self) -> list[list[tuple[Problem, FleetSearch]]]:
-        """Each LLM's problem in its scenarios, with what is known of its fleets, and its search on paper."""
+        """Each LLM's problem in its scenarios, with what is known of its fleets, and its search on paper.
+        Empty if `fleets` are those on paper.
+        """
+        if not self.llms:
+            return []
         known = zip(self.llms, self.fleets, strict=True)
         return [[(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)] for llm, fleet in known]
 
