@@ -240,6 +240,7 @@ OTHER_WORDS = {
         ("plan", "run", "optimize", "optimise", "size"), "--slo slo.yaml --trace trace.csv -o out/"
     ),
     **{"explain": "--slo slo.yaml --explain", "cost": "what-if", "deploy": "manifests", "diff": "compare"},
+    **{"describe": "trace FILE --describe", "convert": "trace FILE -o trace.csv"},
     **{"autoscale": "day", "headroom": "sensitivity", "capacity": "goodput", "benchmark": "validate"},
     **{"gpus": "catalog gpus", "llms": "catalog llms", "models": "catalog llms", "prices": "catalog prices"},
 }

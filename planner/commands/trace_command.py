@@ -14,7 +14,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, print_warnings, refuse_to_overwrite
-from planner.commands.printed_tables import print_json, print_mapping
+from planner.commands.printed_tables import print_json, print_lines, print_mapping
 from planner.errors import InputError
 from planner.units import parse_quantity
 
@@ -250,3 +250,4 @@ def _write_metered_traffic(
     else:
         # The histograms are in the file; here one of them would make a line of 500 columns.
         print_mapping({k: v for k, v in metered.to_summary().items() if k != "traffic"}, str(out))
+        print_lines(f"next: add llm and slo to {out}, then plan --slo {out}")

@@ -128,7 +128,8 @@ def _levels_text(drift: LiveDrift) -> str:
 
 def _interval_text(drift: LiveDrift) -> str:
     """The 95 % interval of the change from the planned mean."""
-    return f"{100 * drift.low_frac:+.0f} to {100 * drift.high_frac:+.0f} %"
+    low, high = f"{100 * drift.low_frac:+.0f}", f"{100 * drift.high_frac:+.0f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def _latency_line(line: LatencyLine) -> str:

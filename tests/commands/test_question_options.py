@@ -172,7 +172,11 @@ def test_a_price_among_the_stock_is_told_its_place() -> None:
 
 
 def test_another_word_for_a_command_is_understood() -> None:
-    for word, meant in (("deploy", "manifests"), ("plan", "--slo slo.yaml"), ("models", "catalog llms")):
+    for word, meant in (
+        ("deploy", "manifests"),
+        ("plan", "--slo slo.yaml"),
+        ("describe", "trace FILE --desc"),
+    ):
         result = CliRunner().invoke(app, [word])
         said = " ".join(result.output.replace("│", " ").split())
         assert result.exit_code == 2 and f"did you mean: plan {meant}" in said

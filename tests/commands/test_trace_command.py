@@ -122,7 +122,8 @@ def test_metrics_are_described_for_slo_yaml(tmp_path: Path) -> None:
     ]
     file, out = tmp_path / "range.json", tmp_path / "slo.yaml"
     file.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
-    assert plan("trace", file, "-o", out, "--every", "10 min")[0] == 0
+    code, told = plan("trace", file, "-o", out, "--every", "10 min")[:2]
+    assert code == 0 and "next: add llm and slo to" in told
     assert yaml.safe_load(out.read_text())["traffic"] == {
         "rate": {"curve": [2, 2], "every": "600 s"},
         "input": {"histogram": {"edges": [0, 50], "counts": [2400]}},

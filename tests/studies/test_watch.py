@@ -436,6 +436,13 @@ def test_bad_input_is_one_line(folder: Path, words: list[str], said: str) -> Non
     assert "\n" not in str(done.exception)
 
 
+def test_an_interval_without_width_is_one_figure() -> None:
+    """The end of traffic read "-75 to -75 %"."""
+    drift = LiveDrift("rate", 20.0, 19.6, 20.4, 5.0, -0.752, -0.748, 1.0, 0.0, 0.0, True)
+    assert "levels 19.6 to 20.4: -75 %; noticed" in watch_words._drift_line(drift)
+    assert ": -75 to -74 %;" in watch_words._drift_line(replace(drift, high_frac=-0.742))
+
+
 def test_how_busy_engines_are_is_said_where_the_metrics_say_it() -> None:
     """A dump of counters alone has no gauges: it read "- requests running, - waiting"."""
     missing = np.full(3, np.nan)
