@@ -487,7 +487,7 @@ def test_a_limit_on_gaps_of_answers_of_one_token_is_not_judged(
     line = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
     simulated = run(*line)
     assert f"SLO: {verdict}" in simulated.out
-    (row,) = [row for row in simulated.out.splitlines() if "tbt p99" in row]
+    (row,) = [row for row in simulated.out.splitlines() if "TBT p99" in row]
     assert "not judged" in row and "100 %" not in row and "kept" not in row
     document = json.loads(run(*line, "--json").out)["slo"]
     assert document["holds"] and document["is_judged"] is (verdict == "kept")
