@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +26,11 @@ from planner.search.level0.filling import list_filled_fleets
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_best_fleet
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, objective_of
+from planner.search.oracle.fleet_counts import Counts, names_of, objective_of
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem
+from planner.search.several import shared_paper
 from planner.search.several.several_llms import plan_together
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo
@@ -277,3 +279,29 @@ def test_the_bill_of_several_llms_is_the_least_of_all_pairs() -> None:
     assert plan_of_all.bill.usd_per_h == pytest.approx(min(map(bill, pairs))) == pytest.approx(10.62)
     assert not plan_of_all.is_exact or plan_of_all.bill.idle_gpus == 0
     assert [use.amount for use in plan_of_all.limits] == [9.0, 9.0]
+
+
+@pytest.mark.long
+def test_nodes_of_fleets_that_fail_their_test_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In production the fleets of the least bill failed their test, no others fitted their nodes, and the
+    plan stayed at 42.72 USD/h where 28.80 do. Here the first fleets are refused: others follow.
+    """
+    tested: list[Any] = []
+    found: list[dict[str, int] | None] = []
+    real: Any = shared_paper.find_nodes_of_least_bill
+
+    def refuse_first(_: int, counts: Counts) -> bool:
+        tested.append(names_of(counts))
+        return len(tested) > 2
+
+    def find(*args: Any) -> dict[str, int] | None:
+        found.extend((real(*args), real(*args[:-1], refuse_first)))
+        return found[0]
+
+    monkeypatch.setattr(shared_paper, "find_nodes_of_least_bill", find)
+    asked, catalog = two_llms(175, {"gpu0": 9, "gpu1": 9})
+    plan_together(asked, catalog)
+    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.parts[0].task.priced_gpus(catalog)}
+    bills = [sum(prices[gpu] * count for gpu, count in (nodes or {}).items()) for nodes in found]
+    assert bills[1] >= bills[0] == pytest.approx(10.62) and len(tested) >= 4
+    assert not set(tested[:2]) & set(tested[2:])

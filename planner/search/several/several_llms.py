@@ -12,7 +12,7 @@ All stages but the last two are on paper (shared_paper.py).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -181,7 +181,8 @@ def _plan_together(
         placement=_place_all(parts, plans),
     )
     searches = alone if shared is None else shared.scenario_searches()
-    return _with_fewer_gpus(plan, searches, limits, deadline, progress) if fills_nodes else plan
+    passes_test = shared.passes_test if shared is not None else lambda *_: True
+    return _with_fewer_gpus(plan, searches, limits, deadline, progress, passes_test) if fills_nodes else plan
 
 
 def _with_fewer_gpus(
@@ -190,6 +191,7 @@ def _with_fewer_gpus(
     limits: FleetLimits,
     deadline: float,
     progress: Progress,
+    passes_test: Callable[[int, Counts], bool],
 ) -> SharedPlan:
     """The plan; if it has paid GPUs that idle, with its `fewer_gpus`. These are searched for in half of the
     time that is left: a plan on them takes the other half.
@@ -197,7 +199,9 @@ def _with_fewer_gpus(
     if not searches or not plan.bill.idle_gpus:
         return plan
     bill, half_time = plan.bill.usd_per_h, shared_paper.slice_of(deadline, 1)
-    fewer_gpus = shared_paper.find_nodes_of_least_bill(searches, limits, bill, half_time, progress)
+    fewer_gpus = shared_paper.find_nodes_of_least_bill(
+        searches, limits, bill, half_time, progress, passes_test
+    )
     return replace(plan, fewer_gpus=fewer_gpus)
 
 

@@ -7,7 +7,7 @@ LLM costs less than alone, so the certificate can say what each pays for sharing
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.catalog import Catalog
@@ -24,7 +24,7 @@ from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, objective_of, workers_of
+from planner.search.oracle.fleet_counts import Counts, names_of, objective_of, workers_of
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
@@ -35,6 +35,8 @@ from planner.search.problem.stages import Message, phase_of
 from planner.search.several import joint_limits
 from planner.solvers.master import FleetLimits
 
+# At most this many choices of fleets for the nodes of the least bill are tested. Set by hand.
+MOST_BILL_TESTS = 4
 Searched = list[tuple[Problem, FleetSearch]]
 """The problem and the best fleet under each choice of policies."""
 
@@ -179,21 +181,35 @@ def find_nodes_of_least_bill(
     below_usd_per_h: float,
     deadline: float,
     progress: Progress,
+    passes_test: Callable[[int, Counts], bool],
 ) -> dict[str, int] | None:
     """The GPUs of each stock that are paid for the fleets of the least bill, idle ones of whole nodes among
     them; None if no fleets with one worker type per pool and a smaller bill than `below_usd_per_h` are found.
+    The fleet of each LLM, by its number, passes the test, unless MOST_BILL_TESTS choices of fleets failed.
     """
-    cheapest = cheapest_designs(
-        _designs_of_all(_on_all_draws(alone)),
-        shared_limits(limits, of_all=True),
-        below=below_usd_per_h,
-        out_of_time=lambda: is_over(deadline),
-        progress=progress,
-        unit=OBJECTIVE_UNITS["cost"],
-        weigh="bill",
-    )
-    if cheapest.best is None:
-        return None
+    searches = _on_all_draws(alone)
+    for _ in range(MOST_BILL_TESTS):
+        cheapest = cheapest_designs(
+            _designs_of_all(searches),
+            shared_limits(limits, of_all=True),
+            below=below_usd_per_h,
+            out_of_time=lambda: is_over(deadline),
+            progress=progress,
+            unit=OBJECTIVE_UNITS["cost"],
+            weigh="bill",
+        )
+        if cheapest.best is None:
+            return None
+        failed = [
+            (design, counts)
+            for k, (design, vector) in enumerate(cheapest.best)
+            if not passes_test(k, counts := design.counts(vector))
+        ]
+        if not failed or is_over(deadline):
+            break
+        for design, counts in failed:
+            assert isinstance(design.llm_problem, Problem)
+            design.llm_problem.oracle.verdicts[names_of(counts)] = False
     workers = workers_of(joint_limits.chosen_workers(cheapest))
     whole = replace(limits, by_gpu=False)
     return {gpu: int(whole.used(FleetLimit("stock", gpu), workers)) for gpu in limits.stock}

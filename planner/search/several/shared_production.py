@@ -93,6 +93,11 @@ class SharedProduction:
         known = zip(self.llms, self.fleets, strict=True)
         return [[(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)] for llm, fleet in known]
 
+    def passes_test(self, k: int, counts: Counts) -> bool:
+        """Whether a fleet of the k-th LLM passes the LLM's test, if it has one."""
+        test = self.llms[k].test
+        return test is None or is_test_passed(test.decide(counts), test.safety)
+
 
 @dataclass(slots=True, eq=False)
 class _LlmProduction:
