@@ -25,6 +25,7 @@ from planner.day.day_study import (
     terms_of,
 )
 from planner.day.search import any_moment_bound as day_bound
+from planner.day.search import finer_day as finer_days
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
@@ -245,6 +246,20 @@ def test_an_optimum_depends_on_counted_work_alone(monkeypatch: pytest.MonkeyPatc
     assert short[0] == short[1] > 0.036
     with time_limit(0.0):
         assert "the time limit ended a search" in study_day(question, ()).warnings[-1]
+
+
+@pytest.mark.parametrize("seed", [20, 51])
+def test_work_is_kept_for_the_repairs_in_the_whole_day(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shortening took all of the work, so a timetable that the whole day missed once was given up: the day
+    stayed at the grid's sizes.
+    """
+    monkeypatch.setattr(finer_days, "FEW_WINDOWS", 3)
+    monkeypatch.setattr(finer_days, "MOST_WORK", 60_000)
+    day = replace(random_day(seed, disaggregated=False, windows=5, most=3), unit_s=0.0)
+    runs = DayRuns(day.fleet, day.trace, day.slo, day.pools)
+    grid = quick_day(runs).best
+    finer = finer_day(runs, LevelStretches(), grid.workers, grid.usd)
+    assert finer is not None and finer.day.holds and finer.day.usd < 0.95 * grid.usd
 
 
 def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:

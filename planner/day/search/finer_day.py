@@ -53,6 +53,7 @@ LASTS_FRAC = 1 / 4
 MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
 # The most repairs in the whole day. Few are needed, as most windows were repaired in their slices before.
 MOST_DAY_REPAIRS = 12
+DAY_REPAIRS_FRAC = 0.2  # This share of the work is kept for them.
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
@@ -136,9 +137,9 @@ class LifeSearch:
                 f"{100 * used_frac:.0f} % of the work that they may take"
             )
 
-    def is_over(self) -> bool:
-        """Whether the work is used up, or the deadline has passed."""
-        return self.work_left < 0 or is_over(self.deadline)
+    def is_over(self, kept_frac: float = 0.0) -> bool:
+        """Whether the work but for `kept_frac` of it is used up, or the deadline has passed."""
+        return self.work_left < kept_frac * self.most_work or is_over(self.deadline)
 
     def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
         """The lives of the workers (T, P) in steps with these edges (T + 1,) beyond each pool's least, which
@@ -289,7 +290,7 @@ class LifeSearch:
         for window in range(len(self.windows_s) - 1):
             for _ in range(MOST_REPAIRS):
                 excess = self.excess(lives, window)
-                if excess < 0 or self.is_over():
+                if excess < 0 or self.is_over(DAY_REPAIRS_FRAC):
                     break
                 usd, best, best_gain = self.usd(lives), None, 0.0
                 for changed in self._with_longer_lives(lives, window):
@@ -347,8 +348,10 @@ class LifeSearch:
         return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
 
     def holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
-        """Whether all windows hold that a change between these times may affect; False once `is_over`."""
-        if self.is_over():
+        """Whether all windows hold that a change between these times may affect; False once the work is used
+        up, but for that of the repairs in the whole day.
+        """
+        if self.is_over(DAY_REPAIRS_FRAC):
             return False
         edges_s = self.windows_s
         touched = [
