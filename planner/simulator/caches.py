@@ -691,6 +691,12 @@ def read_notices(state, time_s, notices_to_leave):
         caches.numbers[NOTICES] -= 1
 
 
+@where_has("caches", lambda state, time_s: None)
+def read_due_notices(state, time_s):
+    """The router reads the notices that have arrived by `time_s`, before their nodes are cached again."""
+    read_notices(state, time_s, ZERO)
+
+
 @where_has("caches", lambda state, w, time_s: None)
 def empty_cache(state, w, time_s):
     """Empty the cache of worker w, which goes down. The router knows at once."""

@@ -132,6 +132,18 @@ def test_pending_tokens_are_those_of_prompts_whose_caches_runs_have_evicted(seed
     compare_prefix_case(seed)
 
 
+def test_places_of_dlpm_turns_count_what_runs_have_evicted() -> None:
+    """A routing that looks at no cache left the evictions of a run for later, and a prompt got a better place
+    than its tenant had earned.
+    """
+    compare_prefix_case(701972)
+
+
+def test_a_notice_is_read_before_its_node_is_cached_again() -> None:
+    """The router took a node for present that was evicted, and computed once more after the notice came."""
+    compare_prefix_case(701009)
+
+
 def pinned_case(seed: int) -> tuple[Fleet, Trace]:
     """A random case with memory for everything, six beginnings of its prompts pinned on some workers."""
     fleet, trace = random_case(seed, "roomy")

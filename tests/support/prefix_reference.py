@@ -228,7 +228,7 @@ class PrefixReference(Reference):
             copy = Copy(self.blocks, ids[: k + 1], users=1)
             request.blocks -= self.blocks
             cache.copies.setdefault(copy.node, []).append(copy)
-            self.tell_router(partial(cache.there.add, copy.node))
+            self.tell_router(partial(self.see_cached, cache, copy.node))
             shared.append(copy)
 
     def computed(self, worker: Worker, request: Request) -> None:
@@ -279,6 +279,10 @@ class PrefixReference(Reference):
                 if not cache.copies[oldest.node]:
                     del cache.copies[oldest.node]
                     self.tell_router(partial(self.see_evicted, cache, oldest.node))
+
+    def see_cached(self, cache: Cache, node: Node) -> None:
+        self.read_notices()
+        cache.there.add(node)
 
     def see_evicted(self, cache: Cache, node: Node) -> None:
         cache.there.discard(node)
