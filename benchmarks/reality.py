@@ -130,6 +130,9 @@ LONGEST_PROMPT = 8192  # Longer drawn prompts are cut to this length.
 # ML.ENERGY ran gpt-oss on B200 with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 (its *.env.yaml), which is not vLLM's
 # default, so these runs have fits of their own.
 MXFP8_FITS = repository_dir("catalogs") / "latency" / "mxfp8"
+# InferenceX's scripts start vLLM with VLLM_MXFP4_USE_MARLIN=1 for gpt-oss on Hopper (gptoss_fp4_h200.sh, read
+# on 2026-11-30), which is not vLLM's default either.
+MARLIN_FITS = repository_dir("catalogs") / "latency" / "marlin"
 KV8_FITS = repository_dir("catalogs") / "latency" / "kv8"  # Fits with keys and values in 8 bits.
 # The LLMs in fp8 that they are for, and their rows.
 KV8_ROWS = {
@@ -930,7 +933,9 @@ def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
     is_authors = run.campaign.startswith(AUTHORS)
     if run.source == "silicon-sample":
         budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
-        return {"max_num_batched_tokens": budget}
+        chosen = MARLIN_FITS / f"{run.llm.split('/')[-1].lower()}--{run.gpu}.yaml"
+        latency = {"latency": str(chosen)} if chosen.exists() and not is_authors else {}
+        return {"max_num_batched_tokens": budget, **latency}
     # InferenceX lets weights and KV have 0.82 of the memory, about what SGLang gives them by default with a
     # budget of 16384.
     return {"max_num_batched_tokens": 8192 if is_authors else 16384, "max_num_seqs": 512}

@@ -15,13 +15,14 @@ from typing import Literal
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Selector
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
-from planner.models.engine import Engine, HostTime, vllm_version_of
+from planner.models.engine import BLACKWELL_LAUNCH_FRAC, Engine, HostTime, vllm_version_of
 from planner.models.foreign_forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots
+from planner.models.older_kernels import BLACKWELL
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -44,12 +45,12 @@ class WorkerType:
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
     have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
     fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `kv_beside` is
-    what a sequence occupies in the cache in addition to its tokens (windows and states), `latent_layers` are
-    the LLM's layers of latent attention; both are nothing until `with_llm` names the LLM. `form`, if given,
-    replaces `latency` in the simulator by the step times of another program. `engine` adds the host's time to
-    each step; None adds nothing. With `speculation` decodes draft tokens and verify them. With `ep` every GPU
-    has whole experts, otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens` already
-    excludes their bytes.
+    what a sequence occupies in the cache in addition to its tokens (windows and states), `launched_layers`
+    the layers whose launches take long (`engine.py`); both are nothing until `with_llm` names the LLM.
+    `form`, if given, replaces `latency` in the simulator by the step times of another program. `engine` adds
+    the host's time to each step; None adds nothing. With `speculation` decodes draft tokens and verify them.
+    With `ep` every GPU has whole experts, otherwise a slice of each. `lora` are the slots for adapters;
+    `kv_tokens` already excludes their bytes.
     """
 
     gpu: Gpu
@@ -66,7 +67,7 @@ class WorkerType:
     ep: bool = False
     dp: int = 1
     lora: LoraSlots | None = None
-    latent_layers: int = 0
+    launched_layers: float = 0.0
 
     def __post_init__(self) -> None:
         if self.dp > 1:
@@ -79,11 +80,12 @@ class WorkerType:
 
     def with_llm(self, llm: Llm) -> WorkerType:
         """The same worker type with the fields that depend on the LLM: what its windows and states occupy of
-        the KV cache, and its layers of latent attention.
+        the KV cache, and its layers whose launches take long.
         """
         drafts = 0 if self.speculation is None else self.speculation.tokens
         beside = kv_layout(llm, self.tp, drafts=drafts).beside
-        return replace(self, kv_beside=beside, latent_layers=llm.latent_layers)
+        layers = llm.launched_layers * (BLACKWELL_LAUNCH_FRAC if self.gpu.base in BLACKWELL else 1.0)
+        return replace(self, kv_beside=beside, launched_layers=layers)
 
     @property
     def taken_blocks_per_token(self) -> float:

@@ -6,9 +6,9 @@
 Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
 BLOOM-176B has only fits of Splitwise's; Llama-2-70B has fits of both, of which Splitwise's lie under
-splitwise/. Fits with kernels that vLLM does not choose by itself lie under mxfp8/
-(planner/importers/silicon_mxfp8.py), those with keys and values in 8 bits, where the checkpoint has 16, under
-kv8/. No lookup by LLM and GPU finds files in these three folders: a fleet names them.
+splitwise/. Fits with kernels that vLLM does not choose by itself lie under mxfp8/ and marlin/
+(planner/importers/silicon_mxfp8.py, silicon_marlin.py), those with keys and values in 8 bits, where the
+checkpoint has 16, under kv8/. No lookup by LLM and GPU finds files in these four folders: a fleet names them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from planner.files.checked_files import repository_dir, to_yaml, write_files
 from planner.importers.silicon import SYSTEMS, Kernels
 from planner.importers.silicon_config import config_folder
 from planner.importers.silicon_fits import TPS, file_name, fit_kernels, silicon_fits
+from planner.importers.silicon_marlin import marlin_operation_ms
 from planner.importers.silicon_mxfp8 import mxfp8_operation_ms
 from planner.importers.splitwise_tables import HARDWARE, splitwise_table
 from planner.models.latency import Array
@@ -125,6 +126,8 @@ SILICON_LLMS = (
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
 # LLMs and GPUs whose fits with experts that multiply in mxfp8 lie under mxfp8/.
 MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-180g",)
+# The same for experts in Marlin's kernel, under marlin/.
+MARLIN_LLMS, MARLIN_GPUS = ("openai/gpt-oss-120b",), ("h200-141g",)
 # LLMs and GPUs whose fits with keys and values in 8 bits lie under kv8/: as InferenceX serves them.
 KV8_LLMS = ("deepseek-ai/DeepSeek-V3", "zai-org/GLM-5-FP8", "Qwen/Qwen3.5-397B-A17B-FP8")
 KV8_GPUS = ("h200-141g", "b200-180g", "b300-288g")
@@ -205,10 +208,14 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
         fitted = silicon_fits(in_8_bits, gpu, date=date, command=COMMAND, folder=_own_folder(llm))
         if fitted.document is not None:
             documents[f"kv8/{file_name(llm, gpu)}"] = fitted.document
-    for llm, gpu in product(map(catalog.llm, MXFP8_LLMS), map(catalog.gpu, MXFP8_GPUS)):
-        fitted = silicon_fits(llm, gpu, date=date, command=COMMAND, experts_of=mxfp8_operation_ms)
-        assert fitted.document is not None
-        documents[f"mxfp8/{file_name(llm, gpu)}"] = fitted.document
+    for folder, experts_of, names, gpu_names in (
+        ("mxfp8", mxfp8_operation_ms, MXFP8_LLMS, MXFP8_GPUS),
+        ("marlin", marlin_operation_ms, MARLIN_LLMS, MARLIN_GPUS),
+    ):
+        for llm, gpu in product(map(catalog.llm, names), map(catalog.gpu, gpu_names)):
+            fitted = silicon_fits(llm, gpu, date=date, command=COMMAND, experts_of=experts_of)
+            assert fitted.document is not None
+            documents[f"{folder}/{file_name(llm, gpu)}"] = fitted.document
     if splitwise is not None:
         bloom, llama = catalog.llm("bigscience/bloom"), catalog.llm("meta-llama/Llama-2-70b-hf")
         for gpu in map(catalog.gpu, HARDWARE):

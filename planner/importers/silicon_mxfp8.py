@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
-from planner.importers.silicon_nodes import interpolate_times, sglang_table, table_times
+from planner.importers.silicon_nodes import interpolate_times, kernel_table, table_times
 from planner.models.llm import Llm
 
 SGLANG_VERSION = "0.5.14"  # In which the tables were measured.
@@ -20,7 +20,7 @@ FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name.
 def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
-    tables = sglang_table(system, SGLANG_VERSION, "_moe_data")
+    tables = kernel_table(system, "sglang", SGLANG_VERSION, "_moe_data")
     by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
 
     def table_ms(routing: str) -> Milliseconds:

@@ -86,8 +86,8 @@ def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int,
     measured on `system` (AIConfigurator's name). InputError where AIConfigurator is not installed.
     """
     is_low = kind == LOW_LATENCY
-    table = sglang_table(
-        system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
+    table = kernel_table(
+        system, "sglang", DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
     of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
     measured_us = table_times(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
@@ -97,8 +97,11 @@ def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int,
 @cache
 def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Milliseconds:
     """Time of a layer's experts [ms] by the tokens on all GPUs; `choice` is EVEN or POWER_LAW."""
-    table = sglang_table(
-        system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
+    table = kernel_table(
+        system,
+        "sglang",
+        EXPERTS_VERSION,
+        "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data",
     )
     # FORMAT is "fp8_block" in the tables, behind a prefix.
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
@@ -106,9 +109,9 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Millisecon
 
 
 @cache
-def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
-    """AIConfigurator's table of this name of a version of SGLang, in nested keys. InputError where
-    AIConfigurator is not installed.
+def kernel_table(system: str, engine: str, version: str, name: str) -> Mapping[Any, Any]:
+    """AIConfigurator's table of this name of a version of `engine` (its name there), in nested keys.
+    InputError where AIConfigurator is not installed.
     """
     try:
         from aiconfigurator_core.sdk import perf_database
@@ -116,7 +119,7 @@ def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
     except ImportError:
         raise InputError(INSTALL) from None
     # The tables of these versions are shipped, but are not in AIConfigurator's list of supported versions.
-    database = perf_database.get_database(system, "sglang", version, allow_unlisted_version=True)
+    database = perf_database.get_database(system, engine, version, allow_unlisted_version=True)
     table: Mapping[Any, Any] = fetch_table_view(database, name)
     return table
 

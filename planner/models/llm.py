@@ -427,9 +427,10 @@ class Llm:
         return (LayerGroup(self.layers, attention, block),)
 
     @property
-    def latent_layers(self) -> int:
-        """How many layers have latent attention, whose launches take time of their own on some engines."""
-        return sum(group.count for group in self.layer_groups if isinstance(group.attention, LatentAttention))
+    def launched_layers(self) -> int:
+        """How many layers have latent attention or states: many kernels, which some engines launch singly."""
+        kinds = (LatentAttention, StateAttention)
+        return sum(group.count for group in self.layer_groups if isinstance(group.attention, kinds))
 
     def bytes_per_weight(self, weights: str) -> float:
         """Bytes of a weight in this format. Without groups `dtype_bytes` holds for all layers."""

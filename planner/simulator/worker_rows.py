@@ -145,7 +145,7 @@ def _fill_type(
         row["first_hand_off_s"] = engine.first_hand_off_s
         row["discards_token"] = engine.first_token == "decode"
         row["prompts_first"] = not engine.mixed_steps
-        row["launch_s"] = engine.latent_launch_s * worker_type.latent_layers / worker_type.pp
+        row["launch_s"] = engine.latent_launch_s * worker_type.launched_layers / worker_type.pp
         if worker_type.pp == 1:  # A pipeline always has several steps in flight, so neither applies to it.
             row["is_async"], row["poll_steps"] = engine.async_scheduling, engine.poll_steps
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]

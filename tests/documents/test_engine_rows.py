@@ -254,6 +254,24 @@ def test_sglang_may_look_for_requests_every_few_steps(catalog: Catalog) -> None:
             parse_engine(section, rows, "engine")
 
 
+@pytest.mark.parametrize(
+    ("llm", "gpu", "layers"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "h200-141g", 61),
+        ("deepseek-ai/DeepSeek-V3", "b200-180g", 0.65 * 61),
+        ("Qwen/Qwen3.5-397B-A17B", "b300-288g", 0.65 * 45),
+        ("Qwen/Qwen3-32B", "h200-141g", 0),
+    ],
+)
+def test_launches_are_those_of_latent_attention_and_states(
+    llm: str, gpu: str, layers: float, catalog: Catalog
+) -> None:
+    """45 of Qwen3.5's 60 layers have states; on Blackwell a launch takes 0.65 of what it takes on Hopper."""
+    document = {"llm": llm, "engine": "sglang", "workers": [{"gpu": gpu, "tp": 8}]}
+    worker = fleet_of(document, Path("fleet.yaml"), catalog).pools[0].type
+    assert worker.launched_layers == pytest.approx(layers)
+
+
 def test_a_plan_for_sglang_from_before_its_scheduler_was_simulated_keeps_mixed_steps(
     catalog: Catalog,
 ) -> None:

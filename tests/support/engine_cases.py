@@ -52,7 +52,7 @@ def with_engines(fleet: Fleet, seed: int, *, async_scheduling: bool, front_end_s
             engine = replace(engine, first_token="decode")
         if seed % 16 > 11:
             engine = replace(engine, mixed_steps=False, latent_launch_s=0.1)
-        return replace(pool, type=replace(pool.type, engine=engine, latent_layers=1))
+        return replace(pool, type=replace(pool.type, engine=engine, launched_layers=1))
 
     return replace(fleet, pools=tuple(change(pool, k) for k, pool in enumerate(fleet.pools)))
 

@@ -141,7 +141,7 @@ class Ranks(Reference):
                 part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(kind.tp)
                 for part in kind.host
             )
-            host_s += engine.latent_launch_s * kind.latent_layers * batch.has_prompt
+            host_s += engine.latent_launch_s * kind.launched_layers * batch.has_prompt
             step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
             longest_s = max(longest_s, step_s, sequences / engine.tokens_per_s)
         return longest_s

@@ -409,7 +409,7 @@ class Reference:
             for part in worker.type.host
         )
         if worker.chunks:
-            host_s += engine.latent_launch_s * worker.type.latent_layers
+            host_s += engine.latent_launch_s * worker.type.launched_layers
         step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
         return max(step_s, sequences / engine.tokens_per_s)
 

@@ -594,7 +594,7 @@ def engine_section() -> Schema:
         ),
         "latent_launch": with_help(
             quantity_schema("s", positive=False),
-            "Host time per layer of latent attention in a step with prompts.",
+            "Host time per layer of latent attention or states in steps with prompts.",
         ),
         "tokens_per_s": with_help(number_schema(above=0), "Most tokens/s that an API server passes on."),
         "basis": with_help(TEXT, "Where the constants are from."),

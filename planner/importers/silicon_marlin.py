@@ -1,0 +1,63 @@
+"""The time of gpt-oss's experts in Marlin's kernel, from the kernel tables that silicon.py explains.
+
+By default vLLM has gpt-oss's experts computed by Triton on Hopper, with VLLM_MXFP4_USE_MARLIN=1 by Marlin,
+which reads weights faster and multiplies more slowly. AIConfigurator measured Marlin in mxfp4 for the experts
+of Kimi-K3 alone, which are about as wide (3072 by 3584 weights; gpt-oss's are 2880 by 2880). A kernel does as
+much for each weight of an expert where each expert has as many tokens:
+
+    t(N) = t0 + w (t'(N') - t0')      N' = N (k / E) / (k' / E')      w = E h i / (E' h' i')
+
+t are milliseconds of a layer for N tokens, each of which chooses k of E experts of h by i weights; Kimi-K3's
+have a prime. t0 is what launches and the sorting of tokens by experts take: the least time of either table.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from planner.errors import InputError
+from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
+from planner.importers.silicon_nodes import interpolate_times, kernel_table, table_times
+from planner.models.llm import Llm
+
+VLLM_VERSION = "0.24.0"  # In which the tables were measured.
+FORMAT = "w4a16_mxfp4"  # AIConfigurator's name.
+TOPK, EXPERTS, HIDDEN, WIDTH = 16, 896, 3584, 3072  # k', E', h', i'
+SHAPE = ("topk", "num_experts", "hidden_size", "inter_size")  # Of the experts; a table's keys, in this order.
+
+
+def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
+    """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
+    fields = operation["Moe"]
+    tables = kernel_table(system, "vllm", VLLM_VERSION, "_moe_data")
+    by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
+    topk, experts, hidden, width = (fields[key] for key in SHAPE)
+    more_tokens = topk / experts / (TOPK / EXPERTS)
+    weights_frac = experts * hidden * width / (EXPERTS * HIDDEN * WIDTH)
+
+    def table_ms(routing: str) -> Milliseconds:
+        """Milliseconds of all layers by their tokens, from the table of this routing."""
+        own = by_routing[routing][topk][experts][hidden][width]
+        marlin = by_routing[routing][TOPK][EXPERTS][HIDDEN][WIDTH]
+        own_launches_ms, launches_ms = _least_ms(own), _least_ms(marlin)
+        layer_ms = interpolate_times(table_times(marlin[fields["moe_tp_size"]][fields["moe_ep_size"]]))
+
+        def milliseconds(tokens: int) -> float:
+            work_ms = weights_frac * (layer_ms(round(tokens * more_tokens)) - launches_ms)
+            return float(fields["scale_factor"]) * (own_launches_ms + work_ms)
+
+        return milliseconds
+
+    try:
+        even_ms, power_law_ms = table_ms("balanced"), table_ms(fields["workload_distribution"])
+    except KeyError:
+        raise InputError(
+            f"{llm.name} on {system}: AIConfigurator lacks Marlin's experts in {FORMAT}"
+        ) from None
+    return partial(experts_ms, topk / experts, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
+
+
+def _least_ms(splits: Mapping[int, Mapping[int, Any]]) -> float:
+    """The least time of a table by the GPUs that share slices, then whole experts."""
+    times = (table_times(by_tokens) for by_whole in splits.values() for by_tokens in by_whole.values())
+    return min(min(each.values()) for each in times)
