@@ -165,6 +165,9 @@ OTHER_POLL_STEPS = {
     ("zhipuai/GLM-5", "nvfp4", "b200-180g"): 10,
     ("Qwen/Qwen3.5-397B-A17B", "fp8", "b300-288g"): 10,
 }
+# A run is cold, its engine compiles while it serves, if its TTFT is more than COLD_TTFT times that of another
+# run of the same configuration, and its time per token less than COLD_TPOT times as long.
+COLD_TTFT, COLD_TPOT = 3.0, 2.0
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
 # A run that needs more than this share of the peak FLOP/s over its whole time cannot have computed its
@@ -233,7 +236,7 @@ class Run:
     """A measured run. A `campaign` is a group of runs measured together; `case` names the run in its
     campaign.
 
-    `regime` is "overloaded", "saturated", "host-bound" or "".
+    `regime` is "overloaded", "saturated", "host-bound", "cold" or "".
     """
 
     source: str
@@ -848,12 +851,29 @@ def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tup
             yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
 
 
+def _cold_points(points: Sequence[Mapping[str, str]]) -> set[str]:
+    """The ids of the points that are cold by COLD_TTFT and COLD_TPOT, from measured times alone."""
+    alike: dict[tuple[object, ...], list[tuple[str, float, float]]] = {}
+    for point in points:
+        llm = CHECKPOINTS.get((point["model_path"], point["gemm_quant_mode"]), point["model_path"])
+        columns = (point[column] for column in (*MEASUREMENT, "gemm_quant_mode"))
+        ttft_ms, tpot_ms = (float(point[f"silicon_{each}_ms"]) for each in ("ttft", "tpot"))
+        key = llm, _gpus(point), _clients(point), *columns
+        alike.setdefault(key, []).append((point["id"], ttft_ms, tpot_ms))
+    return {
+        name
+        for group in alike.values()
+        for name, ttft_ms, tpot_ms in group
+        if any(ttft_ms > COLD_TTFT * other[1] and tpot_ms < COLD_TPOT * other[2] for other in group)
+    }
+
+
 def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
     """The figures of all points of the file, whatever their campaigns leave open."""
     seen, counted = set(), Counter[str]()
-    for point in csv.DictReader(path.read_text().splitlines()):
-        if point["backend"] not in backends:
-            continue
+    points = [each for each in csv.DictReader(path.read_text().splitlines()) if each["backend"] in backends]
+    cold = _cold_points(points)
+    for point in points:
         is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
         run = _point_run(point, AUTHORS if is_authors else "InferenceX")
         times = (round(float(point[f"silicon_{each}_ms"]), 2) for each in ("ttft", "tpot"))
@@ -878,8 +898,8 @@ def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
             run = replace(run, load=load)
             fleet = engines.fleet(run, settings, weights=load.weights, kv_in_8_bits=load.kv_in_8_bits)
             _refuse_unstated(fleet, point, clients, shortest)
-            if _waits_for_host(fleet, run.load):
-                run = replace(run, regime="host-bound")
+            if _waits_for_host(fleet, run.load) or point["id"] in cold:
+                run = replace(run, regime="cold" if point["id"] in cold else "host-bound")
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -1394,19 +1414,20 @@ PEERS = (
 INSIDE_FRAC = (0.85, 0.95)
 # The figures that are compared with the spread, by quantity.
 INSIDE = {"ttft": {("ttft", "mean")}, "tpot": {("tpot", "mean"), ("itl", "p50")}, "e2e": {("e2e", "mean")}}
+NOT_STEPS = ("host-bound", "cold")  # Regimes of runs that say nothing of step times.
 # The figures of InferenceX's runs that are compared with the spread: their files have no means.
 MEDIANS = {"ttft": ("ttft", "p50"), "tpot": ("tpot", "p50"), "e2e": ("e2e", "p50")}
 
 
 def counted(rows: Sequence[Row], quantity: str) -> list[Row]:
-    """The rows of `quantity` that are compared with their spread: one figure per run, without host-bound runs
-    and runs of which no spread is known.
+    """The rows of `quantity` that are compared with their spread: one figure per run, without runs of
+    NOT_STEPS and runs of which no spread is known.
     """
     return [
         row
         for row in rows
         if row.bounds is not None
-        and row.run.regime != "host-bound"
+        and row.run.regime not in NOT_STEPS
         and (row.quantity, row.statistic)
         in ({MEDIANS[quantity]} if row.run.source == "inferencex" else INSIDE[quantity])
     ]
@@ -1469,6 +1490,7 @@ def share_left_out(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> dict[str
         "left_out": len(left_out),
         "same_again": sum(each.is_replayed_once for each in left_out),
         "host_bound": sum(run.regime == "host-bound" for run in runs),
+        "cold": sum(run.regime == "cold" for run in runs),
         "saturated": sum(run.regime == "saturated" for run in runs),
     }
 
@@ -1480,8 +1502,9 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
     measured, lost = shares["runs"] - again, shares["left_out"] - again
     print(
         f"Left out: {lost} of {measured} runs ({100 * lost / max(measured, 1):.0f} %), and {again} lines "
-        f"that repeat one. Of the {replayed} replayed {shares['saturated']} are saturated and "
-        f"{shares['host_bound']} host-bound; all count but where a line says otherwise.\n"
+        f"that repeat one. Of the {replayed} replayed {shares['saturated']} are saturated, "
+        f"{shares['host_bound']} host-bound and {shares['cold']} cold; "
+        "all count but where a line says otherwise.\n"
     )
     print("Bounds: mean over runs of the error's size (bias: size of the mean error).\n")
     print("| truth | over | quantity | runs | error | bound | |")
@@ -1538,7 +1561,7 @@ def print_inside(rows: Sequence[Row]) -> None:
     print("| truth | LLM | GPU | step times | measured | TTFT | TPOT or ITL |\n|---|---|---|---|---|---|---|")
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
-        if row.run.regime != "host-bound" and row.bounds is not None:
+        if row.run.regime not in NOT_STEPS and row.bounds is not None:
             key = (row.run.source, row.run.llm.split("/")[-1], row.run.gpu, row.basis)
             groups.setdefault(key, []).append(row)
     for key, group in sorted(groups.items()):

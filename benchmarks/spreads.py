@@ -15,16 +15,16 @@ is then widened by Student's factor for the number of campaigns, and further unt
 MOST_LONGER_FRAC of the row's figures lie above its upper end.
 
 The median of a factor is 1, except for prefills on data centres' Blackwell GPUs: elsewhere fitted medians did
-not improve predictions of campaigns that were left out of the fit. Rows for rooflines are fitted to runs
-simulated without any fit. As they serve GPUs and LLMs that were never measured, their factor on decodes is
-fitted to all of them together, and they are no narrower than the rows for kernels.
+not improve predictions of campaigns that were left out of the fit. SGLang has rows of its own, on Blackwell
+and elsewhere; those of vLLM on Blackwell are fitted to vLLM alone, elsewhere to both. Rows for rooflines are
+fitted to runs simulated without any fit. As they serve GPUs and LLMs that were never measured, their factor
+on decodes is fitted to all of them together, and they are no narrower than the rows for kernels.
 
 Prints the rows, then the share of figures inside the spread, fitted without the figure's own campaign, by
-source, GPU and metric, beside the shares inside the shipped rows. Runs whose GPUs wait for their host are
-left out, as they say nothing of step times. TTFTs of closed loops of equal lengths (InferenceX's files) and
-of saturated runs are mostly waiting, those of SGLang on Blackwell mostly what its versions launch and compile
-(docs/evidence/accuracy.md); they are not fitted to, but are counted in the shares. `--figures`
-stores the simulated figures in a file, or reads them if it exists.
+source, GPU and metric, beside the shares inside the shipped rows. Runs whose GPUs wait for their host or
+whose engine is cold are left out, as they say nothing of step times. TTFTs of closed loops of equal lengths
+(InferenceX's files) and of saturated runs are mostly waiting; they are not fitted to, but count in the
+shares. `--figures` stores the simulated figures in a file, or reads them if it exists.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.stats import t as student
 
-from benchmarks.reality import INSIDE, MEDIANS, Document, Engines, Floats, Row, Run, found
+from benchmarks.reality import INSIDE, MEDIANS, NOT_STEPS, Document, Engines, Floats, Row, Run, found
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.spreads import SpreadRow
 from planner.files.checked_files import to_yaml
@@ -96,6 +96,11 @@ class Figure:
         return self.source, self.gpu, self.llm
 
     @property
+    def is_sglang(self) -> bool:
+        """Whether SGLang ran; all other figures are of vLLM."""
+        return self.source == "sglang"
+
+    @property
     def place(self) -> str:
         """The group of GPUs and LLMs whose prefills are predicted with similar errors."""
         return "Blackwell" if self.gpu in BLACKWELL else "mixtures" if self.is_mixture else "dense"
@@ -104,7 +109,6 @@ class Figure:
     def is_of_prefills(self) -> bool:
         """Whether the factor on prefills is fitted to it: an unsaturated TTFT that depends enough on it."""
         is_open = not self.is_saturated and self.source != "inferencex"
-        is_open = is_open and (self.source != "sglang" or self.gpu not in BLACKWELL)
         return self.metric == "ttft" and is_open and self.of_prefills >= LEAST_PREFILL
 
     @property
@@ -142,7 +146,7 @@ def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
     ends = ((0.0, 0.0), (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
     nominal, prefill, decode = (list(found(folder, replace(engines, z=z))) for z in ends)
     for row, *others in zip(nominal, prefill, decode, strict=True):
-        if not isinstance(row, Row) or row.run.regime == "host-bound" or row.basis == "import":
+        if not isinstance(row, Row) or row.run.regime in NOT_STEPS or row.basis == "import":
             continue
         if (metric := metric_of(row)) is None:
             continue
@@ -252,8 +256,30 @@ def nearest(
     return all_figures
 
 
+def sglang_spread(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
+    """The spread of SGLang's step times, fitted to its runs of the kind and GPU generation of `like`."""
+    is_new = like.gpu in BLACKWELL
+    alike = [
+        each
+        for each in figures
+        if each.is_sglang and each.kind == like.kind and (each.gpu in BLACKWELL) == is_new
+    ]
+    spread = StepTimeSpread(Factor(1.0, 0.2), Factor(1.0, 0.1), "")
+    decodes = [each for each in alike if each.is_of_decodes]
+    decode = fit_spread(decodes, lambda spread, factor: replace(spread, decode=factor), spread)
+    prefills = [each for each in alike if each.is_of_prefills]
+    median = median_of([*prefills, *decodes]) if is_new else 1.0
+    spread = replace(spread, decode=decode)
+    prefill = fit_spread(prefills, lambda spread, factor: replace(spread, prefill=factor), spread, median)
+    return StepTimeSpread(prefill, decode, "")
+
+
 def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
-    """The spread of step times for the kind, place and weights of `like`."""
+    """The spread of step times for the engine, kind, place and weights of `like`."""
+    if like.is_sglang:
+        return sglang_spread(like, figures)
+    if like.gpu in BLACKWELL:
+        figures = [each for each in figures if not each.is_sglang]
     usual = StepTimeSpread(Factor(1.0, 0.2), Factor(1.0, 0.1), "")
     decodes = nearest(
         (each for each in figures if each.is_of_decodes and each.kind == like.kind),
@@ -294,43 +320,64 @@ def no_narrower(factor: Factor, than: Factor) -> Factor:
 
 
 def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
-    """The rows of catalogs/spreads.yaml: for each kind and format those of Blackwell, of mixtures, of
-    the rest.
+    """The rows of catalogs/spreads.yaml: for each kind those of SGLang on Blackwell and elsewhere, then for
+    each format those of Blackwell, of mixtures, of the rest.
     """
     rows: dict[str, dict[str, object]] = {}
+    blackwell: dict[str, object] = {"gpus": list(BLACKWELL)}
+    sglang_rows = (("SGLang, Blackwell", BLACKWELL[0], blackwell), ("SGLang", "h100-80g", {}))
     places: tuple[tuple[str, dict[str, object]], ...] = (
-        ("Blackwell", {"gpus": list(BLACKWELL)}),
+        ("Blackwell", blackwell),
         ("mixtures", {"experts": True}),
         ("dense", {"experts": False}),
     )
     for kind in ("kernels", "roofline"):
+        if any(each.is_sglang for each in figures):
+            for name, gpu, keys in sglang_rows:
+                like = Figure("sglang", gpu, "", "", kind, "fp8", True, False, 0.0, 0.0, 0.0)
+                own = [
+                    each
+                    for each in figures
+                    if each.is_sglang and each.kind == kind and (each.gpu in BLACKWELL) == bool(keys)
+                ]
+                rows[f"{kind}, {name}"] = row_of(like, {**keys, "engines": ["sglang"]}, own, figures)
         for weights, formats in CLASSES.items():
             for place, keys in places:
                 gpu = BLACKWELL[0] if place == "Blackwell" else "h100-80g"
                 like = Figure("", gpu, "", "", kind, weights, place == "mixtures", False, 0.0, 0.0, 0.0)
-                spread = spread_for(like, figures)
-                if kind == "roofline":  # No narrower than kernels, for which GPUs were measured.
-                    measured = spread_for(replace(like, kind="kernels"), figures)
-                    spread = StepTimeSpread(
-                        no_narrower(spread.prefill, measured.prefill),
-                        no_narrower(spread.decode, measured.decode),
-                        "",
-                    )
-                own = [each for each in figures if (each.kind, each.weights) == (kind, weights)]
-                campaigns = sorted({each.campaign for each in own if each.place == place})
-                rows[f"{kind}, {weights}, {place}"] = {
-                    "kind": kind,
-                    "weights": list(formats),
-                    **keys,
-                    **{
-                        name: {"median": round(factor.median, 3), "log_sd": round(factor.log_sd, 3)}
-                        for name, factor in (("prefill", spread.prefill), ("decode", spread.decode))
-                    },
-                    "source": f"{len(campaigns)} campaigns of its own"
-                    + (": " if campaigns else "; fitted to those of like step times")
-                    + ", ".join(sorted({source for source, _, _ in campaigns})),
-                }
+                own = [
+                    each
+                    for each in figures
+                    if (each.kind, each.weights, each.place) == (kind, weights, place)
+                    and not (each.is_sglang and place == "Blackwell")
+                ]
+                of_place = {"weights": list(formats), **keys}
+                rows[f"{kind}, {weights}, {place}"] = row_of(like, of_place, own, figures)
     return rows
+
+
+def row_of(
+    like: Figure, keys: dict[str, object], own: Sequence[Figure], figures: Sequence[Figure]
+) -> dict[str, object]:
+    """The row for figures as `like`, which applies where `keys` say; `own` are the figures of its own."""
+    spread = spread_for(like, figures)
+    if like.kind == "roofline":  # No narrower than kernels, for which GPUs were measured.
+        measured = spread_for(replace(like, kind="kernels"), figures)
+        spread = StepTimeSpread(
+            no_narrower(spread.prefill, measured.prefill), no_narrower(spread.decode, measured.decode), ""
+        )
+    campaigns = sorted({each.campaign for each in own})
+    return {
+        "kind": like.kind,
+        **keys,
+        **{
+            name: {"median": round(factor.median, 3), "log_sd": round(factor.log_sd, 3)}
+            for name, factor in (("prefill", spread.prefill), ("decode", spread.decode))
+        },
+        "source": f"{len(campaigns)} campaigns of its own"
+        + (": " if campaigns else "; fitted to those of like step times")
+        + ", ".join(sorted({source for source, _, _ in campaigns})),
+    }
 
 
 def shares(
@@ -379,6 +426,7 @@ def shipped_spreads(catalog: Catalog) -> Callable[[Figure], StepTimeSpread | Non
         for row in catalog.spreads.values():
             if (
                 row.kind == like.kind
+                and (not row.engines or ("sglang" in row.engines) == like.is_sglang)
                 and CLASSES[like.weights][0] in row.weights
                 and row.experts in (None, like.is_mixture)
                 and (not row.gpus or like.gpu in row.gpus)

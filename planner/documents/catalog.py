@@ -304,6 +304,7 @@ class Catalog:
         ep: bool = False,
         dp: int = 1,
         exchange: Exchange = DEFAULT_EXCHANGE,
+        engine: str = "vllm",
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: a fit if there is one, otherwise the roofline.
 
@@ -311,7 +312,7 @@ class Catalog:
         without a fit of its own has the step times of the uncapped one, slowed. With `ep` every GPU has whole
         experts; without it a slice of each, if there is such a fit. `dp` ranks of `tp` GPUs each share whole
         experts; if they span nodes, `exchange` describes their link. A fit is used for links as fast as the
-        measured one or faster.
+        measured one or faster. The spread is that of `engine`.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)  # The row without "@spot" or "@owned".
         names = self._same_shape(llm)
@@ -324,12 +325,12 @@ class Catalog:
         # `at_medians` (spreads.py) multiplies step times by the median of measured over predicted ones.
         fit = self._first_fit(names, gpu.name, split)
         if fit is not None:
-            return at_medians(fit, llm, row_of(gpu.name), self.spreads.values())
+            return at_medians(fit, llm, row_of(gpu.name), self.spreads.values(), engine)
         base = self.gpus.get(gpu.base, gpu)  # The uncapped row; the GPU itself where it has no cap.
         latency = self._first_fit(names, base.name, split)
         if latency is None:
             latency = self._calculate_latency(llm, base, split, names, exchange)
-        latency = at_medians(latency, llm, row_of(base.name), self.spreads.values())
+        latency = at_medians(latency, llm, row_of(base.name), self.spreads.values(), engine)
         if base.name == gpu.name:
             return latency
         return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
@@ -432,9 +433,12 @@ class Catalog:
             if self.provenance[name].is_price_remembered and not self.has_fit(llm, gpu)
         )
 
-    def with_spread(self, latency: StepLatency, llm: Llm, gpu: Gpu) -> StepLatency:
-        """Step times that a user gives, with the spread of their kind, LLM and GPU, if one is known."""
-        return replace(latency, spread=spread_of(latency, llm, row_of(gpu.name), self.spreads.values()))
+    def with_spread(self, latency: StepLatency, llm: Llm, gpu: Gpu, engine: str = "vllm") -> StepLatency:
+        """Step times that a user gives, with the spread of their kind, LLM, GPU and engine, if one is
+        known.
+        """
+        rows = self.spreads.values()
+        return replace(latency, spread=spread_of(latency, llm, row_of(gpu.name), rows, engine))
 
     def _same_shape(self, llm: Llm) -> list[str]:
         """The row of this name, then all rows of the same shape and weight format. Image encoders and layers

@@ -19,6 +19,7 @@ catalog's.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -634,15 +635,19 @@ def _step_times(
     """
     llm, catalog = common.llm, common.catalog
     tp, ep, dp, all2all = split
+    engine = "vllm" if common.engine is None else common.engine.name
+    step_latency = partial(
+        catalog.step_latency, llm, gpu, tp, ep=ep, dp=dp, exchange=exchange, engine=engine
+    )
     if value is None:
-        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, exchange=exchange), None
+        return step_latency(), None
     if isinstance(value, Mapping) and "form" in value:
         form = fits.parse_form(Section.from_document(value, "latency", wording=FIT_WORDING))
-        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, exchange=exchange), form
+        return step_latency(), form
     if isinstance(value, Mapping):
         fit = Section.from_document(value, "fit", fits.FIT_KEYS, wording=FIT_WORDING)
         latency = fits.parse_latency(fit, basis="fit without a basis")
-        return catalog.with_spread(latency, llm, gpu), fits.parse_simulated(fit)
+        return catalog.with_spread(latency, llm, gpu, engine), fits.parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = common.folder / value
@@ -657,7 +662,7 @@ def _step_times(
     fitted_row = catalog.gpu(fitted_gpu).name if isinstance(fitted_gpu, str) else gpu.name
     if fitted_row not in (gpu.name, gpu.base):
         raise InputError(f"{path} is a fit on {fitted_gpu}, this worker has {gpu.name}")
-    latency = catalog.with_spread(fits.parse_latency(fit, basis=f"fit {path}"), llm, gpu)
+    latency = catalog.with_spread(fits.parse_latency(fit, basis=f"fit {path}"), llm, gpu, engine)
     simulated = fits.parse_simulated(fit)
     if fitted_row == gpu.name:
         return latency, simulated

@@ -5,6 +5,7 @@ kernels, 16 bit:
   weights: [bf16]           # weight formats of the LLMs; default: all
   experts: false            # LLMs with experts (true) or without; default: both
   gpus: [h100-80g]          # default: all
+  engines: [sglang]         # default: all
   prefill: {median: 1.02, log_sd: 0.08}
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
@@ -22,7 +23,7 @@ from planner.models.latency import Kind, StepLatency
 from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import Factor, StepTimeSpread
 
-ROW_KEYS = ("kind", "weights", "experts", "gpus", "prefill", "decode", "left_out")
+ROW_KEYS = ("kind", "weights", "experts", "gpus", "engines", "prefill", "decode", "left_out")
 FACTOR_KEYS = ("median", "log_sd")
 SPREAD_KEYS = ("prefill", "decode", "source", "own")
 
@@ -30,7 +31,7 @@ SPREAD_KEYS = ("prefill", "decode", "source", "own")
 @dataclass(frozen=True, slots=True)
 class SpreadRow:
     """The spread of one kind of step times, for LLMs with these weights, with `experts` or without (None:
-    both), on `gpus` (rows of gpus.yaml; empty: on all).
+    both), on `gpus` (rows of gpus.yaml; empty: on all) and on `engines` (empty: on all).
     """
 
     kind: Kind
@@ -38,24 +39,30 @@ class SpreadRow:
     experts: bool | None
     spread: StepTimeSpread
     gpus: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
 
-    def applies_to(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
-        """Whether these are step times of the row's kind, LLMs and GPUs; `gpu` is the name of a row."""
+    def applies_to(self, latency: StepLatency, llm: Llm, gpu: str, engine: str) -> bool:
+        """Whether these are step times of the row's kind, LLMs, engines and GPUs; `gpu` is a row's name."""
         return (
             self.kind == latency.kind
             and (not self.gpus or gpu in self.gpus)
+            and (not self.engines or engine in self.engines)
             and llm.weights in self.weights
             and self.experts in (None, llm.experts > 1)
         )
 
 
-def spread_of(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepTimeSpread | None:
-    """The spread of the fit itself, else of its calibration, else of its kind and GPU; None if unknown."""
+def spread_of(
+    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str = "vllm"
+) -> StepTimeSpread | None:
+    """The spread of the fit itself, else of its calibration, else of its kind, GPU and engine; None if
+    unknown.
+    """
     if latency.spread is not None:
         return latency.spread
     if latency.uncertainty_frac is not None:
         return StepTimeSpread.calibrated(latency.uncertainty_frac)
-    return next((row.spread for row in rows if row.applies_to(latency, llm, gpu)), None)
+    return next((row.spread for row in rows if row.applies_to(latency, llm, gpu, engine)), None)
 
 
 def parse_row(row: Section) -> SpreadRow:
@@ -68,18 +75,21 @@ def parse_row(row: Section) -> SpreadRow:
         tuple(check_one_of(each, WEIGHTS, row.path_of("weights")) for each in weights),
         row.flag("experts") if "experts" in row else None,
         StepTimeSpread(_parse_factor(row, "prefill"), _parse_factor(row, "decode"), row.plain_text("source")),
-        _parse_gpus(row),
+        _parse_names(row, "gpus", "GPUs"),
+        _parse_names(row, "engines", "engines"),
     )
 
 
-def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
+def at_medians(
+    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str = "vllm"
+) -> StepLatency:
     """Step times multiplied by the median factors of their row, with the row's spread around these medians.
     Half of the measured runs are faster than such step times, and half are slower.
 
     Step times with a spread or a calibration of their own are not multiplied, because both were measured on
     the step times as they are.
     """
-    spread = spread_of(latency, llm, gpu, rows)
+    spread = spread_of(latency, llm, gpu, rows, engine)
     with_spread = replace(latency, spread=spread)
     if spread is None or latency.spread is not None or latency.uncertainty_frac is not None:
         return with_spread
@@ -96,12 +106,12 @@ def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRo
     return replace(latency.scale_steps(prefill, decode), spread=spread_around_medians, basis=basis)
 
 
-def _parse_gpus(row: Section) -> tuple[str, ...]:
-    """The GPUs that the row is for; none if it is for all."""
-    gpus = row.get("gpus", [])
-    if not isinstance(gpus, list) or not all(isinstance(each, str) and each for each in gpus):
-        raise refused_value(row.path_of("gpus"), "expected a list of GPUs", gpus)
-    return tuple(gpus)
+def _parse_names(row: Section, key: str, what: str) -> tuple[str, ...]:
+    """The names under `key` that the row is for; none if it is for all."""
+    names = row.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(each, str) and each for each in names):
+        raise refused_value(row.path_of(key), f"expected a list of {what}", names)
+    return tuple(names)
 
 
 def parse_spread(section: Section) -> StepTimeSpread:

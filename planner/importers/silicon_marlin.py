@@ -44,7 +44,7 @@ def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Mil
 
         def milliseconds(tokens: int) -> float:
             work_ms = weights_frac * (layer_ms(round(tokens * more_tokens)) - launches_ms)
-            return float(fields["scale_factor"]) * (own_launches_ms + work_ms)
+            return float(fields["scale_factor"] * (own_launches_ms + work_ms))
 
         return milliseconds
 

@@ -125,9 +125,14 @@ class Engine:
         )
 
     def with_longer_front_end(self, factor: float) -> Engine:
-        """The same engine if requests took `factor` times as long on their way to it, tokeniser included."""
+        """The same engine if requests took `factor` times as long on their way to it, tokeniser included, and
+        the launches of their prompts, too.
+        """
         return replace(
-            self, front_end_s=factor * self.front_end_s, prompt_token_s=factor * self.prompt_token_s
+            self,
+            front_end_s=factor * self.front_end_s,
+            prompt_token_s=factor * self.prompt_token_s,
+            latent_launch_s=factor * self.latent_launch_s,
         )
 
     @property

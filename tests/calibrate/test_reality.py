@@ -527,6 +527,29 @@ def test_the_share_left_out_comes_first_and_repeats_are_no_loss(
     assert first.startswith("Left out: 1 of 2 runs (50 %), and 1 lines that repeat one. Of the 1 replayed")
 
 
+def test_a_run_is_cold_whose_like_has_its_first_tokens_far_sooner() -> None:
+    """4 s of TTFT beside 1 s, at the same time per token; 2 s are no compilation, nor are steps twice as
+    long.
+    """
+    like = {
+        **{
+            "model_path": LLM,
+            "gemm_quant_mode": "",
+            "backend": "sglang",
+            "system": "b200_sxm",
+            "mode": "agg",
+        },
+        **{"isl": "8", "osl": "8", "tp_size": "1", "moe_tp_size": "1", "moe_ep_size": "1", "batch_size": "4"},
+    }
+    times_ms = {"a": (1000, 10), "b": (2000, 10), "c": (4000, 10), "d": (4000, 21)}
+    points = [
+        like | {"id": name, "silicon_ttft_ms": str(ttft_ms), "silicon_tpot_ms": str(tpot_ms)}
+        for name, (ttft_ms, tpot_ms) in times_ms.items()
+    ]
+    assert reality._cold_points(points) == {"c"}
+    assert not reality._cold_points([points[2] | {"osl": "9"}, points[0]])
+
+
 def test_sessions_are_counted_as_left_out(tmp_path: Path) -> None:
     point = {"run": "agents", "llm": LLM, "gpu": "H100", "engine": "vllm", "rate": 3}
     (tmp_path / "b.runs.json").write_text(json.dumps([point]))

@@ -117,6 +117,7 @@ def test_a_plan_carries_its_spread_to_the_last_bit(catalog: Catalog, tmp_path: P
         (ROW.replace("source", "weights: [fp4], source"), "mine: weights: .*found 'fp4'"),
         (ROW.replace("source", "wide: 1, source"), "mine: .*wide"),
         (ROW.replace("source", "gpus: h100-80g, source"), "mine: gpus: expected a list of GPUs"),
+        (ROW.replace("source", "engines: sglang, source"), "mine: engines: expected a list of engines"),
     ],
 )
 def test_a_row_of_ones_own_is_checked(tmp_path: Path, written: str, said: str) -> None:
@@ -172,6 +173,22 @@ def test_step_times_that_a_user_gives_are_not_moved(catalog: Catalog) -> None:
     kept = catalog.with_spread(given, catalog.llm("llama-3.1-70b"), catalog.gpu("b200-180g"))
     assert replace(kept, spread=None) == given
     assert kept.spread == catalog.spreads["kernels, 16 bit, Blackwell"].spread
+
+
+def test_sglang_has_rows_of_its_own(catalog: Catalog) -> None:
+    """Its launches and versions make TTFT on Blackwell far less certain than vLLM's."""
+    for gpu, name in (("b200-180g", "kernels, SGLang, Blackwell"), ("h200-141g", "kernels, SGLang")):
+        row = catalog.spreads[name].spread
+        for engine in ("sglang", "vllm"):
+            document = {
+                "llm": "deepseek-ai/DeepSeek-V3",
+                "engine": engine,
+                "workers": [{"gpu": gpu, "tp": 8}],
+            }
+            spread = fleet_of(document, Path("fleet.yaml"), catalog).pools[0].type.latency.spread
+            assert spread is not None
+            assert (spread.prefill.log_sd == row.prefill.log_sd) == (engine == "sglang")
+    assert catalog.spreads["kernels, SGLang, Blackwell"].spread.prefill.high > 4.5
 
 
 def test_a_row_of_one_gpu_counts_there_alone(tmp_path: Path) -> None:

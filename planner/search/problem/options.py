@@ -296,7 +296,10 @@ class _Split:
         stages_bytes_per_s = engines.node_bytes_per_s if is_over_nodes else None  # Between pipeline stages.
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         exchange = Exchange(self.all2all, link_bytes_per_s)
-        fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, exchange=exchange)
+        engine = "vllm" if engines.engine is None else engines.engine.name
+        fit = catalog.step_latency(
+            llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, exchange=exchange, engine=engine
+        )
         fit = correct_for_version(fit, llm, self.gpu, engines.engine, captured)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
