@@ -636,9 +636,7 @@ def _step_times(
     llm, catalog = common.llm, common.catalog
     tp, ep, dp, all2all = split
     engine = "vllm" if common.engine is None else common.engine.name
-    step_latency = partial(
-        catalog.step_latency, llm, gpu, tp, ep=ep, dp=dp, exchange=exchange, engine=engine
-    )
+    step_latency = partial(catalog.step_latency, llm, gpu, tp, ep=ep, dp=dp, exchange=exchange, engine=engine)
     if value is None:
         return step_latency(), None
     if isinstance(value, Mapping) and "form" in value:
