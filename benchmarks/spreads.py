@@ -325,7 +325,10 @@ def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
     """
     rows: dict[str, dict[str, object]] = {}
     blackwell: dict[str, object] = {"gpus": list(BLACKWELL)}
-    sglang_rows = (("SGLang, Blackwell", BLACKWELL[0], blackwell), ("SGLang", "h100-80g", {}))
+    sglang_rows: tuple[tuple[str, str, dict[str, object]], ...] = (
+        ("SGLang, Blackwell", BLACKWELL[0], blackwell),
+        ("SGLang", "h100-80g", {}),
+    )
     places: tuple[tuple[str, dict[str, object]], ...] = (
         ("Blackwell", blackwell),
         ("mixtures", {"experts": True}),
