@@ -15,14 +15,13 @@ from typing import Literal
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Selector
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
-from planner.models.engine import BLACKWELL_LAUNCH_FRAC, Engine, HostTime, vllm_version_of
+from planner.models.engine import BLACKWELL, BLACKWELL_LAUNCH_FRAC, Engine, HostTime, vllm_version_of
 from planner.models.foreign_forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots
-from planner.models.older_kernels import BLACKWELL
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]

@@ -39,6 +39,7 @@ from planner.errors import InputError
 FirstToken = Literal["prefill", "decode"]
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # The engines' names in reports.
+BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
 # Fitted to 33 runs of DeepSeek-R1 in nvfp4 on B200 with SGLang 0.5.9, as k is to 13 on H200.
 BLACKWELL_LAUNCH_FRAC = 0.65
 DEPLOYED_VERSION = "0.33.0"  # The version of vLLM in manifests that name no other.

@@ -96,7 +96,7 @@ B200, B300, GB200 and GB300. n was not fitted to any run.
 from dataclasses import replace
 
 from planner.domain import Gpu
-from planner.models.engine import Engine
+from planner.models.engine import BLACKWELL, Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedAttention, LatentAttention, Llm
 from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, experts_layers, index_layers
@@ -104,7 +104,6 @@ from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, expert
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
 # Rows are (version, l of the versions before it that no row above has) [s per layer].
 LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
-BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
 # On the GPUs of BLACKWELL, rows are (version, k of the versions before it that no row above has) [s].
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # k before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
