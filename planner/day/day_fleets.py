@@ -42,13 +42,13 @@ def candidate_fleets(
     Fleets for which there is no time before the deadline are left out.
     """
     fleets = {ON_PAPER: answer.fleet}
-    types = gpu_types(task, study)
+    stocks = gpu_types(task, study)
     plan_gpus = {pool.type.gpu.base for pool in answer.fleet.pools}
-    for name, stock in types.items():
-        # If the plan uses this GPU alone, it is already the cheapest fleet of this GPU.
-        if len(types) > 1 and plan_gpus != {name} and not is_over(deadline):
+    for name, stock in stocks.items():
+        # A plan that uses this GPU alone is already the cheapest fleet of this GPU.
+        if len(stocks) > 1 and plan_gpus != {name} and not is_over(deadline):
             left_s = deadline - now_s()
-            limited = replace(study, work_s=max(left_s / len(types), LEAST_TIME_S))
+            limited = replace(study, work_s=max(left_s / len(stocks), LEAST_TIME_S))
             try:
                 fleets[f"only {name}"] = limited.answer(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
@@ -111,7 +111,8 @@ def cheapest_fleet(
                 raise
             rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
-        answers[label], missed_usd = answer, answers.get(first_label, answer).missed_usd
+        answers[label] = answer
+        missed_usd = answers[first_label].missed_usd
         best, optimum = answer.winner, answer.optimum
         rows[label] = FleetDay(
             label,

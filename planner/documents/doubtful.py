@@ -2,12 +2,14 @@
 and among the warnings of a plan.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.documents.catalog import Catalog
-from planner.domain import ROUNDING, Limit, Slo
+from planner.domain import BACKLOG_LIMIT_S, ROUNDING, Limit, Slo, allowed_above
 from planner.models.lora import Lora
 from planner.traffic.agents import NOMINAL_TOKEN_S
 from planner.traffic.classes import select_requests
@@ -59,7 +61,8 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """Deadlines of classes that are longer than the backlog test lets requests of this traffic wait.
 
-    They may wait for a tenth of the traffic (`Slo.patience_of`), so ten times the deadline uses it in full.
+    Requests may wait for a tenth of the traffic, or BACKLOG_LIMIT_S if that is longer (`Slo.patience_of`), so
+    in traffic of ten times the deadline they may wait until then.
     """
     for selector in slo.selectors:
         limits = [limit for limit in slo.limits if limit.selector == selector]
@@ -70,8 +73,8 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
         if patience_s < longest.limit_s:
             yield (
                 f"slo: {longest.name} <= {show_s(longest.limit_s)}: the last requests may wait about "
-                f"{show_s(patience_s)} of it, a tenth of the traffic, or a backlog could go unseen; a trace "
-                f"of {show_s(10 * longest.limit_s)} uses it in full"
+                f"{show_s(patience_s)} of it, the longer of a tenth of the traffic and {BACKLOG_LIMIT_S:g} "
+                f"s, or a backlog could go unseen; a trace of {show_s(10 * longest.limit_s)} uses it in full"
             )
 
 
@@ -85,9 +88,10 @@ def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     # How many gaps of each request end before the last arrival, if each gap takes NOMINAL_TOKEN_S.
     left_s = trace.arrival_s[-1] - trace.arrival_s
     gaps_while_arriving = np.minimum(left_s / NOMINAL_TOKEN_S, gaps)
-    if gaps_while_arriving.sum() * 2 >= gaps.sum():
-        return
     for limit in limits:
+        requests = _requests_of(limit, trace)
+        if gaps_while_arriving[requests].sum() * 2 >= gaps[requests].sum():
+            continue
         yield (
             f"slo: {limit.name}: gaps are judged while requests arrive, for {show_s(trace.duration_s)}, and "
             "most gaps of these answers come later; longer traffic has them judged"
@@ -112,24 +116,26 @@ def _count_values(limit: Limit, trace: Trace) -> int | None:
     metric = limit.metric_row
     if metric.is_of_tasks:
         return None
-    outputs = trace.output_tokens
-    if limit.selector is not None:
-        outputs = outputs[select_requests(limit.selector, trace)]
+    outputs = trace.output_tokens[_requests_of(limit, trace)]
     if metric.is_of_gaps:  # A request has one gap fewer than it has output tokens.
         return int((outputs - 1).sum())
     return int((outputs > 1).sum()) if metric.is_of_decodes else len(outputs)
 
 
+def _requests_of(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
+    """(n,): the requests that the limit is for."""
+    return np.ones(len(trace), bool) if limit.selector is None else select_requests(limit.selector, trace)
+
+
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
     """Whether one late value misses the line, although a percentile below 100 % seems to allow some."""
-    late_values_allowed = values * (1 - percentile_frac)
-    # p90 of 10 values lets one be late, but in floats the product is 0.9999999999999998: hence ROUNDING.
-    return percentile_frac < 1 and late_values_allowed < 1 - ROUNDING
+    return percentile_frac < 1 and not allowed_above(percentile_frac, values)
 
 
 def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> str:
     """The doubt about a `line` of the SLO over so few `values`; `counted` names them: requests, gaps."""
-    needed = round(1 / (1 - percentile_frac))  # With this many values the percentile allows one to be late.
+    # The fewest values of which one may be late (`allowed_above`).
+    needed = math.ceil((1 - ROUNDING) / (1 - percentile_frac))
     return (
         f"slo: {line} of {values:,} {counted} is the slowest of them: one late one misses it, and the next "
         f"{values:,} may have another; it takes {needed:,} {counted} to tell"
@@ -171,17 +177,18 @@ def fleet_doubts(
 ) -> Iterator[str]:
     """Prices, owned GPUs and whole nodes of `fleet:` that do not fit the GPUs named there.
 
-    `named` is the stock under `gpus`, None where every GPU may be used, and a stock of None is unlimited.
-    `owned` counts the user's own GPUs, `prices_usd_per_h` are those of slo.yaml and `spot_usd_per_h` those on
-    the spot market, `sold_whole` the GPUs that are rented by the node.
+    `named` is the stock under `gpus` by GPU, where None is unlimited; without that key `named` is None, and
+    every GPU may be used. `owned` counts the user's own GPUs, `prices_usd_per_h` are those of slo.yaml and
+    `spot_usd_per_h` those on the spot market, `sold_whole` the GPUs that are rented by the node.
     """
-    for name, price_usd_per_h in {**spot_usd_per_h, **prices_usd_per_h}.items():
+    for name, price_usd_per_h in (*spot_usd_per_h.items(), *prices_usd_per_h.items()):
         if price_usd_per_h == 0:
             yield (
                 f"fleet: prices: {name} costs 0 USD/h, so any number of them is free; what you own belongs "
                 "under fleet: owned"
             )
         yield from _node_price_doubts(name, price_usd_per_h, catalog)
+    for name, price_usd_per_h in {**spot_usd_per_h, **prices_usd_per_h}.items():
         # The price of a GPU also counts for its power-capped rows (h100-80g@350W), whose base it is.
         is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
         if named is not None and not is_used and name not in owned:

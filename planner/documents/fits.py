@@ -107,8 +107,9 @@ def read_header(path: Path) -> tuple[str, str]:
         head = stream.read(HEADER_BYTES).decode("utf-8-sig", errors="replace")
     names = []
     for key in ("llm", "gpu"):
-        # A line `key: name`, perhaps with a comment of YAML; `.*?` leaves the spaces around the name out.
-        match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:#.*)?\r?$", head, flags=re.MULTILINE)
+        # A line `key: name`, perhaps with a comment of YAML, whose # follows a space; `.*?` leaves the spaces
+        # around the name out.
+        match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:(?<=[ \t])#.*)?\r?$", head, flags=re.MULTILINE)
         names.append(match[1].strip("'\"") if match else "")
         if not names[-1]:
             raise InputError(f"{path}: {key} is missing; expected `{key}: name` among the first lines")
@@ -143,7 +144,7 @@ def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, ep: bool = False, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. A row that does not say `tp`, `dp` or `all2all` fits every one. If several rows are left, the
+    is one fit. A row without `tp`, `dp` or `all2all` holds for any value of it. If several rows are left, the
     one that says `dp` and has this `ep` is taken.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
@@ -240,11 +241,11 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
-    numbers = {key: _as_list(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
+    fit = {key: _as_list(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
     if latency.joint_s:
-        numbers[JOINT] = list(latency.joint_s)
+        fit[JOINT] = list(latency.joint_s)
     spread = {} if latency.spread is None else {"spread": spread_document(latency.spread)}
-    return numbers | spread | simulated
+    return fit | spread | simulated
 
 
 def form_document(form: Form) -> dict[str, Any]:

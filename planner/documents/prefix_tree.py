@@ -9,6 +9,7 @@ nodes:
   - {name: tool-a, after: system, tokens: 2000, rate: 4}      # requests/s whose shared prefix ends here
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,13 +121,17 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
             if replication.largest_load <= limit:
                 return replication
     uncached_load = float(demand.rate_rps @ demand.work_s)  # Of one replica that does everything.
+    # Rounded up, so that it is kept.
+    load_in_reach = math.ceil(1e6 * uncached_load / MOST_REPLICAS * (1 - SAME_FRAC)) / 1e6
+    relaxation = f"a largest_load of {load_in_reach:g}"
+    if load_in_reach > 1:  # More than `largest_load` may be.
+        relaxation = f"{math.ceil(load_in_reach / question.largest_load)} times fewer requests/s"
     raise InfeasibleError(
         f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "
-        f"{uncached_load:.4g} s of work per second without caches; a largest_load of "
-        f"{uncached_load / MOST_REPLICAS:.3g} is within reach",
+        f"{uncached_load:.4g} s of work per second without caches; within reach: {relaxation}",
         kind="capacity",
         constraint="largest_load",
-        relaxation=f"a largest_load of {uncached_load / MOST_REPLICAS:.3g}",
+        relaxation=relaxation,
     )
 
 

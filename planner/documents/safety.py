@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
-ROUNDING = 1e-9  # Added before a number is rounded down: as floats, (1 - 0.9) * 30 is below 3.
 # Set by hand: a fleet that misses every other scenario is none for production, and to test 99 % already takes
 # hundreds of scenarios.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
@@ -30,7 +30,7 @@ class Safety:
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
-        return int((1 - self.kept_in_frac) * count + ROUNDING)
+        return int((1 - self.kept_in_frac) * count + ROUNDING)  # As floats, (1 - 0.9) * 30 is below 3.
 
 
 def safety_kept(kept_frac: float) -> str:

@@ -30,7 +30,10 @@ GUARANTEE_KEYS = ("share_frac", "window")
 EACH = "each"  # Under `tenants`: every tenant that has no guarantee of its own.
 # Names that other programs have for our metrics.
 OTHER_NAMES = {
-    **{"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"},
+    "itl": "tbt",
+    "inter_token_latency": "tbt",
+    "latency": "e2e",
+    "time_to_first_token": "ttft",
     "throughput": "objective: throughput, the most traffic that keeps the SLO",
 }
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
@@ -153,10 +156,8 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
             limits += _parse_deadline(lines["deadline"], f"{place}: deadline", selector)
     if not limits:
         raise InputError(f"{where}: no class found, expected such as chat: {{match: {{tenant: chat}}, ...}}")
-    if len(set(selectors_of(limits))) > MOST_CLASSES:
-        raise InputError(
-            f"{where}: found {len(selectors_of(limits))} classes, must be at most {MOST_CLASSES}"
-        )
+    if (count := len(selectors_of(limits))) > MOST_CLASSES:
+        raise InputError(f"{where}: found {count} classes, must be at most {MOST_CLASSES}")
     return tuple(limits)
 
 
@@ -246,10 +247,9 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLim
     """
     place = f"{where}: reference"
     reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
-    if not isinstance(reference_row.get("gpu"), str):
-        raise refused_value(
-            reference_row.path_of("gpu"), "expected the name of a GPU", reference_row.get("gpu")
-        )
+    gpu = reference_row.get("gpu")
+    if not isinstance(gpu, str):
+        raise refused_value(reference_row.path_of("gpu"), "expected the name of a GPU", gpu)
     limits = []
     for metric, percentile_frac, name, value in _percentile_lines(
         check_mapping(document, where), where, metrics=OF_REQUESTS
@@ -257,7 +257,7 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLim
         if not is_number(value) or not 1 <= value < float("inf"):
             raise refused_value(f"{where}: {metric} {name}", "expected a factor of at least 1", value)
         limits.append(Slowdown(metric, percentile_frac, float(value)))
-    return SlowdownLimits(tuple(limits), reference_row.get("gpu"), reference_row.whole_number("tp"))
+    return SlowdownLimits(tuple(limits), gpu, reference_row.whole_number("tp"))
 
 
 def _percentile_lines(
@@ -305,7 +305,7 @@ def _percentile_frac(written: object, where: str) -> float:
         )
     match = _PERCENTILE.fullmatch(str(written))
     percent = float(match[1]) if match else 0.0
-    if 0 < percent < 1:
+    if LEAST_PERCENTILE <= 100 * percent < 100:  # A share, such as 0.9, in place of a percentage.
         raise InputError(
             f"{where}: {str(written)!r} is kept where {percent:g} % of the requests keep it; write "
             f"p{100 * percent:.10g} for {100 * percent:.10g} %"
@@ -313,7 +313,7 @@ def _percentile_frac(written: object, where: str) -> float:
     if not 0 < percent <= 100:
         raise refused_value(where, "expected a percentile from p50 to p100 such as p90", str(written))
     if percent < LEAST_PERCENTILE:
-        likely = "p90" if str(written).startswith("p9") else "p50"
+        likely = "p90" if str(written).startswith("p9") else "p50"  # In p9 a digit is missing.
         raise InputError(
             f"{where}: {str(written)!r} lets {100 - percent:g} % of the requests be late; expected "
             f"p50 or more, such as {likely}"

@@ -75,7 +75,7 @@ class MeasuredRun:
         if not all(0 <= value < math.inf for value in self.arrival_s):
             raise InputError(f"{where}: arrival_s must be finite and >= 0")
         if self.concurrency is not None and not 1 <= self.concurrency <= MAX_REQUESTS:
-            raise InputError(f"{where}: concurrency is {self.concurrency}, must be >= 1")
+            raise InputError(f"{where}: concurrency is {self.concurrency}, must be from 1 to {MAX_REQUESTS}")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise InputError(f"{where}: rate_rps is {self.rate_rps}, must be finite and > 0")
         if not any(self.latency_s.values()):

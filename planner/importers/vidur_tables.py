@@ -1,5 +1,5 @@
-"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed by
-it.
+"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or from steps
+that Vidur computed.
 
 The time of a step of N tokens is, as Vidur adds it up,
 
@@ -23,8 +23,8 @@ from planner.importers import foreign_fields
 from planner.importers.foreign_fields import StatedSetup
 from planner.models.latency import Array
 from planner.models.llm import Llm
-from planner.models.step_tables import ALL_REDUCE as REDUCE
 from planner.models.step_tables import (
+    ALL_REDUCE,
     ATTN_DECODE,
     ATTN_PREFILL,
     COLUMNS,
@@ -47,23 +47,24 @@ OPS = (  # The operators of a layer, as Vidur names them.
 )
 OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
 SECOND_NORM = "time_stats.post_attention_layernorm.median"
-# Columns of attention.csv and all_reduce.csv; REDUCE is the operator of a StepTable.
-PREFILL, DECODE, ALL_REDUCE = (
+# Columns of attention.csv and all_reduce.csv.
+PREFILL_TIME, DECODE_TIME, ALL_REDUCE_TIME = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
+TP_COLUMN = "num_tensor_parallel_workers"
 BATCH_COLUMNS = ("batch_size", "kv_cache_size", "prefill_chunk_size")
-SAVE = "time_stats.attn_kv_cache_save.median"  # Newer profiles have this column.
+SAVE_TIME = "time_stats.attn_kv_cache_save.median"  # Newer profiles have this column.
 # Columns of a profile -> fields of `Llm` that must agree.
 SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
 PARTS = {  # Columns of computed steps -> operators of a StepTable.
     "linear_ms": "linear",
-    "allreduce_ms": REDUCE,
+    "allreduce_ms": ALL_REDUCE,
     "attn_prefill_ms": ATTN_PREFILL,
     "attn_decode_ms": ATTN_DECODE,
 }
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
 # Sets of columns, each of which marks a file as Vidur's: steps, mlp.csv, attention.csv, all_reduce.csv.
-MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
+MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL_TIME, DECODE_TIME), (ALL_REDUCE_TIME,))
 LAUNCH_MS = 0.02  # Vidur's constant for the launch of an all-reduce.
 ACTIVATION_BYTES = 2  # An activation has 16 bits.
 
@@ -104,21 +105,20 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     shape = catalog.llm(stated.llm or llm)
     mlp_path, mlp = _find_table(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
-    attention_path, attention = _find_table(tables, PREFILL, "attention.csv")
-    workers = "num_tensor_parallel_workers"
-    mlp = _rows_of_tp(_rows_of_llm(mlp, shape, mlp_path), workers, tp, mlp_path)
-    attention = _rows_of_tp(_rows_of_llm(attention, shape, attention_path), workers, tp, attention_path)
+    attention_path, attention = _find_table(tables, PREFILL_TIME, "attention.csv")
+    mlp = _rows_of_tp(_rows_of_llm(mlp, shape, mlp_path), TP_COLUMN, tp, mlp_path)
+    attention = _rows_of_tp(_rows_of_llm(attention, shape, attention_path), TP_COLUMN, tp, attention_path)
     ops_tokens, ops_ms = _operator_curves(mlp, mlp_path)
     most_tokens = ops_tokens[-1]  # Most tokens of a step that all profiles cover.
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
-        path, table = _find_table(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
+        path, table = _find_table(tables, ALL_REDUCE_TIME, f"all_reduce.csv (tp is {tp})")
         table = _rows_of_tp(table, "num_workers", tp, path)
         if "devices_per_node" in table.columns:  # Only collectives within one node are read.
             table = _rows_of_tp(table, "devices_per_node", tp, path)
         reduce_tokens, reduce_ms = _median_curve(
             read_number_column(table, "size", path, least=1) / (shape.hidden * ACTIVATION_BYTES),
-            read_number_column(table, ALL_REDUCE, path),
+            read_number_column(table, ALL_REDUCE_TIME, path),
         )
         most_tokens = min(most_tokens, reduce_tokens[-1])
 
@@ -127,17 +127,19 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
             raise InputError(f"{attention_path}: lacks the column {name}")
     batch, cached, chunk = (read_number_column(attention, name, attention_path) for name in BATCH_COLUMNS)
     zeros = np.zeros(len(attention))
-    prefill_ms = as_floats(attention[PREFILL]) if PREFILL in attention.columns else zeros
-    decode_ms = as_floats(attention[DECODE]) if DECODE in attention.columns else zeros
-    if SAVE in attention.columns:
-        saved_ms = np.nan_to_num(as_floats(attention[SAVE]), nan=0.0, posinf=np.inf)
+    prefill_ms = as_floats(attention[PREFILL_TIME])
+    # Profiles of prefills alone lack the column: no decode has a time.
+    has_decodes = DECODE_TIME in attention.columns
+    decode_ms = as_floats(attention[DECODE_TIME]) if has_decodes else np.full(len(attention), np.nan)
+    if SAVE_TIME in attention.columns:
+        saved_ms = np.nan_to_num(as_floats(attention[SAVE_TIME]), nan=0.0, posinf=np.inf)
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most_tokens)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most_tokens)
     tokens = np.where(is_prefill, batch * chunk, batch)  # A decode has one token per sequence.
     layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
     reduces_ms = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
-    layer_ms[REDUCE] = reduces_ms if tp > 1 else zeros
+    layer_ms[ALL_REDUCE] = reduces_ms if tp > 1 else zeros
     layer_ms[ATTN_PREFILL] = np.where(is_prefill, prefill_ms, 0.0)
     layer_ms[ATTN_DECODE] = np.where(is_prefill, 0.0, decode_ms)
     operators = {name: shape.layers * each / 1e3 for name, each in layer_ms.items()}

@@ -13,8 +13,8 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-# If a larger share of tokens came in one chunk with the token before them, the p90 of gaps is not that of the
-# engine, and a note says so.
+# Where more gaps than this share lie within one chunk, the p90 of gaps is not that of the engine, and a note
+# says so.
 MOST_CLUMPED_FRAC = 0.1
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
@@ -24,7 +24,7 @@ class ServedLengths:
     """Tokens requested and received, over the requests that finished.
 
     `prompt_error_frac` has the median and largest relative error of a prompt's length; None if the endpoint
-    does not count prompt tokens. `clumped_frac` is the share of tokens that came with the token before.
+    does not count prompt tokens. `clumped_frac` is the share of gaps between two tokens of one chunk.
     """
 
     requested_output_tokens: int

@@ -19,10 +19,10 @@ from planner.domain import ROUNDING
 from planner.errors import InputError
 
 DRIFT_SIGMA = 0.5  # The CUSUM's allowance: half the shift that should be detected, in standard deviations.
-# A shift is detected when the CUSUM is above this. With that allowance there is one false alarm in some ten
-# thousand heartbeats.
+# A shift is detected when the CUSUM is above this. With the allowance DRIFT_SIGMA there is one false alarm in
+# some ten thousand heartbeats.
 THRESHOLD_SIGMA = 8.0
-# The fitted line is at least this much above each pair's count minus one, so that it rounds up to that count.
+# The fitted line is at least this much above (count - 1) of each pair, and rounded up it is at least count.
 LEAST_ABOVE = 1e-6
 HALF_WORKER = 0.5  # Counts were rounded up, so on average they are so much above the line.
 
@@ -53,10 +53,11 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRu
         raise InputError(
             f"the worker rule needs pairs at two rates above 0, found {len(np.unique(rate[has_rate]))}"
         )
-    slope, offset = np.polyfit(rate[has_rate], count[has_rate] - HALF_WORKER, 1)
-    slope = max(float(slope), 0.0)
+    slope, offset = np.polyfit(rate[has_rate], count[has_rate] - HALF_WORKER, 1).tolist()
+    if slope < 0:  # The counts fall with the rate: the level line that fits best.
+        slope, offset = 0.0, float(count[has_rate].mean()) - HALF_WORKER
     # The rule gives at least `count` where the line is above count - 1.
-    offset = max(float(offset), float((count[has_rate] - 1 - slope * rate[has_rate]).max()) + LEAST_ABOVE)
+    offset = max(offset, float((count[has_rate] - 1 - slope * rate[has_rate]).max()) + LEAST_ABOVE)
     return WorkerRule(slope, offset)
 
 
@@ -71,7 +72,7 @@ class SeriesLevel:
     ) -> None:
         self.learn, self.drift_sigma, self.threshold_sigma = learn, drift_sigma, threshold_sigma
         self.count, self.mean, self._squares = 0, 0.0, 0.0
-        # For a shift up (1) and down (-1): the CUSUM, and the number of the value at which it last left zero.
+        # For a shift up (1) and down (-1): the CUSUM, and the number of the first value since it was zero.
         self._sums = {1: 0.0, -1: 0.0}
         self._began = {1: learn, -1: learn}
 

@@ -45,21 +45,24 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
         fact = NotShared("", "of traffic that is drawn several times")
     else:
         fact = _compare(plan, study, parts)
-    certificate = plan.certificate
-    return replace(plan, certificate=replace(certificate, binding=(*certificate.binding, fact)))
+    return _with_fact(plan, fact)
 
 
 def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> Plan:
-    """The plan with a fact that separate fleets were not compared, and `why`; unchanged without several
-    classes.
+    """The plan with a fact that separate fleets were not compared; unchanged without several classes.
 
     The report puts `why` after the words "separate fleets": for instance "of LLMs that share GPUs". `trace`
     is what the plan is for.
     """
     if len(list(_classes_alone(task, trace))) < 2 or task.objective == "throughput":
         return plan
-    binding = (*plan.certificate.binding, NotShared("", why))
-    return replace(plan, certificate=replace(plan.certificate, binding=binding))
+    return _with_fact(plan, NotShared("", why))
+
+
+def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
+    """The plan with this fact at the end of `certificate.binding`."""
+    certificate = plan.certificate
+    return replace(plan, certificate=replace(certificate, binding=(*certificate.binding, fact)))
 
 
 def _compare(

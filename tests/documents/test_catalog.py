@@ -15,7 +15,7 @@ from planner.documents import catalog as catalog_module
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import Split, read_fits, read_header
 from planner.domain import Limit
-from planner.errors import CatalogError
+from planner.errors import CatalogError, InputError
 from planner.files.checked_files import repository_dir
 from planner.files.document_values import Wording
 from planner.models.all2all import Exchange
@@ -658,6 +658,16 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
     own = read_catalog(tmp_path)
     with pytest.raises(CatalogError, match=r"headless.yaml: llm is missing"):
         own.step_latency(own.llm("llama-3.1-70b"), own.gpu("h100"), 4)
+
+
+def test_a_name_in_a_fit_file_may_hold_the_sign_of_a_comment(tmp_path: Path) -> None:
+    """A comment of YAML begins after a space, so `read_header` reads what `read_yaml` does."""
+    path = tmp_path / "fit.yaml"
+    path.write_text("llm: models/mine#2 # tuned\ngpu: h100-80g\t# SXM\n")
+    assert read_header(path) == ("models/mine#2", "h100-80g")
+    path.write_text("llm: # none\ngpu: h100-80g\n")
+    with pytest.raises(InputError, match="llm is missing"):
+        read_header(path)
 
 
 @pytest.mark.parametrize("part", some(range(6), 1))

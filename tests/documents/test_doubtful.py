@@ -16,6 +16,7 @@ from simulations import make_trace
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
 from planner.documents.doubtful import deadline_doubts, gap_doubts, llm_doubts, percentile_doubts
 from planner.documents.llm_config import llm_from_config
+from planner.documents.slo import parse_slo
 from planner.documents.task import parse_task
 from planner.domain import Limit
 from planner.errors import CatalogError, InputError
@@ -65,6 +66,15 @@ def test_a_plain_question_is_not_doubted() -> None:
             {"prices": {"h100-80g": "23.92 usd/h"}},
             r"h100-80g costs 23\.92.* a node of 8 .* write 2\.99 usd/h",
         ),
+        (
+            {
+                "gpus": {"h100-80g": 8},
+                "prices": {
+                    "h100-80g": {"on_demand": 3, "spot": "23.92 usd/h", "spot_interruptions_per_h": 0.05}
+                },
+            },
+            r"h100-80g costs 23\.92.* a node of 8 .* write 2\.99 usd/h",
+        ),
         ({"prices": {"a100-80g": 1}}, "a100-80g is not among gpus .* its price changes nothing"),
         ({"owned": {"a100-80g": 8}}, "a100-80g is not among gpus .* the 8 that you own may be used"),
         (
@@ -92,6 +102,7 @@ def test_adapters_without_room_in_a_step_are_said_to_wait() -> None:
     [
         ({"ttft": {"p99.9": "2 s"}}, "ttft p99.9 of 199 requests is the slowest of them.* takes 1,000 "),
         ({"tbt": {"p99.999": "1 s"}}, "tbt p99.999 of 1,791 gaps is the slowest of them.* 100,000 gaps"),
+        ({"tpot": {"p99.7": "1 s"}}, "tpot p99.7 of 199 requests is the slowest of them.* takes 334 "),
         ({"ttft": {"p90": "2 s"}, "attainment": 0.999}, "attainment of 199 requests .* takes 1,000 "),
         ({"ttft": {"p99": "2 s"}, "tbt": {"p99.9": "1 s"}, "tpot": {"p99": "1 s"}}, ""),
         (
@@ -131,6 +142,16 @@ def test_a_deadline_that_short_traffic_cannot_use_is_said() -> None:
         ), said
 
 
+def test_a_minute_of_a_deadline_is_not_called_a_tenth_of_short_traffic() -> None:
+    """A tenth of 100 s is 10 s, but requests may always wait for a minute (`Slo.patience_of`)."""
+    traffic = make_trace(np.arange(0.0, 101.0, 10.0), np.full(11, 9), np.full(11, 3))
+    slo = parse_slo(
+        {"classes": {"all": {"match": {"input_tokens": {"from": 0}}, "deadline": "1 h"}}}, where="slo"
+    )
+    (said,) = deadline_doubts(slo, traffic)
+    assert "about 60.00 s of it, the longer of a tenth of the traffic and 60 s" in said
+
+
 @pytest.mark.parametrize(("seconds", "is_doubted"), [(1.0, True), (60.0, False)])
 def test_gaps_that_come_after_the_traffic_are_not_kept_in_silence(seconds: float, is_doubted: bool) -> None:
     """Answers of 4 s: of two requests within a second no gap was judged, and 1 ms was called kept."""
@@ -139,6 +160,16 @@ def test_gaps_that_come_after_the_traffic_are_not_kept_in_silence(seconds: float
     assert [("tbt p99: gaps are judged while" in each) for each in gap_doubts(slo, traffic)] == (
         [True] if is_doubted else []
     )
+
+
+def test_gaps_of_one_class_are_not_doubted_for_those_of_another() -> None:
+    """Short prompts have answers of 4 s over a minute, the last and long one has most gaps of all."""
+    traffic = make_trace(
+        np.linspace(0.0, 60.0, 21), np.r_[np.full(20, 9), 900], np.r_[np.full(20, 200), 9_000]
+    )
+    for match, doubted in (({"to": 10}, 0), ({"from": 11}, 1)):
+        each = {"one": {"match": {"input_tokens": match}, "tbt": {"p99": "1 ms"}}}
+        assert len([*gap_doubts(parse_slo({"classes": each}, where="slo"), traffic)]) == doubted
 
 
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
@@ -158,6 +189,10 @@ def test_a_percentile_that_lets_most_be_late_is_refused() -> None:
         InputError, match=r"'p9' lets 91 % of the requests be late; expected p50 .* such as p90"
     ):
         doubts(slo={"ttft": {"p9": "2 s"}})
+    with pytest.raises(InputError, match=r"'p0.9' is kept where 0.9 % .* write p90 for 90 %"):
+        doubts(slo={"ttft": {"p0.9": "2 s"}})
+    with pytest.raises(InputError, match=r"'p0.3' lets 99.7 % .* expected p50 or more"):
+        doubts(slo={"ttft": {"p0.3": "2 s"}})  # p30, which would be refused too, is not advised.
 
 
 @pytest.mark.parametrize(

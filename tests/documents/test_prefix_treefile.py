@@ -60,6 +60,29 @@ def test_a_load_that_no_number_of_replicas_keeps(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rate", "relaxation"), [(1234.4, "a largest_load of 0.12344"), (50_000, "10 times fewer requests/s")]
+)
+def test_the_load_that_is_called_within_reach_is_kept(path: Path, rate: float, relaxation: str) -> None:
+    """Without memory each request takes 100 ms: 123.44 s per second are 0.12344 on each of 1000, not 0.123.
+    5,000 s are 5 on each, and no load is above 1: a tenth of the requests takes half of the time.
+    """
+
+    def place(load: str, rate: float) -> float:
+        node = f"nodes: [{{tokens: 500, prefill: 100 ms, rate: {rate}}}]"
+        path.write_text(f"largest_load: {load}\nmemory_tokens: 0\n{node}\n")
+        return place_tree(read_tree(path), time_limit_s=9.0, rng=np.random.default_rng(0)).largest_load
+
+    load = "0.5" if rate > 10_000 else "0.1"
+    with pytest.raises(InfeasibleError) as error:
+        place(load, rate)
+    assert error.value.relaxation == relaxation and relaxation in str(error.value)
+    if rate > 10_000:
+        assert place(load, rate / 10) == pytest.approx(0.5)
+    else:
+        assert place(relaxation.split()[-1], rate) == pytest.approx(0.12344)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (TOOLS, "expected one of replicas and largest_load"),

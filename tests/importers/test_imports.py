@@ -276,6 +276,17 @@ def test_llmservingsim_names_files_it_does_not_use(catalog: Catalog) -> None:
     assert table.about["note"].endswith("; not used: runs.csv")
 
 
+def test_vidur_profiles_of_prefills_alone_have_no_decodes(tmp_path: Path, catalog: Catalog) -> None:
+    """The time in which keys and values are written is none of a whole step."""
+    attention = pd.read_csv(DATA / "vidur_attention.csv").drop(columns="time_stats.attn_decode.median")
+    attention["time_stats.attn_kv_cache_save.median"] = 0.02
+    attention.to_csv(tmp_path / "attention.csv", index=False)
+    files = [DATA / "vidur_mlp.csv", tmp_path / "attention.csv", DATA / "vidur_all_reduce.csv"]
+    table = importers.read("vidur", files, StatedSetup(llm=LLM, gpu="a100-80g", tp=2), catalog)
+    assert isinstance(table, StepTable)
+    assert table.y == pytest.approx([32 * 0.52e-3])
+
+
 def test_vidur_names_the_file_that_is_missing(catalog: Catalog) -> None:
     files = [DATA / "vidur_mlp.csv", DATA / "vidur_attention.csv"]
     with pytest.raises(InputError, match=r"all_reduce\.csv \(tp is 2\) is missing"):
@@ -951,6 +962,8 @@ def test_a_fit_file_is_yaml_of_plain_values() -> None:
 def test_a_run_is_checked_when_it_is_made() -> None:
     with pytest.raises(InputError, match="run a: requests is 0"):
         MeasuredRun("a", 0, (1,), (1,), {"ttft": {"mean": 1.0}})
+    with pytest.raises(InputError, match="concurrency is 2000000, must be from 1 to 1000000"):
+        MeasuredRun("a", 1, (1,), (1,), {"ttft": {"mean": 1.0}}, concurrency=2_000_000)
 
 
 def test_a_range_of_prometheus_becomes_runs_of_one_engine(tmp_path: Path, catalog: Catalog) -> None:

@@ -50,6 +50,12 @@ def test_the_rule_by_hand() -> None:
     assert rule.workers([0.0, 1.0, 1.1]).tolist() == [1, 3, 4]
 
 
+def test_counts_that_fall_with_the_rate_make_a_level_rule() -> None:
+    """5 workers at 10 requests/s, 3 at 20: five are enough at both; the falling line's 7 at rate 0 is not."""
+    rule = fit_worker_rule([10, 20], [5, 3])
+    assert rule.slope_workers_per_rps == 0 and rule.workers([10, 20]).tolist() == [5, 5]
+
+
 def test_one_rate_is_no_line() -> None:
     with pytest.raises(InputError, match="pairs at two rates above 0, found 1"):
         fit_worker_rule([0, 6, 6], [1, 2, 3])

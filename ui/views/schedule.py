@@ -128,16 +128,16 @@ def _market_inputs(base: Document) -> Document:
         format="%g",
         key=f"spot_{key}",
     )
-    empty: dict[str, Any] = {"min_value": 0.001, "placeholder": "no limit", "format": "%g"}
+    optional: dict[str, Any] = {"min_value": 0.001, "placeholder": "no limit", "format": "%g"}
     power_w = market.number(limits.get("power"), "w")
     most_kw = power.number_input(
-        "Power at most [kW]", value=power_w / 1e3 if power_w else None, key=f"power_{key}", **empty
+        "Power at most [kW]", value=power_w / 1e3 if power_w else None, key=f"power_{key}", **optional
     )
     most_usd = cost.number_input(
         "Cost at most [USD/h]",
         value=market.number(limits.get("cost"), "usd_per_h"),
         key=f"cost_{key}",
-        **empty,
+        **optional,
     )
     form: Document = {"gpus": gpus, "capacity": capacity}
     if spot_percent:

@@ -29,8 +29,8 @@ class ScalingThresholds(NamedTuple):
     """Loads per worker at which a pool gains a worker (`up`; `kv_up` only above it), and below which it loses
     one (`down`).
 
-    `prefill` are queued prompt tokens as a share of the longest context, `kv` the share of the KV cache in
-    use or queued for. The fields are named as those of `DynamoSettings`.
+    `prefill_..._frac` are of queued prompt tokens, as a share of the longest context, `kv_..._frac` of the
+    KV cache in use or queued for. `DynamoSettings` has fields of the same names.
     """
 
     prefill_up_frac: float

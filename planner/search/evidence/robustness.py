@@ -126,9 +126,9 @@ class RobustnessSearch:
         if self.problem.test_scenarios is None:
             return 1
         fleets = 2 * WORKERS_BESIDE + 1  # The part "workers" simulates this many in each scenario.
-        # That part may take half of the budget, hence the factor 2.
-        per_scenario = fleets * 2 * len(self.problem.trace) * self._agents_effort()
-        return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
+        per_scenario = fleets * len(self.problem.trace) * self._agents_effort()
+        most_requests = self._budget_requests() / 2  # That part may take half of the budget.
+        return int(np.clip(most_requests // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
     def _agents_effort(self) -> float:
         """How many times as long a request of described agents takes to simulate as one of other traffic."""
@@ -147,8 +147,7 @@ class RobustnessSearch:
             self.is_out_of_time = True
         elif self.spent + requests <= self._budget_requests():
             return True
-        if part not in self.left_out:
-            self.left_out.append(part)
+        self.left_out.append(part)
         return False
 
     def _in_time(self, part: RobustnessPart, find: Callable[[], Value]) -> Value | None:
@@ -157,8 +156,7 @@ class RobustnessSearch:
             return find()
         except StoppedError:
             self.is_out_of_time = True
-            if part not in self.left_out:
-                self.left_out.append(part)
+            self.left_out.append(part)
             return None
 
     def _stop_in_time(self) -> None:
@@ -349,7 +347,7 @@ def _at_workers_fact(
     return AtWorkers(counts, kept_in, tuple(shares))
 
 
-def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
+def find_price_turns(fleet: Fleet, others: Sequence[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
     """For each GPU of the plan the smallest price rise from which on another fleet is cheaper.
 
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more

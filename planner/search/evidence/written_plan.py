@@ -50,8 +50,8 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
 
 
 def _prefixes(written: WrittenPlan, simulation: Simulation) -> tuple[PoolPrefixes, ...]:
-    """The prefixes of each pool. Pinned ones are where the fleet has them: the quick placement of the search,
-    or the polished one.
+    """The prefixes of each pool. If prefixes are pinned, their placement is the search's quick one where that
+    gives the pinned prefixes of the fleet, else the polished one.
     """
     fleet, trace = written.fleet, written.trace
     rng = np.random.default_rng(written.certificate.seed)
