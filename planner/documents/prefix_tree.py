@@ -65,9 +65,7 @@ def read_tree(path: Path) -> TreeQuestion:
                 "before it"
             )
         parent_number = ROOT if after is None else number_by_name[str(after)]
-        tokens = row.whole_number("tokens", least=0)
-        if tokens > MAX_TOKENS:
-            raise InputError(f"{row.path_of('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
+        tokens = row.whole_number("tokens", least=0, most=MAX_TOKENS)
         prefill_s = row.at_least("prefill", "s", token_s * tokens)
         rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", default_rest_s)
         number_by_name[name] = number
@@ -87,14 +85,11 @@ def read_tree(path: Path) -> TreeQuestion:
     demand = replace(
         tree, rate_rps=rate_rps_by_node, work_s=tree.path_sum(prefill_s_by_node) + rest_s_by_node
     )
-    replicas = file.whole_number("replicas", None)
-    if replicas is not None and replicas > MOST_REPLICAS:
-        raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
     return TreeQuestion(
         tuple(number_by_name),
         demand,
         file.whole_number("memory_tokens", least=0),
-        replicas=replicas,
+        replicas=file.whole_number("replicas", None, most=MOST_REPLICAS),
         largest_load=file.share("largest_load", None),
     )
 

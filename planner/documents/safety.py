@@ -33,7 +33,7 @@ class Safety:
         return int((1 - self.kept_in_frac) * count + ROUNDING)  # As floats, (1 - 0.9) * 30 is below 3.
 
 
-def safety_kept(kept_frac: float) -> str:
+def strictest_safety(kept_frac: float) -> str:
     """The strictest `safety` of slo.yaml that a fleet meets if it keeps the SLO in this share of scenarios.
 
     It is the share rounded down to whole percents, or none if `kept_in` may not be so low.

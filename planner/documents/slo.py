@@ -180,8 +180,7 @@ def parse_selector(name: str, document: Any, where: str) -> Selector:
         raise InputError(f"{where}: is empty; expected one of {', '.join(MATCH_KEYS)}")
     tokens = match.subsection("input_tokens", ("from", "to"))
     tokens = replace(tokens, values={key: read_tokens(value) for key, value in tokens.values.items()})
-    least = tokens.whole_number("from", 0, least=0) if "from" in tokens else 0
-    most = tokens.whole_number("to", None, least=0) if "to" in tokens else None
+    least, most = tokens.whole_number("from", 0, least=0), tokens.whole_number("to", None, least=0)
     if "input_tokens" in match and not ("from" in tokens or "to" in tokens):
         raise InputError(f"{match.path_of('input_tokens')}: expected from, to or both, such as {{to: 2000}}")
     if most is not None and most < least:

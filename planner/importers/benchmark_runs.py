@@ -8,9 +8,9 @@
 There is one length per request, or a single mean. From a mean, lengths are drawn evenly in [1 - s, 1 + s]
 times the mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other,
 which is rare in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or
-`arrival_s` (open loop, as recorded); a run without any of these cannot be simulated. Metrics are those of the
-glossary, and `queue`, the time before a request is scheduled. Statistics are mean, max and percentiles (p99).
-A percentile from a histogram is known only up to the edge of its bucket: p99_at_most.
+`arrival_s` (open loop, as recorded); a run without any of these is read, but cannot be simulated. Metrics are
+those of the glossary, and `queue`, the time before a request is scheduled. Statistics are mean, max and
+percentiles (p99). A percentile from a histogram is known only up to the edge of its bucket: p99_at_most.
 """
 
 import json
@@ -233,17 +233,14 @@ def _parse_run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         input_tokens=_lengths(row.get("input_tokens"), f"{where}: input_tokens"),
         output_tokens=_lengths(row.get("output_tokens"), f"{where}: output_tokens"),
         latency_s=latency_s,
-        concurrency=whole_numbers["concurrency"],
         rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
         arrival_s=arrival_s,
         failed=foreign_fields.read_count(row.get("failed", 0), f"{where}: failed", least=0),
-        max_num_seqs=whole_numbers["max_num_seqs"],
-        max_num_batched_tokens=whole_numbers["max_num_batched_tokens"],
-        kv_tokens=whole_numbers["kv_tokens"],
         length_spread_frac=foreign_fields.read_optional(row, "length_spread_frac", where) or 0.0,
         notes=tuple(
             foreign_fields.one_line(note) for note in check_rows(row.get("notes", []), f"{where}: notes")
         ),
+        **whole_numbers,
     )
 
 

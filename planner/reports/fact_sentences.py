@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from planner.documents import facts
-from planner.documents.safety import safety_kept
+from planner.documents.safety import strictest_safety
 from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
@@ -1076,7 +1076,7 @@ def _(fact: facts.TooFewKept) -> str:
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{show_share(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
         f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
-        f"them, raise limits that are set, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
+        f"them, raise limits that are set, ask for {strictest_safety(most.kept_frac)}, or relax the SLO"
     )
 
 

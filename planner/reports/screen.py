@@ -32,7 +32,7 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
-from planner.documents.safety import LEAST_KEPT_FRAC, safety_kept
+from planner.documents.safety import LEAST_KEPT_FRAC, strictest_safety
 from planner.domain import OWNED, SPOT, Limit, market_of
 from planner.errors import MostKept
 from planner.fleet import Fleet, Pool
@@ -365,7 +365,7 @@ def most_kept_text(most: MostKept) -> str:
     )
     if most.kept_frac < LEAST_KEPT_FRAC:
         return text
-    return f"{text}: {safety_kept(most.kept_frac)} plans it"
+    return f"{text}: {strictest_safety(most.kept_frac)} plans it"
 
 
 def _card(plan: Plan, answer: Answered) -> Card:

@@ -27,10 +27,9 @@ REST = "other requests"  # The name of the requests of no class.
 def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
     """The plan with a fact about what sharing saves in `certificate.binding`, or about why that is not known.
 
-    Each class has an equal part of the work that a plan may take, so equal questions get equal answers. Two
-    classes of an 8B LLM on two GPU types took half as much CPU as the plan itself (0.3 beside 0.7 s on paper,
-    1.4 beside 2.8 s for production; 2026-11-25), because a class alone is served first come, first served,
-    and needs no comparison of queues.
+    Each class has an equal part of the work that a plan may take, so equal questions get equal answers. This
+    is cheap: two classes of an 8B LLM on two GPU types took half the CPU time of the plan (0.3 and 0.7 s
+    on paper, 1.4 and 2.8 s for production; 2026-11-25), as no orders of the queue are tried.
     """
     parts = list(_classes_alone(task, plan.trace))
     if len(parts) < 2 or task.objective == "throughput":

@@ -87,7 +87,7 @@ def test_the_load_that_is_called_within_reach_is_kept(path: Path, rate: float, r
     [
         (TOOLS, "expected one of replicas and largest_load"),
         ("replicas: 0" + TOOLS, "replicas: expected a whole number >= 1, found 0"),
-        ("replicas: 2000" + TOOLS, "must be at most 1000"),
+        ("replicas: 2000" + TOOLS, "replicas: expected at most 1000, found 2000"),
         ("largest_load: 2" + TOOLS, "expected a number from 0 to 1"),
         ("replicas: 1" + TOOLS.replace("after: A,", "after: Z,"), r"nodes\[4\]: 'A1' after 'Z': each"),
         ("replicas: 1" + TOOLS.replace("name: B", "name: A"), "each node needs a name of its own"),

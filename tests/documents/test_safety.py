@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plans import CATALOG
 
-from planner.documents.safety import Safety, safety_kept
+from planner.documents.safety import Safety, strictest_safety
 from planner.documents.task import parse_task
 from planner.errors import InputError
 
@@ -76,4 +76,4 @@ def test_the_most_traffic_is_looked_for_in_production_too() -> None:
 )
 def test_a_share_that_is_kept_can_be_asked_for(kept_frac: float, written: str) -> None:
     """`kept_in` below a half is refused, so it is never offered: 10 of 32 scenarios is 0.31."""
-    assert safety_kept(kept_frac) == f"safety: {written}"
+    assert strictest_safety(kept_frac) == f"safety: {written}"

@@ -67,8 +67,8 @@ MORE_REQUESTS = 3_000_000
 WORKERS_BESIDE = 2
 # Each simulated number of workers differs from the next by this share, and by one worker at least.
 STEP_FRAC = 0.1
-# `least_in_proportion` begins with the first of these multiples of the planned workers, and gives up at the
-# second.
+# `least_in_proportion` (for findings.py) begins with the first of these multiples of the planned workers, and
+# gives up at the second.
 FIRST_TIMES, MOST_TIMES = 2, 3
 # Price rises of more than this share are not reported.
 MOST_PRICE_RISE_FRAC = 1.0

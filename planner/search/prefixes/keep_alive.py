@@ -66,8 +66,8 @@ def find_keep_alive(
     """How often the router requests each worker's prefixes, and how much of the busiest engine's time that
     takes.
 
-    The pool's workers have the numbers from `first_worker` on in the simulation, which was one with prefix
-    caches. The pool's r-th worker has room for `room_tokens[r]` tokens beside its pinned prefixes, which are
+    In the simulation, of engines with prefix caches, the pool's workers have the numbers from `first_worker`
+    on. The pool's r-th worker has room for `room_tokens[r]` tokens beside its pinned prefixes, which are
     `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None

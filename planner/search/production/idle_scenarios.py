@@ -9,7 +9,7 @@ scenario; the scenario's own traffic is drawn only if they come near a limit.
 from dataclasses import replace
 
 from planner.documents.facts import IdleMisses
-from planner.documents.safety import safety_kept
+from planner.documents.safety import strictest_safety
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
@@ -100,7 +100,7 @@ def _unreachable_limits(
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     """The error that even idle workers miss a limit in too many scenarios, with what would help."""
     enough, limit_text = show_beside(idle.enough_s, idle.limit.limit_s)
-    limit, or_less_safety = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
+    limit, or_less_safety = idle.limit, f", or {strictest_safety(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
         f"{limit.name} <= {limit_text}, as steps may take longer than predicted: no "

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner.documents.safety import safety_kept
+from planner.documents.safety import strictest_safety
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
@@ -373,7 +373,9 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
         f"% of scenarios; {most_text}",
         kind="capacity",
         constraint="safety: kept_in",
-        relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),
+        relaxation=", or ".join(
+            dict.fromkeys((f"{strictest_safety(kept_frac)}, more stock", "safety: none"))
+        ),
         is_proved=False,
         most_kept=MostKept(
             needed_frac,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planner.documents.safety import safety_kept
+from planner.documents.safety import strictest_safety
 from planner.domain import ROUNDING
 from planner.errors import MostKept
 from planner.search.mixed.best_fleet import find_fleet_quickly
@@ -87,7 +87,7 @@ class CommonShare:
     @property
     def relaxation(self) -> str:
         """The line `safety: ...` of slo.yaml with which these fleets would be enough."""
-        return safety_kept(self.kept_frac)
+        return strictest_safety(self.kept_frac)
 
 
 def find_common_share(
