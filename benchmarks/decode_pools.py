@@ -24,7 +24,7 @@ from planner.api.inputs import requests_of
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
 from planner.search.level0 import level0_search
-from planner.search.level0.one_pool import Bounded, least_that_holds
+from planner.search.level0.one_pool import BoundedOption, least_that_holds
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options
@@ -80,7 +80,7 @@ def least_that_follows(problem: Problem, option: Option, busy: int) -> int:
     def follows(count: int) -> bool:
         return problem.oracle.decode_keeps_up_alone(((option, count),))
 
-    least = least_that_holds(follows, 1, np.inf, Bounded(option, 1, np.inf, busy))
+    least = least_that_holds(follows, 1, np.inf, BoundedOption(option, 1, np.inf, busy))
     assert least is not None
     return least
 

@@ -301,7 +301,7 @@ def of_scenarios(plans: dict[str, PlanCase], arguments: argparse.Namespace) -> N
                 share_text(kept[0], count),
                 shown(production.best),
                 f"{value:.2f} ({100 * (value / on_paper.value - 1):+.0f} %)",
-                f"{test.kept} of {test.scenario_count}" + ("" if production.is_tested else ", not passed"),
+                f"{test.kept} of {test.scenario_count}" + ("" if production.is_passed else ", not passed"),
                 share_text(kept[1], count),
                 ", ".join(f"{100 * n / count:.1f} %" for n in kept[2:]) or "-",
                 "-" if with_loss.value is None else f"{with_loss.value:.2f}",

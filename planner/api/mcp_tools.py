@@ -92,7 +92,7 @@ def goodput(
 def what_if(
     slo: Document | str, changes: Document, trace: str | None = None, time_limit_s: float = 120.0
 ) -> Document:
-    """Plan before and after a change of the question, and say whether the fleet of before still holds.
+    """Plan before and after a change of the question, and say whether the previous fleet still holds.
 
     changes: dotted paths of slo.yaml with their values, {"slo.ttft.p90": "1 s", "traffic.rate": 40}; null
     takes a key out.

@@ -40,7 +40,7 @@ PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensit
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WhatIfResult(Result):
-    """The best fleet before and after a change, and whether the fleet from before still holds.
+    """The best fleet before and after a change, and whether the previous fleet still holds.
 
     `moved` is the changed question with its answer. `before` is None if no fleet keeps the SLO before the
     change. `bounds` are the lower bounds on the cost before and after the change, without that of a question

@@ -53,7 +53,7 @@ def what_if(
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
 
-    The fleet of before is asked the changed question too. Exit code 3: after the changes there is no fleet.
+    The previous fleet is asked the changed question too. Exit code 3: after the changes there is no fleet.
     """
     from planner.api.questions import TaskDocument, read_task
     from planner.api.studying import what_if_in

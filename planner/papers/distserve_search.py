@@ -40,7 +40,7 @@ from planner.models.llm import Llm
 from planner.models.memory import worker_memory
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
-from planner.search.level0.one_pool import Bounded, Search
+from planner.search.level0.one_pool import BoundedOption, Search
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
@@ -302,8 +302,8 @@ def free_counts(
             f"a fleet of {gpus} GPUs misses the SLO at {rate_rps:g} requests/s; start with others"
         )
     # Each option with its least and its largest count.
-    bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
-    bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
+    bounded_prefills = [BoundedOption(_option("prefill", type_), 1, math.inf) for type_ in prefills]
+    bounded_decodes = [BoundedOption(_option("decode", type_), 1, math.inf) for type_ in decodes]
     simulations = PairSimulations(holds, prefill_holds)
 
     def out_of_time() -> bool:

@@ -10,7 +10,7 @@ Data   a_i     arrival of i;  s_i, w_i  seconds after a_i by which i's prefill a
        p_iv    if a_i lies in v: pi_i if l_i + w_i <= end_v, else pi'_i if l_i + s_i <= end_v, else 0;
                where every token has a deadline and the share x of them is due by end_v, it is
                pi'_i + x^2 (pi_i - pi'_i): later tokens cost more, as they attend to more
-       D       how many requests may miss their deadlines, with all of their sessions where requests wait
+       D       how many requests may miss their deadlines (DueRequests.most_late)
 Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up: it may miss its deadline
 
   min   R
@@ -26,17 +26,18 @@ one variable d. If a request of the group is given up, the group's sum falls by 
 request, which is at least the true work.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
-times. Decoding D tokens takes at least D / max_num_seqs steps. It also takes at least as many steps as the KV
-tokens that all D attend to would fill KV caches. With k drafted tokens both numbers are divided by 1 + k. So
-under each line a request costs a worker at least beta times its tokens and alpha times its share of the steps
-(`least_work`). For each option one line prices all requests: the one that makes the whole trace dearest. Each
-request then has the price of its cheapest option, of those whose KV cache holds it.
+times. A step decodes at most max_num_seqs tokens, and the tokens that it decodes attend to at most as many KV
+tokens as the worker's KV cache holds. So decoding D tokens takes at least D / max_num_seqs steps, and at
+least (the KV tokens that all D attend to) / (the KV cache) steps. With k drafted tokens both numbers are
+divided by 1 + k. So under each line a request costs a worker at least beta times its tokens and alpha times
+its share of the steps (`least_work`). For each option one line prices all requests: the one that makes the
+whole trace dearest. Each request then has the price of its cheapest option, of those whose KV cache holds it.
 """
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +61,9 @@ from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 # hand.
 ROUNDS = 12  # Violated rows are added this often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
-# Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
-# these shares of the longest w_i.
+# An interval ends after the last arrival of a burst, by one of these quantiles of l_i - a_i + w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
+# Or it ends after the last arrival of all: these shares of the way from s to the largest l_i - a_i + w_i.
 AFTER_LAST_FRACS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of this many pairs of lengths.
@@ -80,7 +81,10 @@ StepLine = tuple[float, float, bool]
 
 
 def step_lines(option: Option) -> list[StepLine]:
-    """Every line, with both ways to count steps: each gives a lower bound of the work of this option."""
+    """Every line, with both ways to count steps: each gives a lower bound of the work of this option.
+
+    Here and below all data-parallel ranks of a worker count as one engine (`WorkerType.as_one`).
+    """
     time_lines = step_time_lines(option.type.as_one, most_step_tokens(option))
     return [(alpha, beta, by_kv) for alpha, beta in time_lines for by_kv in (False, True)]
 
@@ -88,8 +92,8 @@ def step_lines(option: Option) -> list[StepLine]:
 def least_work(
     option: Option, line: StepLine, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
-    """The least seconds of a worker for the prefill and the decode of requests of these lengths, (U,) each,
-    by one line.
+    """The least seconds of a worker for the prefill and the decode of requests with these U pairs of lengths,
+    (U,) each, by one line. planner/models/latency.py has the numbers a_s (attention) and e_s (per prefill).
     """
     worker, (alpha, beta, by_kv) = option.type.as_one, line
     latency = least_token_times(worker.latency, worker.speculation)
@@ -97,7 +101,7 @@ def least_work(
     prefill_s, decode_s = np.zeros(len(n)), np.zeros(len(n))
     if option.role != "decode":
         prefill_s = (beta * n + latency.a_s * n * (n + 1) / 2 + latency.e_s) / worker.pp
-        if by_kv:
+        if by_kv:  # The n tokens of the prompt are in the KV cache for at least one step.
             prefill_s += alpha / worker.kv_tokens / worker.pp * n
     if option.role != "prefill":
         decode_s = (gaps * beta + attention_s(latency, beta, n, gaps)) / worker.pp
@@ -117,6 +121,7 @@ def work_prices(
     Raises UnpricedError if the time is over at `until_s`, as prices bound only if all options are priced.
     """
     n = lengths.input_tokens
+    # A request with one output token has no decode: its prefill makes the token.
     output = lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
@@ -170,18 +175,18 @@ def demand_bound(
             if share <= 0 or not proves_more:
                 continue
             if time.monotonic() > until_s:
-                break
+                return highest
             requests = find_due_requests(due, trace, whole=whole)
             if requests.least_in_time <= 0:
                 continue
             if pair is None:
                 pair = pair_numbers(lengths, trace)
-                lengths, rounded = coarsen_pairs(lengths, MOST_PAIRS, ROUND_DOWN_TO)
-                pair = rounded[pair]
+                lengths, coarse_of_pair = coarsen_pairs(lengths, MOST_PAIRS, ROUND_DOWN_TO)
+                pair = coarse_of_pair[pair]
             try:
                 all_work, prefill = work_prices(options, lengths, whole=whole, until_s=until_s)
             except UnpricedError:
-                break
+                return highest
             pi, pi_prefill = all_work[pair[requests.index]], prefill[pair[requests.index]]
             if np.isfinite(pi).all():  # A request that no option can hold has no price, so no bound follows.
                 bound = _bound_by_rows(trace, due, requests, pi, pi_prefill, whole, until_s)
@@ -220,14 +225,14 @@ def _bound_by_rows(
         decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(passed_s >= due.prefill_s, decoded, 0.0)
 
-    rows = DemandRows([], [], [])
+    rows = DemandRows()
     group = _price_slices(pi, most_late)
     intervals_s: set[tuple[float, float]] = set()
     kept_frac, least = np.ones(len(pi)), 0.0  # Of the last solution: 1 - d_i (m,), and R.
     for _ in range(ROUNDS):
-        ends_s = {_busiest_end_s(arrival_s, pi * kept_frac, least) + float(slack_s) for slack_s in slacks_s}
+        busiest_s = _busiest_end_s(arrival_s, pi * kept_frac, least)
         violated = []
-        for end_s in sorted(ends_s.union(after_last_s)):
+        for end_s in sorted({*(busiest_s + float(slack_s) for slack_s in slacks_s), *after_last_s}):
             if time.monotonic() > until_s:
                 break
             work = work_by(end_s)
@@ -248,16 +253,16 @@ def _bound_by_rows(
     return least
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DemandRows:
     """The V rows so far. For each interval: the work of all requests in it, and the work (G,) of the dearest
     request of each group in it. Requests of one group are in one slice of prices and in the same rows, so
     they share one variable.
     """
 
-    intervals_s: list[tuple[float, float]]
-    work: list[float]
-    dearest: list[Floats]
+    intervals_s: list[tuple[float, float]] = field(default_factory=list)
+    total_work: list[float] = field(default_factory=list)
+    dearest: list[Floats] = field(default_factory=list)
 
     def add(
         self, interval_s: tuple[float, float], arrival_s: Floats, work: Floats, group: npt.NDArray[np.int64]
@@ -278,7 +283,7 @@ class DemandRows:
         dearest = np.zeros(len(former_group))
         np.maximum.at(dearest, finer, work_inside)
         self.intervals_s.append(interval_s)
-        self.work.append(float(work_inside.sum()))
+        self.total_work.append(float(work_inside.sum()))
         self.dearest.append(dearest)
         return finer
 
@@ -329,7 +334,7 @@ def _solve_rows(
     problem += pulp.lpSum(given_up) <= most_late, "given_up"
     # A row is divided by its work, so that its coefficients are shares, which the solver handles best.
     for v, (interval_s, total, dearest) in enumerate(
-        zip(rows.intervals_s, rows.work, rows.dearest, strict=True)
+        zip(rows.intervals_s, rows.total_work, rows.dearest, strict=True)
     ):
         spared_work = weighted_sum((given_up[g], float(dearest[g]) / total) for g in np.flatnonzero(dearest))
         problem += (interval_s[1] - interval_s[0]) / total * objective + spared_work >= 1, f"demand_{v}"

@@ -32,18 +32,16 @@ class FleetSafety:
     is_kept_in_enough: bool = False
 
 
-def measure_safety(
-    fleet: Fleet, requests: Trace, slo: Slo, scenarios: Scenarios | None
-) -> FleetSafety | None:
-    """Simulate a fleet on `requests`, whose rate and part are already chosen, and in `scenarios` if given.
+def measure_safety(fleet: Fleet, trace: Trace, slo: Slo, scenarios: Scenarios | None) -> FleetSafety | None:
+    """Simulate a fleet on `trace`, whose rate and part are already chosen, and in `scenarios` if given.
 
     The result is None with more than MOST_REQUESTS requests, and for a fleet with disturbances or pinned
     prefixes, because scenarios have neither.
     """
     # Disturbances (workers that stop for a time) and pins are of workers and prefixes of this trace alone.
-    if len(requests) > MOST_REQUESTS or fleet.disturbances or fleet.pinned:
+    if len(trace) > MOST_REQUESTS or fleet.disturbances or fleet.pinned:
         return None
-    oracle = Oracle(fleet.llm, requests, slo, fleet.network, fleet.policies)
+    oracle = Oracle(fleet.llm, trace, slo, fleet.network, fleet.policies)
     counts = oracle.counts(fleet)
     kept_in, is_kept = None, False
     if scenarios is not None and (safety := scenarios.task.safety) is not None:

@@ -145,4 +145,4 @@ def _production_counts(problem: Problem, paper: FleetSearch) -> Counts | None:
         answer = plan_production(problem, paper)
     except InfeasibleError:
         return None
-    return answer.best if answer is not None and answer.is_tested else None
+    return answer.best if answer is not None and answer.is_passed else None

@@ -36,11 +36,12 @@ from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fit_router
+from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_counts import objective_of
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
-from planner.search.oracle.work_clock import USUAL_LIMIT_S, ended_by, now_s, time_limit, work_limit_s
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, ended_by, now_s, time_limit
 from planner.search.problem import plan_problem
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
@@ -53,7 +54,7 @@ from planner.slo_metrics import metric_label
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, finite_or_none, show_s
 
-BY_FRAC = 0.1  # The changes of `sensitivity` are this large unless the user names another share.
+USUAL_CHANGE_FRAC = 0.1  # The changes of `sensitivity` are this large unless the user names another share.
 PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much (`_limit_move_s`).
 # However long reading took, a search gets at least LEAST_SEARCH_S and at least this share of the time limit;
 # set by hand.
@@ -111,13 +112,13 @@ class Study:
     progress: plan_problem.Progress = plan_problem.report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
-    work_s: float = math.inf  # A further limit of each question, on the search's clock (work_clock.py).
+    most_work_s: float = math.inf  # A further limit of each question, on the search's clock (work_clock.py).
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
 
     @property
     def work_limit_s(self) -> float:
-        """The limit of each question on the search's clock: that of `time_limit_s`, or `work_s` if less."""
-        return min(work_limit_s(self.time_limit_s), self.work_s)
+        """The limit of each question on the search's clock, from `time_limit_s` and `most_work_s`."""
+        return min(work_clock.work_limit_s(self.time_limit_s), self.most_work_s)
 
     @property
     def left_s(self) -> float:
@@ -131,7 +132,8 @@ class Study:
         """A study of a part of the trace, with a limit per question of `work_s` on the search's clock. It
         shares no simulations with this study, because they are of other requests.
         """
-        return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
+        answers = self.answers.fresh()
+        return replace(self, trace=trace, most_work_s=work_s, answers=answers, _requests_by_task={})
 
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
         """The requests that a question is about, remembered by the parts of the question that
@@ -146,8 +148,8 @@ class Study:
                 for other_key, request in self._requests_by_task.items()
                 if other_key[:-1] == key_without_draws
             )
-            # Simulations are cached by the identity of the trace, so a question that differs in its number of
-            # draws alone uses the same object.
+            # Simulations are cached by the identity of the trace, so a question that differs in its draws
+            # alone, the last part of a key, uses the same object.
             if (remembered := next(same_traffic, None)) is not None:
                 requests, note = remembered.requests, remembered.note
             else:
@@ -207,20 +209,19 @@ class Study:
             return self._answer(task, start)
 
     def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
-        """The best fleet for `task`: with safety the one for production, otherwise the one on paper. Raises
-        OutOfTimeError if there was no time to find the one for production.
-        """
+        """As `answer`, without a limit on the clock."""
         problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
         is_passed = True
         if task.safety is not None:
-            if (trial := find_production_fleet(problem, search_result, start)) is None:
+            trial = find_production_fleet(problem, search_result, start)  # The fleet and its test.
+            if trial is None:
                 raise OutOfTimeError(
                     f"no fleet for production was found: {ended_by()} came first; raise --time-limit, or "
                     "ask with safety: none"
                 )
             production = with_answers(problem, search_result, trial)
-            answers, is_passed = production.answers, production.is_tested
+            answers, is_passed = production.answers, production.is_passed
             search_result = replace(search_result, best=production.best, value=objective_of(production.best))
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.simulate_and_judge(fleet, record=True)
@@ -271,8 +272,8 @@ def _with_listed_price(document: Mapping[str, Any], path: str, catalog: Catalog)
 def change_question(document: Mapping[str, Any], text: str, catalog: Catalog | None = None) -> dict[str, Any]:
     """slo.yaml with one key changed. The text "slo.ttft.p90=1 s" sets a key, and "limits.cost=" removes one.
 
-    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there; a price of a
-    GPU that is not there is the catalog's.
+    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there. If slo.yaml has
+    no price of a GPU, the catalog's price is multiplied.
     """
     assignment = text if "=" in text else _KEY_TIMES_FACTOR.sub(r"\1=x\2", text)
     path, equals, written = assignment.partition("=")
@@ -291,15 +292,15 @@ def change_question(document: Mapping[str, Any], text: str, catalog: Catalog | N
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedQuestion:
-    """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
-    change (`kept`), and the best fleet now (`answer`).
+    """A changed question with two answers: whether the previous fleet (the best one before the change) keeps
+    the SLO after the change (`kept`), and the best fleet now (`answer`).
 
-    `kept` is None if the changed question does not offer the worker types of the fleet before, or if the
-    question before had no fleet; `why_before` is then that question's error. `answer` is None if no fleet was
-    found, and `why` is then the error. `under` names the policies with which the workers of the fleet before
-    keep the SLO; it is empty if these are that fleet's own policies. `value_now` is the objective of the
-    fleet before at the prices of the changed question. `kept_as_written` says of a fleet that is not kept
-    whether only its scenarios are the reason.
+    `kept` is None if the changed question does not offer the worker types of the previous fleet, or if there
+    was no fleet before; `why_before` is then the error. `answer` is None if no fleet was found, and `why` is
+    then the error. `kept_under` names the policies with which the workers of the previous fleet keep the SLO;
+    it is empty if these are its own. `value_now` is the objective of the previous fleet at the prices of the
+    changed question. `kept_as_written` says of a fleet that is not kept whether only its scenarios are the
+    reason.
     """
 
     label: str
@@ -307,15 +308,15 @@ class ChangedQuestion:
     kept: bool | None
     answer: StudyAnswer | None
     why: str = ""
-    under: str = ""
+    kept_under: str = ""
     value_now: float = math.inf
     why_before: str = ""
     kept_as_written: bool = False
 
     @property
-    def is_cheaper_before(self) -> bool:
-        """Whether the fleet before keeps the SLO in enough of the search's scenarios and costs less than the
-        best fleet now. The best fleet now is tested in further scenarios too, which its search had not seen.
+    def is_previous_cheaper(self) -> bool:
+        """Whether the previous fleet keeps the SLO in enough of the search's scenarios and costs less than
+        the best fleet now. That is possible because the best fleet must pass a test in further scenarios too.
         """
         if not self.kept or self.answer is None or self.task.safety is None:
             return False
@@ -325,7 +326,7 @@ class ChangedQuestion:
 def answer_change(
     study: Study, before: StudyAnswer | InfeasibleError, task: PlanQuestion, label: str
 ) -> ChangedQuestion:
-    """Answer the changed question, starting the search from the fleet of the question before, if any."""
+    """Answer the changed question, starting the search from the previous fleet, if any."""
     study.progress(f"planning with {label}")
     if isinstance(before, InfeasibleError):
         changed = ChangedQuestion(label, task, kept=None, answer=None, why_before=_reason_of(before))
@@ -336,21 +337,23 @@ def answer_change(
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
-        # No worker type can keep the SLO now, so the fleet before cannot either.
+        # No worker type can keep the SLO now, so the previous fleet cannot either.
         return ChangedQuestion(label, task, kept=False, answer=None, why=_reason_of(error))
-    fleet = workers_in_question(problem, before.fleet)
-    is_kept, under, value_now, kept_as_written = None, "", math.inf, False
-    if fleet is not None:
-        value_now = objective_paid(problem, problem.oracle.counts(fleet))
+    changed = ChangedQuestion(label, task, kept=None, answer=None)
+    if (fleet := workers_in_question(problem, before.fleet)) is not None:
         policies = find_keeping_policies(problem, fleet)
-        is_kept = policies is not None
-        kept_as_written = not is_kept and _is_kept_as_written(problem, fleet)
+        kept_under = ""
         if policies is not None and policies != fleet.policies:
             # `name_policies` names every difference but that of the longest wait.
-            under = name_policies(policies, (policies, fleet.policies)) or "the longest wait of the question"
-    changed = ChangedQuestion(
-        label, task, is_kept, None, under=under, value_now=value_now, kept_as_written=kept_as_written
-    )
+            names = name_policies(policies, (policies, fleet.policies))
+            kept_under = names or "the longest wait of the question"
+        changed = replace(
+            changed,
+            kept=policies is not None,
+            kept_under=kept_under,
+            value_now=objective_paid(problem, problem.oracle.counts(fleet)),
+            kept_as_written=policies is None and _is_kept_as_written(problem, fleet),
+        )
     try:
         return replace(changed, answer=study.answer(task, (before.fleet,)))
     except InfeasibleError as error:
@@ -358,20 +361,22 @@ def answer_change(
 
 
 def _reason_of(error: InfeasibleError) -> str:
-    """Why there is no fleet, and what helps. Only a message of too few scenarios lacks the latter."""
+    """Why there is no fleet, and what helps. Other messages than that of too few scenarios (`most_kept`) end
+    with what helps already.
+    """
     return f"{error}; ask for {error.relaxation}" if error.most_kept and error.relaxation else str(error)
 
 
 def _is_kept_as_written(problem: plan_problem.Problem, fleet: Fleet) -> bool:
-    """Whether a fleet that is not kept in enough scenarios, with policies that the question allows, is within
-    the limits and keeps the SLO on the traffic and with the step times as they are written: on every draw
-    and rate of the question.
+    """Whether a fleet is within the limits and keeps the SLO on the traffic and with the step times as they
+    are written, on every draw and rate of the question. False without scenarios, and if the question no
+    longer allows the fleet's policies.
     """
     counts = problem.oracle.counts(fleet)
     if problem.task.safety is None or not problem.allows(counts) or not _allows_policies(problem, fleet):
         return False
     oracle = plan_problem.with_policies(plan_problem.on_all_draws(problem), fleet.policies).oracle
-    return replace(oracle.as_written(), draws=oracle.draws).holds(counts)
+    return replace(oracle.as_written(), draws=oracle.draws).holds(counts)  # `as_written` drops the draws.
 
 
 def _allows_policies(problem: plan_problem.Problem, fleet: Fleet) -> bool:
@@ -402,13 +407,15 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     if not problem.allows(counts):
         return None
     production_problem = plan_problem.with_search_scenarios(plan_problem.on_all_draws(problem))
-    is_allowed = _allows_policies(problem, fleet)
-    for policies in (fleet.policies,) if is_allowed else problem.task.policy_choices():
+    choices: Sequence[Policies] = problem.task.policy_choices()
+    if _allows_policies(problem, fleet):
+        choices = [fleet.policies]
+    for policies in choices:
         oracle = plan_problem.with_policies(production_problem, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
-            router_fit = fit_router(oracle, counts)
-            oracle = plan_problem.with_policies(production_problem, router_fit).oracle
+            fitted = fit_router(oracle, counts)
+            oracle = plan_problem.with_policies(production_problem, fitted).oracle
         if oracle.holds(counts):
             return oracle.policies
     return None
@@ -419,7 +426,9 @@ def _named_policies(policies: Policies) -> tuple[object, ...]:
     return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
 
-def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) -> list[ChangedQuestion]:
+def sensitivity(
+    study: Study, before: StudyAnswer, *, by_frac: float = USUAL_CHANGE_FRAC
+) -> list[ChangedQuestion]:
     """Answers to the questions around one: step times and traffic first, then prices, then limits."""
     changes = (
         *uncertain_changes(before, by_frac),
@@ -440,7 +449,8 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     without a change, and the cost of a plan with the limit moved.
     """
     before = study.answer(task, (fleet,))
-    changes = [answer_change(study, before, moved, label) for label, moved in limit_changes(before, BY_FRAC)]
+    moved_limits = limit_changes(before, USUAL_CHANGE_FRAC)
+    changes = [answer_change(study, before, moved, label) for label, moved in moved_limits]
     # The fleet would keep a limit as tight as the simulated percentile that decides the line.
     tightest = tuple(
         PromisedAt(line.limit, line.deciding_s)
@@ -450,9 +460,10 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     costs = []
     for changed in changes:
-        value = None if changed.answer is None else changed.answer.value
-        is_same = changed.answer is None or value == before.value
-        other_fleet = "" if changed.answer is None or is_same else describe_fleet(changed.answer.fleet)
+        value, other_fleet = None, ""
+        if changed.answer is not None:
+            value = changed.answer.value
+            other_fleet = "" if costs_the_same(changed, before) else describe_fleet(changed.answer.fleet)
         costs.append(AskedAgain(changed.label, before.value, value, unit, other_fleet))
     return (*tightest, *costs)
 
@@ -620,7 +631,7 @@ def change_document(changed: ChangedQuestion, before: StudyAnswer | None) -> dic
     return {
         "change": changed.label,
         "kept": changed.kept,
-        "kept_under": changed.under or None,
+        "kept_under": changed.kept_under or None,
         "kept_as_written": changed.kept_as_written,
         "difference": changed.answer.value - before.value if before and changed.answer else None,
         "answer": None if changed.answer is None else study_document(changed.answer),
@@ -640,8 +651,8 @@ def costs_the_same(changed: ChangedQuestion, before: StudyAnswer) -> bool:
 
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
-    """The fleet in words. Its tokens per step are added if nothing else tells it apart from the
-    fleet before.
+    """The fleet in words. Its tokens per step are added if nothing else tells it apart from the previous
+    fleet.
     """
     text = describe_fleet(answer.fleet)
     tokens, tokens_before = _step_tokens_text(answer.fleet), _step_tokens_text(before.fleet)
@@ -656,8 +667,8 @@ def _step_tokens_text(fleet: Fleet) -> str:
 
 
 def verdict_text(changed: ChangedQuestion) -> str:
-    """A phrase: whether the fleet of the question before still keeps the SLO after the change, and whether
-    the best fleet now failed its test.
+    """A phrase: whether the previous fleet still keeps the SLO after the change, and whether the best fleet
+    now failed its test.
     """
     text = _kept_text(changed)
     if changed.answer is None or changed.answer.is_passed:
@@ -673,14 +684,14 @@ def _kept_text(changed: ChangedQuestion) -> str:
     if changed.answer is None:
         return f"after the change no fleet is left: {changed.why}"
     if changed.kept is None:
-        return "the fleet of before is not among those that may be used after the change"
-    under = f", with {changed.under} in place of its own policies" if changed.under else ""
-    if changed.is_cheaper_before:
+        return "the previous fleet is not among those that may be used after the change"
+    under = f", with {changed.kept_under} in place of its own policies" if changed.kept_under else ""
+    if changed.is_previous_cheaper:
         return (
-            f"the fleet of before is kept in enough of the search's scenarios after the change{under}, but "
-            "it is not the plan, which is tested on others too"
+            f"the previous fleet is kept in enough of the search's scenarios after the change{under}, but it "
+            "is not the plan, which is tested on others too"
         )
     if changed.kept_as_written:
-        return "the fleet of before holds as written after the change, in too few scenarios"
+        return "the previous fleet holds as written after the change, in too few scenarios"
     holds = "still holds" if changed.kept else "no longer holds"
-    return f"the fleet of before {holds} after the change{under}"
+    return f"the previous fleet {holds} after the change{under}"

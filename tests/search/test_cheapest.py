@@ -16,7 +16,7 @@ from planner.fleet import Role, WorkerType
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs, shared_limits
 from planner.search.level0.designs import DesignPool, FleetDesign, PoolQuestion, record_why_not
-from planner.search.level0.one_pool import Bounded, Search, least_that_holds
+from planner.search.level0.one_pool import BoundedOption, Search, least_that_holds
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.reasons import reason_text
 from planner.solvers.master import FleetLimits, Option
@@ -57,7 +57,7 @@ class RowsOfTruth(Truth):
 
 
 def a_pool(option: Option, least: int, alone: Truth | None = None) -> DesignPool:
-    item = Bounded(option, least, math.inf, least)
+    item = BoundedOption(option, least, math.inf, least)
     return DesignPool(
         item, Search(FleetLimits({})), None if alone is None else alone.holds, pruning_rules.PREFILL_ALONE
     )
@@ -201,7 +201,7 @@ def test_one_of_two_gives_way_where_it_is_cheaper() -> None:
     ]
     found = cheapest_designs(llms, shared_limits(FleetLimits({"a": 3, "b": None})))
     assert found.best is not None and found.value == 23.0
-    assert [(s.pools[0].item.option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
+    assert [(s.pools[0].bounded.option.type.gpu.name, v) for s, v in found.best] == [("b", (3,)), ("a", (2,))]
     assert cheapest_designs(llms, shared_limits(FleetLimits({"a": 4, "b": None}))).value == 16.0
 
 
@@ -246,7 +246,7 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
     def asked(busy: int | None, least: int, most: int, likely: int = 1) -> list[int]:
         search = Search(FleetLimits({}))
-        pool = DesignPool(Bounded(option, 1, math.inf, likely, busy), search, lambda counts: True)
+        pool = DesignPool(BoundedOption(option, 1, math.inf, likely, busy), search, lambda counts: True)
         found = questions_until_known(pool, least, most)
         assert pool.learned.least_holding == (least if least <= most else math.inf)
         return found
@@ -265,26 +265,28 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
 def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
-    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda counts: counts[0][1] >= 40)
+    pool = DesignPool(
+        BoundedOption(option, 1, math.inf, assumed_least=30), search, lambda counts: counts[0][1] >= 40
+    )
     pool.assume_few_fail()
-    record_why_not(pool.item, search)
+    record_why_not(pool.bounded, search)
     assert reason_text(search.refuted[option.name]).endswith("not simulated")
     asked = questions_until_known(pool, 40, 100)
     assert min(asked) >= 30 and pool.least == 40 and search.assumed >= {pruning_rules.SEATS}
-    record_why_not(pool.item, search)
+    record_why_not(pool.bounded, search)
     assert "fall behind" in reason_text(search.refuted[option.name])
 
 
 def test_what_was_simulated_is_not_taken_to_fail() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
-    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda counts: True)
+    pool = DesignPool(BoundedOption(option, 1, math.inf, assumed_least=30), search, lambda counts: True)
     pool.learned.least_holding = 20
     pool.assume_few_fail()
     assert pool.least == 1 and pruning_rules.SEATS not in search.assumed
 
 
 def test_the_least_count_of_a_row_is_found_from_its_corner_or_from_one_that_holds() -> None:
-    item = Bounded(an_option("decode", "a", 1.0), 1, math.inf, 40)
+    item = BoundedOption(an_option("decode", "a", 1.0), 1, math.inf, 40)
     rng = np.random.default_rng(1)
     for _ in range(300):
         truth, least = (int(each) for each in rng.integers(1, 60, 2))

@@ -147,6 +147,7 @@ def test_growth_skips_only_pools_that_cannot_gain_most(monkeypatch: pytest.Monke
         monkeypatch.setattr(cheapest_kept, "_kept_scenarios", keep)
         gains = [n / price for n, price in zip(kept, prices, strict=True)]
         expected = int(np.argmax(gains)) if max(gains) else None
-        assert cheapest_kept._best_gain(None, range(len(kept)), prices, range(6)) == expected  # type: ignore[arg-type]
+        best: object = cheapest_kept._best_gain(None, range(len(kept)), prices, range(6))  # type: ignore[arg-type]
+        assert best == expected
         skipped += len(kept) - len(simulated)
     assert skipped > 30

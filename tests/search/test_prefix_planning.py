@@ -133,7 +133,7 @@ def test_hits_by_hand() -> None:
     lengths = hits.lengths()
     assert lengths.input_tokens.tolist() == [150, 200, 300]
     assert np.asarray(lengths.cached_tokens).tolist() == [100, 0, 200]
-    classes = hits.classes()
+    classes = hits.workload()
     assert sorted(classes.min_uncached_tokens.tolist()) == [50, 100, 200]
 
 

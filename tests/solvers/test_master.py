@@ -15,7 +15,7 @@ from planner.domain import Gpu
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
 from planner.search.level0 import two_pools
-from planner.search.level0.one_pool import Bounded, Search, search_one_pool
+from planner.search.level0.one_pool import BoundedOption, Search, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.reasons import reason_text
@@ -227,11 +227,11 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         ]
 
     search = Search(limits)
-    bounded = {o.name: Bounded(o, 1, limits.most_workers(o.type)) for o in (*mixed, *prefill, *decode)}
+    bounded = {o.name: BoundedOption(o, 1, limits.most_workers(o.type)) for o in (*mixed, *prefill, *decode)}
     if seed % 2:  # guesses, right or wrong
         for name, item in bounded.items():
             busy = int(rng.integers(1, 20)) if item.option.role == "decode" else None
-            bounded[name] = replace(item, likely=int(rng.integers(1, 20)), busy=busy)
+            bounded[name] = replace(item, likely=int(rng.integers(1, 20)), likely_decode=busy)
 
     def leads(counts: tuple[tuple[Option, int], ...]) -> bool:
         return counts[0][1] >= lead[counts[0][0].name]
@@ -268,7 +268,7 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
         return d is dear or n_p == 4
 
     search = Search(FleetLimits({}))
-    front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
+    front, *back = (BoundedOption(each, 1, np.inf) for each in (prefill, cheap, dear))
     search_two_pools([front], back, PairSimulations(holds), search, lambda: False)
     assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
 
@@ -283,7 +283,7 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
 
     mixed = option("mixed", 1.0)
     search = Search(FleetLimits({"g": None}))
-    search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, lambda: False)
+    search_one_pool([BoundedOption(mixed, 1, np.inf, likely=3)], never, search, lambda: False)
     assert search.best is None and search.most_failed[mixed.name] in asked
     assert reason_text(search.refuted[mixed.name]).startswith(
         f"{search.most_failed[mixed.name]} workers fail"

@@ -131,7 +131,7 @@ def test_the_best_tiers_are_said_in_words() -> None:
 
 def test_searches_that_are_cut_short_prove_nothing() -> None:
     with pytest.raises(InfeasibleError, match="searches were cut short") as caught:
-        choose_tiers(Study(documents(0), CATALOG, work_s=1e-6), question(), TIERS)
+        choose_tiers(Study(documents(0), CATALOG, most_work_s=1e-6), question(), TIERS)
     assert not caught.value.is_proved
 
 

@@ -159,12 +159,12 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
     assert judge_slo(simulation, before.problem.slo).holds is moved.kept is kept
-    assert moved.under == ("queue fcfs" if kept else "")
+    assert moved.kept_under == ("queue fcfs" if kept else "")
 
 
 @pytest.mark.long
 def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> None:
-    """Twice the traffic in every scenario leaves the traffic as written as it is, where the fleet of before
+    """Twice the traffic in every scenario leaves the traffic as written as it is, where the previous fleet
     holds; the answer was that it "no longer holds".
     """
     study = Study(traffic(requests=100), CATALOG)
@@ -173,7 +173,7 @@ def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> No
     moved = answer_change(study, before, replace(task, safety=Safety(growth_frac=1.0)), "growth")
     assert moved.kept is False
     assert verdict_text(moved) == (
-        "the fleet of before holds as written after the change, in too few scenarios"
+        "the previous fleet holds as written after the change, in too few scenarios"
     )
     assert _plan_cell(moved) == "too few scenarios"
     assert _plan_cell(replace(moved, kept_as_written=False)) == "fails"
@@ -371,7 +371,7 @@ def test_the_command_shows_before_and_after(asked: list[str]) -> None:
     assert {line["limit"]: line["limit_s"] for line in found["after"]["slo"]}["ttft p90"] == 0.4
     assert found["after"]["bound"] <= found["after"]["value"] == found["after"]["gpus"]
     table = CliRunner().invoke(app, arguments)
-    assert "the fleet of before" in table.stdout and "400 ms" in table.stdout
+    assert "the previous fleet" in table.stdout and "400 ms" in table.stdout
 
 
 def test_too_few_scenarios_after_a_change_are_told_with_what_to_ask_for() -> None:
@@ -450,6 +450,6 @@ def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() ->
     )
     assert "still holds" not in verdict_text(moved) and "is not the plan" in verdict_text(moved)
     for same in (replace(moved, value_now=31.92), replace(moved, task=on_paper)):
-        assert verdict_text(same) == "the fleet of before still holds after the change"
+        assert verdict_text(same) == "the previous fleet still holds after the change"
     failed = replace(moved, answer=cast(Any, SimpleNamespace(**vars(answer) | {"is_passed": False})))
     assert verdict_text(failed).endswith("failed its test in scenarios that its search had not seen")

@@ -330,7 +330,7 @@ def certify_plan(
         placement=placement,
         prefixes=prefixes,
         on_paper=oracle.fleet(fleet_search.best),
-        trial=production.trial if production is not None and production.is_tested else None,
+        trial=production.trial if production is not None and production.is_passed else None,
     )
 
 
@@ -384,14 +384,14 @@ def _status_of(
         return "best found"
     if production is None and problem.task.safety is None:
         return "on paper"
-    if production is None or (not production.is_tested and problem.out_of_time()):
+    if production is None or (not production.is_passed and problem.out_of_time()):
         # There is no fleet for production, or the time was over before the end of its test.
         return "best found"
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)
         and production.scenarios.have_spread
     )
-    return "certified" if production.is_tested and is_measured else "not certified"
+    return "certified" if production.is_passed and is_measured else "not certified"
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _packed_stocks(
     """The stocks of whole nodes that several LLMs share, and what their rows add up: SharedLimits without an
     amount, which follow the `limits`. With `by_bill` a node weighs its price, and nodes in no stock count.
     """
-    options = dict.fromkeys(pool.item.option for each in llms for design in each for pool in design.pools)
+    options = dict.fromkeys(pool.bounded.option for each in llms for design in each for pool in design.pools)
     sums: list[SharedLimit] = []
     stocks: list[NodeStock] = []
 
@@ -288,7 +288,7 @@ class _DesignTable:
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
         self.terms: dict[DesignPool, DesignTerms] = {}  # Of each pool of any design.
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
-            option = pool.item.option
+            option = pool.bounded.option
             uses = tuple(limit.use(option) for limit in limits)
             by_limit = zip(self.amounts, uses, strict=True)
             # The most workers of this option that the limits allow if the fleet has no others.
@@ -316,8 +316,10 @@ class _DesignTable:
         """The columns of one design that are within the limits."""
 
         def has_too_many(vector: Vector) -> bool:
-            """Whether a count is so high that the search gives up there (`Bounded.too_many`)."""
-            return any(count > pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
+            """Whether a count is so high that the search gives up there (`BoundedOption.too_many`)."""
+            return any(
+                count > pool.bounded.too_many for count, pool in zip(vector, design.pools, strict=True)
+            )
 
         fleets = design.fleets()
         corners = design.corners(leaping=self._leaps(design))

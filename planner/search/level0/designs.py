@@ -25,7 +25,14 @@ from typing import Literal, Protocol
 from planner.documents import facts
 from planner.documents.facts import PruningRule
 from planner.search.level0 import pruning_rules
-from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
+from planner.search.level0.one_pool import (
+    BoundedOption,
+    Holds,
+    Learned,
+    Search,
+    least_that_holds,
+    reason_by_bounds,
+)
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective_of
 
 # The numbers below decide which counts are simulated first, and no answer. They are set by hand.
@@ -71,10 +78,14 @@ class DesignPool:
     """
 
     def __init__(
-        self, item: Bounded, search: Search, alone: Holds | None = None, assumption: PruningRule | None = None
+        self,
+        bounded: BoundedOption,
+        search: Search,
+        alone: Holds | None = None,
+        assumption: PruningRule | None = None,
     ):
-        self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
-        self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
+        self.bounded, self.search, self.alone, self.assumption = (bounded, search, alone, assumption)
+        self.learned = search.learned.setdefault(bounded.option.name, Learned(bounded.least - 1))
         self.designs: list[FleetDesign] = []  # Every design that has this pool.
 
     @property
@@ -83,9 +94,9 @@ class DesignPool:
         return self.learned.failed + 1
 
     def assume_few_fail(self) -> None:
-        """Assume, without a simulation, that fewer than `item.few` workers fail (pruning_rules.SEATS)."""
-        if self.least < self.item.few < self.learned.least_holding:
-            self.learned.failed = self.item.few - 1
+        """Assume, without a simulation, that fewer than `assumed_least` fail (pruning_rules.SEATS)."""
+        if self.least < self.bounded.assumed_least < self.learned.least_holding:
+            self.learned.failed = self.bounded.assumed_least - 1
             self.search.assumed.add(pruning_rules.SEATS)
 
     @property
@@ -94,20 +105,22 @@ class DesignPool:
         return self.alone is None or self.learned.least_holding == self.least
 
 
-def record_why_not(item: Bounded, search: Search) -> None:
+def record_why_not(bounded: BoundedOption, search: Search) -> None:
     """Write into `search.refuted` why an option is not in the best fleet."""
-    option = item.option
+    option = bounded.option
     failed = search.learned[option.name].failed
     if search.best is not None and option in [each for each, _ in search.best]:
         search.refuted.pop(option.name, None)
-    elif failed >= item.least:
+    elif failed >= bounded.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        is_assumed = failed == item.few - 1  # `DesignPool.assume_few_fail` set it, without a simulation.
+        is_assumed = (
+            failed == bounded.assumed_least - 1
+        )  # `DesignPool.assume_few_fail` set it, without a simulation.
         search.refuted[option.name] = (
             facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )
-    elif objective_of(((option, failed + 1),)) >= search.value or item.least > item.most:
-        search.refuted[option.name] = by_bound(item, search.value)
+    elif objective_of(((option, failed + 1),)) >= search.value or bounded.least > bounded.most:
+        search.refuted[option.name] = reason_by_bounds(bounded, search.value)
 
 
 @dataclass(slots=True)
@@ -125,14 +138,14 @@ class PoolQuestion:
         Counts go up from a guess in growing strides until one suffices. If the guess itself suffices, they go
         down from it in the same way. Last comes bisection between a failed and a sufficient count.
         """
-        failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
-        guess, stride = item.likely, max(item.likely // FIRST_STRIDE_PARTS, 1)
-        if item.busy is not None:  # This guess is often exact, so strides begin at 1.
-            guess, stride = item.busy, 1
+        failed, holding, bounded = pool.learned.failed, pool.learned.least_holding, pool.bounded
+        guess, stride = bounded.likely, max(bounded.likely // FIRST_STRIDE_PARTS, 1)
+        if bounded.likely_decode is not None:  # This guess is often exact, so strides begin at 1.
+            guess, stride = bounded.likely_decode, 1
         if holding > most:  # No count that could pay is known to suffice, so the counts go up from the guess.
             # The distance from the guess doubles with each failure, and grows by a stride.
             count = guess if failed < guess else 2 * failed - guess + stride
-            is_most_near = item.busy is None and most < NEAR_GUESS * guess
+            is_most_near = bounded.likely_decode is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
         # Downwards too the distance from the guess doubles and grows by a stride. Bisection follows once this
@@ -142,10 +155,10 @@ class PoolQuestion:
 
     def simulate(self) -> None:
         assert self.pool.alone is not None
-        self.answer = self.pool.alone(((self.pool.item.option, self.count),))
+        self.answer = self.pool.alone(((self.pool.bounded.option, self.count),))
 
     def record_answer(self) -> None:
-        pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
+        pool, learned, name = self.pool, self.pool.learned, self.pool.bounded.option.name
         for design in pool.designs:
             design.version += 1  # So that cheapest.py reads its corners anew.
         if pool.assumption is not None:
@@ -184,7 +197,7 @@ class FleetDesign:
 
     def counts(self, vector: Vector) -> Counts:
         """The fleet with these counts of workers, one for each pool."""
-        return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
+        return tuple((pool.bounded.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def find_if_holds(self, vector: Vector) -> bool:
         """Whether these counts hold. They are simulated only if no earlier answer of their row implies it."""
@@ -240,7 +253,7 @@ class FleetDesign:
         if len(self.pools) == 1:  # A mixed pool has no partner: it is simulated as a fleet.
             return []
         unknown = [
-            (pool, own_terms, max(int(min(most(k), pool.item.too_many)), pool.least))
+            (pool, own_terms, max(int(min(most(k), pool.bounded.too_many)), pool.least))
             for k, (pool, own_terms) in enumerate(zip(self.pools, terms, strict=True))
             if not pool.is_known
         ]
@@ -276,7 +289,7 @@ class RowQuestion:
         is_good_guess = last_pool.alone is not None and corner_count == last_pool.least
         guess = corner_count if is_good_guess and self.most > NEAR_CORNER * corner_count else None
         n = least_that_holds(
-            lambda n: self.design.find_if_holds((*row, n)), corner_count, self.most, last_pool.item, guess
+            lambda n: self.design.find_if_holds((*row, n)), corner_count, self.most, last_pool.bounded, guess
         )
         self.least_fleet = None if n is None else self.design.counts((*row, n))
 
@@ -291,12 +304,12 @@ class RowQuestion:
             last_option, n = self.least_fleet[-1]
             search.least_holding[last_option.name] = min(n, search.least_holding.get(last_option.name, n))
             return
-        label = " + ".join(pool.item.option.name for pool in design.pools)
+        label = " + ".join(pool.bounded.option.name for pool in design.pools)
         prefills = self.corner[0]
         if self.leaping:
             design.version += 1
             design.leap = math.ceil(LEAP_FACTOR * prefills)
-            if design.leap > design.pools[0].item.too_many:
+            if design.leap > design.pools[0].bounded.too_many:
                 search.refuted[label] = facts.PairFails(prefills)
                 return
         if len(design.pools) == 2:
@@ -307,7 +320,7 @@ def learn_from(designs: Iterable[FleetDesign], verdicts: Verdicts) -> None:
     """Record in each design which of its fleets are known to hold or fail. `verdicts` holds this by the names
     and counts of a fleet's options.
     """
-    design_by_names = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
+    design_by_names = {tuple(pool.bounded.option.name for pool in design.pools): design for design in designs}
     for fleet, holds in verdicts.items():
         design = design_by_names.get(tuple(name for name, _ in fleet))
         if design is not None and all(count > 0 for _, count in fleet):

@@ -18,7 +18,7 @@ from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
 from planner.search.level0.designs import DesignPool, FleetDesign, learn_from
-from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
+from planner.search.level0.one_pool import BoundedOption, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.deterministic_parallel import effort_spent
@@ -62,18 +62,18 @@ class Level0:
 
     search: Search
     options: tuple[Option, ...]
-    bounded: dict[str, Bounded]
+    bounded: dict[str, BoundedOption]
     mixed: tuple[Counts | None, float]
     one_gpu: tuple[Counts | None, float]
     has_pairs: bool
 
-    def with_role(self, role: Role) -> list[Bounded]:
+    def with_role(self, role: Role) -> list[BoundedOption]:
         """The options of a role with their bounds, for all fleets of level 0: also for kinds of fleets that
         `options` leaves out because another kind was best here.
         """
         if role != "mixed" and not self.has_pairs:
             return []
-        return [item for item in self.bounded.values() if item.option.role == role]
+        return [bounded for bounded in self.bounded.values() if bounded.option.role == role]
 
     @property
     def may_mix_all(self) -> bool:
@@ -89,11 +89,11 @@ class _Level0Options:
     first; `decode` and `options` keep the order of the worker types.
     """
 
-    mixed: list[Bounded]
-    prefill: list[Bounded]
-    decode: list[Bounded]
+    mixed: list[BoundedOption]
+    prefill: list[BoundedOption]
+    decode: list[BoundedOption]
     options: tuple[Option, ...]
-    bounded: dict[str, Bounded]
+    bounded: dict[str, BoundedOption]
 
     @classmethod
     def of(cls, problem: Problem) -> _Level0Options:
@@ -267,7 +267,9 @@ def _search_pairs(
     search_two_pools(space.prefill, space.decode, simulations, search, is_enough, allowed)
 
 
-def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
+def _pairs(
+    prefills: Iterable[BoundedOption], decodes: Iterable[BoundedOption]
+) -> list[tuple[BoundedOption, BoundedOption]]:
     """The pairs of a prefill and a decode option that may hand KV blocks over."""
     return [
         (prefill, decode)
@@ -307,11 +309,12 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
     prefill_alone = None
     if pools_alone and not problem.trace.after.size:
         prefill_alone = oracle.prefill_meets_ttft_alone
-        for item in level0.with_role("prefill"):
-            if (learned := level0.search.learned.get(item.option.name)) is not None:
-                search.learned[item.option.name] = replace(learned)
+        for bounded in level0.with_role("prefill"):
+            if (learned := level0.search.learned.get(bounded.option.name)) is not None:
+                search.learned[bounded.option.name] = replace(learned)
     designs = [
-        FleetDesign((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
+        FleetDesign((DesignPool(bounded, search),), oracle.holds, search)
+        for bounded in level0.with_role("mixed")
     ]
     designs += pair_up(
         level0.with_role("prefill"),
@@ -342,28 +345,28 @@ def _offer_known(
 
 
 def _search_mixed(
-    ordered: list[Bounded], holds: Holds, search: Search, is_enough: Callable[[], bool]
+    ordered: list[BoundedOption], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
     here: once a fleet holds, the options on its hardware come first. Of fleets with equal prices the first is
     kept.
     """
-    first_of_kind: dict[Hardware, Bounded] = {}
-    for item in ordered:
-        first_of_kind.setdefault(hardware_of(item.option), item)
+    first_of_kind: dict[Hardware, BoundedOption] = {}
+    for bounded in ordered:
+        first_of_kind.setdefault(hardware_of(bounded.option), bounded)
     if search.best is None:
         first_incumbent(list(first_of_kind.values()), holds, search, is_enough)
     if search.best is not None:
         best_option = search.best[0][0]
-        ordered.sort(key=lambda item: hardware_of(item.option) != hardware_of(best_option))
+        ordered.sort(key=lambda bounded: hardware_of(bounded.option) != hardware_of(best_option))
     search_one_pool(ordered, holds, search, is_enough)
 
 
 def _walk_cheaper(
     problem: Problem,
     search: Search,
-    mixed: Sequence[Bounded],
-    pairs: Sequence[tuple[Bounded, Bounded]],
+    mixed: Sequence[BoundedOption],
+    pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     holds: Holds,
     mean_effort: float,
     *,
@@ -394,10 +397,10 @@ def _walk_cheaper(
         raise StoppedError
 
 
-def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
+def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> BoundedOption:
     """The option with bounds on its count of workers: `least` for the work that the SLO requires, `most`
-    within the limits, `likely` for the work of `guess`, and for decode options `busy` and `few`
-    (one_pool.Bounded).
+    within the limits, `likely` for the work of `guess`, and for decode options `likely_decode` and
+    `assumed_least` (one_pool.BoundedOption).
     """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.slo_work))
@@ -413,15 +416,22 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
-    # `busy` and `few` are guessed only for decode workers without speculative decoding, and only for traffic
+    # The other counts are guessed only for decode workers without speculative decoding, and only for traffic
     # without sessions.
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
-        return Bounded(option, least, most, likely)
-    busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1
+        return BoundedOption(option, least, most, likely)
+    likely_decode = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1)
+    assumed_least = 1
     if len(problem.trace) > SEATS_REQUESTS:
-        few = max(math.ceil(FEW_FRAC * workers_for_backlog_test(problem, option, fewest_decode_workers)), 1)
-    return Bounded(
-        option, least, most, likely, oracle.workers_needed(option, busy), oracle.workers_needed(option, few)
+        fewest = FEW_FRAC * workers_for_backlog_test(problem, option, fewest_decode_workers)
+        assumed_least = max(math.ceil(fewest), 1)
+    return BoundedOption(
+        option,
+        least,
+        most,
+        likely,
+        likely_decode=oracle.workers_needed(option, likely_decode),
+        assumed_least=oracle.workers_needed(option, assumed_least),
     )
 
 

@@ -35,34 +35,33 @@ answers do not depend on the number of cores.
 
 # The numbers below are set by hand.
 
-# The price up to which options are simulated grows by this factor until one holds. A count without a limit
-# begins at its guess times this factor.
-PRICE_GROWTH = 1.3
-_COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
+PRICE_GROWTH = 1.3  # The price up to which options are simulated grows by this factor until one holds.
+_FIRST_COUNT_RATIO = 1.3  # A count without a limit begins at this many times its guess.
+_COUNT_GROWTH = 1.5  # It then grows by this factor until it holds.
 _NEAR_RATIO = 1.05  # The first incumbent costs at most 5 % more than a price at which no option held.
-_TOO_MANY_RATIO = 64  # `Bounded.too_many` is this many times the least or the likely count.
+_TOO_MANY_RATIO = 64  # `BoundedOption.too_many` is this many times the least or the likely count.
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
-    """An option (a worker type in a role) with a proved least count and the most that stock, power and budget
-    allow.
+class BoundedOption:
+    """An option (a worker type in a role) with bounds on its count of workers.
 
-    The search begins at a guess, on which no conclusion rests: `likely` in any pool, and in a decode pool
-    `busy`, the workers that keep up if each has as many requests as its KV cache holds (master.full_workers).
-    Fewer than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
+    No fleet with fewer than `least` can do the work, by proof (master.least_workers). `most` is what stock,
+    power and budget allow. Fewer than `assumed_least` decode workers are assumed to fall behind
+    (pruning_rules.SEATS). The search begins at a guess, on which no conclusion rests: `likely_decode` for
+    decode workers if it is given (master.full_workers), else `likely`.
     """
 
     option: Option
     least: int
     most: float
     likely: int = 1
-    busy: int | None = None
-    few: int = 1
+    likely_decode: int | None = None
+    assumed_least: int = 1
 
     @property
     def least_objective(self) -> float:
-        """The objective of the least count."""
+        """What the least count costs, in the objective's unit."""
         return objective_of(((self.option, self.least),))
 
     @property
@@ -73,7 +72,9 @@ class Bounded:
 
 @dataclass(slots=True)
 class Learned:
-    """What is known of the least count of a pool alone: above `failed`, at most `least_holding`."""
+    """What is known of the least count that suffices in one pool of a pair if the other pool takes no time
+    (DesignPool in designs.py): above `failed`, at most `least_holding`.
+    """
 
     failed: int
     least_holding: float = math.inf
@@ -84,12 +85,12 @@ class Search:
     """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
     Four fields say something of each option, by its name: `least_holding` is the least count known to hold,
-    `most_failed` the largest known to fail, `learned` what is known of its pool beside a perfect partner,
-    `refuted` why it is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`:
-    every cheaper fleet was simulated or has too few workers for the work. `assumed` are the pruning rules
-    that were relied on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None:
-    infinitely many), `cheaper_simulated` how many of these were simulated. `counted` caches a value and the
-    number of fleets below it.
+    `most_failed` the largest known to fail, `learned` what is known of its pool in a pair, `refuted` why it
+    is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper
+    fleet was simulated or has too few workers for the work. `assumed` are the pruning rules that were relied
+    on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
+    `cheaper_simulated` how many of these were simulated. `counted_below` is a value and how many fleets cost
+    less, which is infinite if an option has no limit (walk.py counts them once).
     """
 
     limits: FleetLimits
@@ -104,7 +105,7 @@ class Search:
     assumed: set[PruningRule] = field(default_factory=set)
     cheaper: int | None = None
     cheaper_simulated: int = 0
-    counted: tuple[float, float] | None = None
+    counted_below: tuple[float, float] | None = None
 
     def offer(self, counts: Counts) -> None:
         """Record a fleet that holds; it becomes the best one if it is cheaper."""
@@ -117,7 +118,7 @@ class Search:
 
 
 def first_incumbent(
-    bounded: Sequence[Bounded], holds: Holds, search: Search, out_of_time: Callable[[], bool]
+    bounded_options: Sequence[BoundedOption], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
     """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
@@ -126,16 +127,16 @@ def first_incumbent(
     that are far too small fail within a fraction of the trace, so this costs little more than the simulations
     that succeed.
     """
-    available = [item for item in bounded if item.least <= item.most]
+    available = [bounded for bounded in bounded_options if bounded.least <= bounded.most]
 
     def any_holds_below(value: float) -> bool:
         """Whether some option holds with the most workers that cost less; such fleets are offered."""
         holding: dict[str, Counts] = {}
 
-        def simulate_option(item: Bounded) -> None:
-            option, name = item.option, item.option.name
-            count = int(min(item.most, largest_below(option, value), item.too_many))
-            if count < item.least or count <= search.most_failed.get(name, 0):
+        def simulate_option(bounded: BoundedOption) -> None:
+            option, name = bounded.option, bounded.option.name
+            count = int(min(bounded.most, largest_below(option, value), bounded.too_many))
+            if count < bounded.least or count <= search.most_failed.get(name, 0):
                 return  # This many workers are known to fail.
             if holds(((option, count),)):
                 holding[name] = ((option, count),)
@@ -144,35 +145,39 @@ def first_incumbent(
 
         try:
             for wave in _waves(available):
-                run_wave([partial(simulate_option, item) for item in wave])
+                run_wave([partial(simulate_option, bounded) for bounded in wave])
         finally:  # Fleets that hold are offered even if the time limit ends the wave.
-            for item in available:
-                if item.option.name in holding:
-                    search.offer(holding[item.option.name])
+            for bounded in available:
+                if bounded.option.name in holding:
+                    search.offer(holding[bounded.option.name])
         return bool(holding)
 
     # A price at which no option held: at first the least of any option, as below it none is simulated.
-    failed = min((item.least_objective for item in available), default=0.0)
-    likely_value = min((objective_of(((item.option, item.likely),)) for item in available), default=0.0)
-    value = PRICE_GROWTH * max(failed, likely_value)
-    highest = max((objective_of(((item.option, item.too_many),)) for item in available), default=0.0)
-    while 0 < value <= highest and not any_holds_below(value):  # The price is 0 if no option is available.
+    failed_value = min((bounded.least_objective for bounded in available), default=0.0)
+    likely_value = min(
+        (objective_of(((bounded.option, bounded.likely),)) for bounded in available), default=0.0
+    )
+    value = PRICE_GROWTH * max(failed_value, likely_value)
+    highest = max((objective_of(((bounded.option, bounded.too_many),)) for bounded in available), default=0.0)
+    # A price of 0 cannot grow: no option is available, or one of them has only owned GPUs, which are free.
+    while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return
-        failed, value = value, PRICE_GROWTH * value
-    while search.value > _NEAR_RATIO * failed > 0 and math.isfinite(search.value) and not out_of_time():
-        middle = math.sqrt(failed * search.value)  # The geometric mean of the two prices.
+        failed_value, value = value, PRICE_GROWTH * value
+    can_narrow = search.best is not None and failed_value > 0
+    while can_narrow and search.value > _NEAR_RATIO * failed_value and not out_of_time():
+        middle = math.sqrt(failed_value * search.value)  # The geometric mean of the two prices.
         if not any_holds_below(middle):
-            failed = middle
+            failed_value = middle
 
 
 def search_one_pool(
-    bounded: Sequence[Bounded], holds: Holds, search: Search, out_of_time: Callable[[], bool]
+    bounded_options: Sequence[BoundedOption], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
     """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are simulated in the
     given order: if a good one comes first, the others are ruled out with few simulations.
     """
-    for wave in _waves(bounded):
+    for wave in _waves(bounded_options):
         if out_of_time():
             search.is_exhausted = False
             return
@@ -180,38 +185,40 @@ def search_one_pool(
         holding: dict[str, Counts] = {}
 
         # The defaults bind the value and the dictionary of this wave.
-        def search_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
+        def search_option(
+            bounded: BoundedOption, value: float = value, holding: dict[str, Counts] = holding
+        ) -> None:
             """Find the fewest workers of one option that hold, at a price below `value`. Their fleet goes
             into `holding`; without any, the reason goes into `search.refuted`.
             """
-            option, name = item.option, item.option.name
-            most = min(item.most, largest_below(option, value))
-            if most < item.least:
-                search.refuted[name] = by_bound(item, value)
+            option, name = bounded.option, bounded.option.name
+            most = min(bounded.most, largest_below(option, value))
+            if most < bounded.least:
+                search.refuted[name] = reason_by_bounds(bounded, value)
                 return
-            start = max(item.least, search.most_failed.get(name, 0) + 1)
+            start = max(bounded.least, search.most_failed.get(name, 0) + 1)
             search.assumed.add(pruning_rules.MORE_MIXED)
             least_holding = search.least_holding.get(name, math.inf)
             least = least_that_holds(
-                lambda n: holds(((option, n),)), start, most, item, least_holding=least_holding
+                lambda n: holds(((option, n),)), start, most, bounded, least_holding=least_holding
             )
             if least is None or least > most:
-                simulated = int(most) if math.isfinite(most) else item.too_many
+                simulated = int(most) if math.isfinite(most) else bounded.too_many
                 search.most_failed[name] = max(start - 1, simulated)
                 why_no_more: Literal["not-tried", "not-available", "too-dear"] = "too-dear"
                 if not math.isfinite(most):
                     why_no_more = "not-tried"
-                elif most == item.most:
+                elif most == bounded.most:
                     why_no_more = "not-available"
                 search.refuted[name] = facts.WorkersFail(search.most_failed[name], why_no_more)
                 return
             holding[name] = ((option, least),)
 
         try:
-            run_wave([partial(search_option, item) for item in wave])
+            run_wave([partial(search_option, bounded) for bounded in wave])
         finally:  # As above: what was found counts even if the time limit ends the wave.
-            for item in wave:
-                name = item.option.name
+            for bounded in wave:
+                name = bounded.option.name
                 # Reasons are taken out and put in again, so that they are in the order of the options and not
                 # in that in which the parallel searches ended.
                 if name in search.refuted:
@@ -224,20 +231,20 @@ def least_that_holds(
     holds: Callable[[int], bool],
     least: int,
     most: float,
-    item: Bounded,
+    bounded: BoundedOption,
     guess: int | None = None,
     least_holding: float = math.inf,
 ) -> int | None:
     """The smallest n in [least, most] that holds; `most` + 1 if that is known to hold and no smaller count
-    does; None if `most` fails, or with an infinite `most` if `item.too_many` fails.
+    does; None if `most` fails, or with an infinite `most` if `bounded.too_many` fails.
 
     `guess` is the answer or a little less: counts from there on are simulated in growing strides.
     `least_holding` is a count known to hold, infinite if none is.
     """
-    failed = least - 1  # From here on the largest count that is taken to fail.
+    failed = least - 1  # The largest count that is known or taken to fail.
     if guess is not None:
         stride = 1
-        while guess < min(most, item.too_many):
+        while guess < min(most, bounded.too_many):
             if holds(guess):
                 least_holding = guess
                 break
@@ -250,12 +257,12 @@ def least_that_holds(
         if holding <= failed or not holds(holding):
             return None
     else:
-        holding = max(failed + 1, math.ceil(PRICE_GROWTH * item.likely))
+        holding = max(failed + 1, math.ceil(_FIRST_COUNT_RATIO * bounded.likely))
         while not holds(holding):
-            if holding >= item.too_many:
+            if holding >= bounded.too_many:
                 return None
-            failed, holding = holding, min(math.ceil(_COUNT_GROWTH * holding), item.too_many)
-    middle = item.likely  # Counts that are far too small fail fast, so the bisection begins low.
+            failed, holding = holding, min(math.ceil(_COUNT_GROWTH * holding), bounded.too_many)
+    middle = bounded.likely  # Counts that are far too small fail fast, so the bisection begins low.
     while holding - failed > 1:
         if not failed < middle < holding:
             middle = (failed + holding) // 2
@@ -266,11 +273,11 @@ def least_that_holds(
     return holding
 
 
-def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is ruled out by its least count alone: it exceeds `most`, or costs `value` or more."""
-    if item.least > item.most:
-        return facts.WorkersMissing(item.least, item.most)
-    return facts.WorkTooDear(item.least, item.least_objective, value)
+def reason_by_bounds(bounded: BoundedOption, value: float) -> Reason:
+    """Why the bounds rule an option out: its least count exceeds `most`, or costs `value` or more."""
+    if bounded.least > bounded.most:
+        return facts.WorkersMissing(bounded.least, bounded.most)
+    return facts.WorkTooDear(bounded.least, bounded.least_objective, value)
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:

@@ -18,10 +18,10 @@ and in large questions (`are_many` in `pair_up`)
 
     DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
                    a growing backlog behind any prefill pool, and so have smaller ones
-    SEATS          fewer decode workers than `Bounded.few` fall behind. `few` is above 1 in questions with
-                   many requests: level0_search.py takes a share of the workers that could just admit all
-                   requests if each made tokens at its best batch size and ended with all seats (places in
-                   its batch) taken
+    SEATS          fewer decode workers than `BoundedOption.assumed_least` fall behind. It is above 1 in
+                   questions with many requests: level0_search.py takes a share of the workers that could
+                   just admit all requests if each made tokens at its best batch size and ended with all
+                   seats (places in its batch) taken
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). In a
 session the next request comes later if an answer is decoded slowly, so decode workers may also relieve
@@ -39,7 +39,7 @@ from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import cheapest_designs, shared_limits
 from planner.search.level0.designs import DesignPool, FleetDesign, record_why_not
-from planner.search.level0.one_pool import Bounded, Holds, Search
+from planner.search.level0.one_pool import BoundedOption, Holds, Search
 from planner.search.oracle.fleet_counts import objective_of
 from planner.solvers.master import Option
 
@@ -65,8 +65,8 @@ class PairSimulations:
 
 
 def search_two_pools(
-    prefills: Sequence[Bounded],
-    decodes: Sequence[Bounded],
+    prefills: Sequence[BoundedOption],
+    decodes: Sequence[BoundedOption],
     simulations: PairSimulations,
     search: Search,
     out_of_time: Callable[[], bool],
@@ -90,8 +90,8 @@ def search_two_pools(
         if not answer.is_exact:
             search.is_exhausted = False  # Out of time, or no proof that the fleet is the cheapest.
             return
-    for item in (*prefills, *decodes):
-        record_why_not(item, search)
+    for bounded in (*prefills, *decodes):
+        record_why_not(bounded, search)
 
 
 def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
@@ -100,8 +100,10 @@ def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
     """
 
     def likely_value(design: FleetDesign) -> float:
-        # `Bounded` has two guesses of a count; `busy`, if there is one, is better than `likely`.
-        return objective_of((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
+        # Of the two guesses of a count `likely_decode`, if there is one, is the better.
+        return objective_of(
+            (pool.bounded.option, pool.bounded.likely_decode or pool.bounded.likely) for pool in design.pools
+        )
 
     likeliest = min(pairs, key=likely_value, default=None)
     if likeliest is None:
@@ -112,8 +114,8 @@ def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
 
 
 def pair_up(
-    prefills: Sequence[Bounded],
-    decodes: Sequence[Bounded],
+    prefills: Sequence[BoundedOption],
+    decodes: Sequence[BoundedOption],
     simulations: PairSimulations,
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
@@ -131,12 +133,12 @@ def pair_up(
     prefill_alone = simulations.prefill_alone
     decode_alone = simulations.decode_alone if are_many else None
     prefill_pools = {
-        item.option.name: DesignPool(item, search, prefill_alone, pruning_rules.PREFILL_ALONE)
-        for item in prefills
+        bounded.option.name: DesignPool(bounded, search, prefill_alone, pruning_rules.PREFILL_ALONE)
+        for bounded in prefills
     }
     decode_pools = {
-        item.option.name: DesignPool(item, search, decode_alone, pruning_rules.DECODE_ALONE)
-        for item in decodes
+        bounded.option.name: DesignPool(bounded, search, decode_alone, pruning_rules.DECODE_ALONE)
+        for bounded in decodes
     }
     if decode_alone is not None:
         for pool in decode_pools.values():
@@ -144,8 +146,8 @@ def pair_up(
     designs = []
     for prefill, decode in pairs:
         pools = (prefill_pools[prefill.option.name], decode_pools[decode.option.name])
-        # `pool.least` is at least `item.least`, and grows as counts fail.
-        least_value = objective_of((pool.item.option, pool.least) for pool in pools)
+        # `pool.least` is at least `bounded.least`, and grows as counts fail.
+        least_value = objective_of((pool.bounded.option, pool.least) for pool in pools)
         if least_value < search.value * (1 - ROUNDING):
             designs.append(FleetDesign(pools, simulations.holds, search))
     return designs

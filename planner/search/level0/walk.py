@@ -3,7 +3,7 @@
 The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough
 they are all simulated here, and the answer rests on no rule any more. The exception is the link rule: pairs
 that it left out are not simulated here either, so the answer is not exact. Besides these only counts below
-`Bounded.least` are left out: with so few workers no policy can do the work that the SLO requires.
+`BoundedOption.least` are left out: with so few workers no policy can do the work that the SLO requires.
 
 `every_mix` lists the fleets of any mix for the search beyond level 0 (mixed/mixed_fleets.py).
 """
@@ -18,7 +18,7 @@ import numpy as np
 from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0 import pruning_rules
-from planner.search.level0.one_pool import Bounded, Holds, Search
+from planner.search.level0.one_pool import BoundedOption, Holds, Search
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.deterministic_parallel import run_wave
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
@@ -33,19 +33,24 @@ WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not de
 
 
 def count_cheaper(
-    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+    mixed: Sequence[BoundedOption],
+    pairs: Sequence[tuple[BoundedOption, BoundedOption]],
+    search: Search,
+    value: float,
 ) -> float:
     """How many fleets within the limits, from the least counts on, cost less than `value`."""
     total = 0.0
-    for item in mixed:
-        most = min(item.most, fleet_counts.largest_below(item.option, value))
-        total += max(most - item.least + 1, 0)
+    for bounded in mixed:
+        most = min(bounded.most, fleet_counts.largest_below(bounded.option, value))
+        total += max(most - bounded.least + 1, 0)
     for prefill, decode in pairs:
         total += float(_decode_counts(prefill, decode, search, value)[1].sum())
     return total
 
 
-def _decode_counts(prefill: Bounded, decode: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
+def _decode_counts(
+    prefill: BoundedOption, decode: BoundedOption, search: Search, value: float
+) -> tuple[Floats, Floats]:
     """Prefill counts (P,) of a pair, and for each how many decode counts (P,), from the least one on, are
     within the limits and below `value`.
     """
@@ -95,13 +100,16 @@ def _decode_counts(prefill: Bounded, decode: Bounded, search: Search, value: flo
 
 
 def cheaper_fleets(
-    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
+    mixed: Sequence[BoundedOption],
+    pairs: Sequence[tuple[BoundedOption, BoundedOption]],
+    search: Search,
+    value: float,
 ) -> Iterator[fleet_counts.Counts]:
     """The fleets that `count_cheaper` counts."""
-    for item in mixed:
-        most = int(min(item.most, fleet_counts.largest_below(item.option, value)))
-        for n in range(item.least, most + 1):
-            yield ((item.option, n),)
+    for bounded in mixed:
+        most = int(min(bounded.most, fleet_counts.largest_below(bounded.option, value)))
+        for n in range(bounded.least, most + 1):
+            yield ((bounded.option, n),)
     for prefill, decode in pairs:
         for n_p, count in zip(*_decode_counts(prefill, decode, search, value), strict=True):
             for n_d in range(decode.least, decode.least + int(count)):
@@ -109,8 +117,8 @@ def cheaper_fleets(
 
 
 def walk(
-    mixed: Sequence[Bounded],
-    pairs: Sequence[tuple[Bounded, Bounded]],
+    mixed: Sequence[BoundedOption],
+    pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     holds: Holds,
     verdicts: fleet_counts.Verdicts,
     search: Search,
@@ -124,7 +132,7 @@ def walk(
     walked. `search.is_exact` is set where nothing cheaper is left.
     """
     cheaper_left = count_cheaper(mixed, pairs, search, search.value)
-    search.counted = search.value, cheaper_left  # `note_cheaper` need not count again.
+    search.counted_below = search.value, cheaper_left  # `note_cheaper` need not count again.
     if not np.isfinite(cheaper_left) or not may_go_on(0, int(cheaper_left)):
         return
     fleets = [
@@ -166,18 +174,18 @@ def walk(
 
 
 def note_cheaper(
-    mixed: Sequence[Bounded],
-    pairs: Sequence[tuple[Bounded, Bounded]],
+    mixed: Sequence[BoundedOption],
+    pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     verdicts: fleet_counts.Verdicts,
     search: Search,
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
-    if search.counted is not None and search.counted[0] == search.value:
-        count = search.counted[1]  # The walk has counted them already.
+    if search.counted_below is not None and search.counted_below[0] == search.value:
+        count = search.counted_below[1]  # The walk has counted them already.
     else:
         count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
-    options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
+    options = {bounded.option.name: bounded.option for bounded in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = 0
     for fleet in verdicts:
         roles = [name.split()[0] for name, _ in fleet]  # An option's name begins with its role.

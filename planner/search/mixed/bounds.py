@@ -58,7 +58,7 @@ def _load(problem: Problem) -> TrafficLoad:
     """
     network = problem.task.network
     return TrafficLoad(
-        workload=problem.hits.classes(may_pin=problem.task.policies.may_pin)
+        workload=problem.hits.workload(may_pin=problem.task.policies.may_pin)
         if problem.hits
         else to_classes(problem.trace),
         slo_work=problem.slo_work,

@@ -466,15 +466,12 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
         if has_whole_pairs(option for option, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
-        role = best[0][0].role
-        others = [
-            item for item in level0.bounded.values() if item.option.role == role and item.option != best[0][0]
-        ]
-        others.sort(key=lambda item: (item.likely * item.option.objective, item.option.name))
-        for item in others[:NEAR_TYPES]:
-            most = min(largest_below(item.option, value), item.most)
-            if max(item.least, 1) <= most < math.inf:
-                candidates.append(((item.option, int(most)),))
+        others = [each for each in level0.with_role(best[0][0].role) if each.option != best[0][0]]
+        others.sort(key=lambda each: (each.likely * each.option.objective, each.option.name))
+        for other in others[:NEAR_TYPES]:
+            most = min(largest_below(other.option, value), other.most)
+            if max(other.least, 1) <= most < math.inf:
+                candidates.append(((other.option, int(most)),))
     candidates = [counts for counts in candidates if problem.allows(counts)]
     unique = {names_of(counts): counts for counts in candidates}
     return sorted(unique.values(), key=lambda counts: -objective_of(counts))

@@ -3,8 +3,8 @@
 The requests are routed once, in their order of arrival. A worker is modelled as a queue of prompts, measured
 in seconds, and an LRU cache of whole blocks beside the pinned ones. Routing is `pinned-prefix`: of the
 workers with the longest pinned part of a prompt, the one that would finish its prefill first. The model
-leaves out steps, preemption, and the time until the blocks of a prompt are computed: they hit as soon as it
-is sent.
+leaves out steps, preemption, and the time until the blocks of a prompt are computed: later prompts hit them
+as soon as the prompt is sent.
 """
 
 import heapq
@@ -22,7 +22,8 @@ from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
 MOST_REQUESTS = 50_000  # At most this many requests, the first of a trace, are replayed, to bound the time.
-BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts make progress.
+# Decodes take at most this share of a worker's time, so that prompts make progress. Set by hand.
+MOST_DECODE_FRAC = 0.9
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class _QueuedWorker:
         seconds = self.token_s * missed + self.attention_pair_s * missed * (hit + (missed + 1) / 2)
         self.free_s = max(self.free_s, time_s) + self.slowdown * seconds
         heapq.heappush(self.ends_s, self.free_s + outputs * self.token_gap_s)
-        for block in reversed(path):
+        for block in reversed(path):  # The last block of a path is the first to be evicted.
             if block not in self.pinned:
                 self.cached[block] = None
                 self.cached.move_to_end(block)
@@ -89,9 +90,9 @@ def replayed_hits(
     offsets, nodes = uses.offsets.tolist(), uses.node.tolist()
     workers: list[_QueuedWorker] = []
     pool_of: list[int] = []
-    serving = sum(pool.count for pool in pools if pool.role != "decode")
+    prefilling_count = sum(pool.count for pool in pools if pool.role != "decode")
     for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
-        workers += [_queued_worker(part, pool, room, serving) for _ in range(pool.count)]
+        workers += [_queued_worker(part, pool, room, prefilling_count) for _ in range(pool.count)]
         pool_of += [p] * pool.count
     prefilling = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
     _pin_prefixes(workers, pinned, part, offsets, nodes)
@@ -113,30 +114,31 @@ def replayed_hits(
         workers[best].queue_prompt(path, best_hit, tokens, outputs, time_s)
         sent[pool_of[best]] += tokens
         hits[pool_of[best]] += best_hit
-    return [hit / max(tokens, 1) for hit, tokens in zip(hits, sent, strict=True)]
+    return [pool_hits / max(pool_sent, 1) for pool_hits, pool_sent in zip(hits, sent, strict=True)]
 
 
-def _queued_worker(trace: Trace, pool: Pool, room: Room, workers: int) -> _QueuedWorker:
-    """An idle worker of this pool, if `workers` workers of all pools share the prompts."""
-    worker, decode_frac, gap_s = pool.type, 0.0, 0.0
+def _queued_worker(trace: Trace, pool: Pool, room: Room, prefilling_count: int) -> _QueuedWorker:
+    """An idle worker of this pool, if `prefilling_count` workers of all pools share the prompts."""
+    latency, decode_frac, gap_s = pool.type.latency, 0.0, 0.0
     if pool.role == "mixed":
         # Decodes take the time that whole requests need beyond their prefills, divided among all workers.
-        decodes_s = _work_s(trace, worker, "mixed") - _work_s(trace, worker, "prefill")
-        decode_frac = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
+        decodes_s = _work_s(trace, pool.type, "mixed") - _work_s(trace, pool.type, "prefill")
+        decode_frac = min(decodes_s / trace.duration_s / prefilling_count, MOST_DECODE_FRAC)
+        # As an estimate, a decode reads the KV of a mean prompt, without the answer so far.
         decodes, kv_tokens = room.sequences, room.sequences * float(trace.input_tokens.mean())
-        gap_s = float(worker.latency.step_s(tokens=decodes, decodes=decodes, kv_tokens=kv_tokens))
+        gap_s = float(latency.step_s(tokens=decodes, decodes=decodes, kv_tokens=kv_tokens))
     return _QueuedWorker(
-        token_s=cheapest_token_s(worker.latency, worker.max_num_batched_tokens),
-        attention_pair_s=worker.latency.a_s,
+        token_s=cheapest_token_s(latency, pool.type.max_num_batched_tokens),
+        attention_pair_s=latency.a_s,
         slowdown=1 / (1 - decode_frac),
         token_gap_s=gap_s,
-        blocks=room.lru_tokens // trace.prefix_block_tokens,
+        blocks=room.lru_tokens // trace.prefix_block_tokens,  # Pinned prefixes are part of this room.
     )
 
 
-def _work_s(trace: Trace, worker: WorkerType, role: Role) -> float:
+def _work_s(trace: Trace, worker_type: WorkerType, role: Role) -> float:
     """The least seconds for which all requests keep workers of this type busy in this role."""
-    option = Option(role, worker, objective=0.0)  # The work does not depend on the objective.
+    option = Option(role, worker_type, objective=0.0)  # The work does not depend on the objective.
     return float(least_seconds(option, trace.input_tokens, trace.output_tokens).sum())
 
 

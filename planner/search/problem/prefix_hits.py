@@ -3,10 +3,10 @@ guesses of worker counts.
 
 With every routing and order a worker computes each distinct block of its requests at least once. Here a block
 counts as work only for the first request of the whole trace that has it. So `PrefixHits.lengths` and
-`classes` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
-Memory is bounded in another way: a block in use takes room once, however many requests share it, so such a
-bound may count only blocks that no other request has. Pinned prefixes are cached before the first request, so
-where prefixes may be pinned only such blocks count as work, too.
+`workload` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
+Bounds on memory count only blocks that no other request has, because a block in use takes room once, however
+many requests share it. Where prefixes may be pinned, bounds on work count only those blocks too, because
+pinned prefixes are cached before the first request.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from planner.traffic.workload import TraceLengths, Workload, to_classes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixHits:
-    """The uses of blocks in a trace, and how far each is from the one before.
+    """The uses of blocks in a trace, and how far each is from the use of the same block before.
 
     For each of the m uses of a block: its request `owner` (m,), its `tokens` (m,), and its stack distance
-    `distance` (m,) in blocks, which is -1 for the first use of the block. `shared_tokens` (n,) counts the
-    tokens of each prompt that are also in an earlier or later prompt.
+    `distance` (m,), the distinct blocks used since the use before, which is -1 for the first use.
+    `shared_tokens` (n,) counts the tokens of each prompt that are also in an earlier or later prompt.
     """
 
     trace: Trace
@@ -35,7 +35,7 @@ class PrefixHits:
     tokens: Int32Array
     distance: Int32Array
     shared_tokens: IntArray
-    # By size of the cache, and whether prefixes may be pinned.
+    # What `lengths` has computed, by the size of the cache and whether prefixes may be pinned.
     _known: dict[tuple[float, bool], TraceLengths] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -75,9 +75,9 @@ class PrefixHits:
             )
         return self._known[key]
 
-    def classes(self, *, may_pin: bool = False) -> Workload:
-        """Classes of requests with similar lengths and similar hits in an infinite cache, in which with
-        `may_pin` all shared tokens are from the start.
+    def workload(self, *, may_pin: bool = False) -> Workload:
+        """The requests in groups of similar lengths and similar hits in an infinite cache. With `may_pin` the
+        cache has all shared tokens from the start.
         """
         cached_tokens = self.shared_tokens if may_pin else self.cached_tokens()
         return to_classes(self.trace, cached_tokens=cached_tokens, shared_tokens=self.shared_tokens)

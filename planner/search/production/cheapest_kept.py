@@ -54,8 +54,7 @@ LEAST_PRICE_STEP = 1e-9
 # search goes up from the price on paper, and often runs out of time before it comes so far. Llama-3.1-70B at
 # 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
 FAR_ABOVE_PAPER = 1.5
-# Growing other designs may simulate this many requests, about 5 CPU seconds.
-OTHER_DESIGNS_EFFORT = 4_000_000
+MOST_OTHER_DESIGNS_REQUESTS = 4_000_000  # So many requests growing other designs may simulate: 5 CPU seconds.
 # A search begins with this many more of the hardest scenarios than a fleet may miss. Set by hand.
 HARDEST_SCENARIOS = 4
 
@@ -72,8 +71,8 @@ def find_cheapest_kept(
     problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> tuple[Problem, Counts | None]:
     """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more
-    scenarios than it may; None if none was found. Of fleets that cost the same those of `start` are
-    preferred.
+    scenarios than it may; None if none was found. `paper` is the search for the fleet on paper. A fleet of
+    `start` is preferred to another that costs the same.
     """
     unused_owned = owned_beside(problem, paper.level0, paper.best)
     ordered, best = grow_until_kept(problem, paper.best, unused_owned)
@@ -99,54 +98,50 @@ def find_cheaper_kept(
     scenarios come first in `problem`. Fleets of a lower objective than `refuted_value` are known to miss too
     many. The search simulates at most `most_requests` requests.
 
-    With `any_mix` mixed fleets are searched too, if the cheapest fleet on paper is one or if no other fleet
-    is known.
+    With `any_mix` fleets of several worker types are searched too, if the cheapest fleet on paper has several
+    or `best` is None.
     """
     is_mixed = any_mix and (has_several_types(paper.best) or best is None)
     oracle = problem.oracle
     start_fleets = [*start, *([] if best is None else [oracle.fleet(best)])]
-    hard_scenarios = set(range(len(oracle.scenarios))[: oracle.may_miss + HARDEST_SCENARIOS])  # Numbers.
+    hard_numbers = set(range(min(oracle.may_miss + HARDEST_SCENARIOS, len(oracle.scenarios))))
     # All rounds share one limit. It is a point on the search's clock, which counts simulated requests.
     deadline = with_search_limit(problem, most_requests).deadline
     while True:
-        hard_problem = with_scenarios(
-            problem, [oracle.scenarios[i] for i in sorted(hard_scenarios)], oracle.may_miss
-        )
-        hard_problem = refuted_below(hard_problem, refuted_value)
-        fleet = in_time(
-            partial(
-                find_fleet_quickly, replace(hard_problem, deadline=deadline), start_fleets, is_mixed=is_mixed
-            ),
-            otherwise=None,
-        )
+        scenarios = [oracle.scenarios[i] for i in sorted(hard_numbers)]
+        hard_problem = refuted_below(with_scenarios(problem, scenarios, oracle.may_miss), refuted_value)
+        hard_problem = replace(hard_problem, deadline=deadline)
+        search = partial(find_fleet_quickly, hard_problem, start_fleets, is_mixed=is_mixed)
+        fleet = in_time(search, otherwise=None)
         _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted_value)
-        if fleet is None or (best is not None and _is_no_cheaper(fleet, best)) or not problem.allows(fleet):
+        # The pools of a fleet may together need more whole nodes than the stock has.
+        if fleet is None or not problem.allows(fleet) or (best and _is_no_cheaper(fleet, best)):
             return best
         missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
         if missed is None:  # The time is over.
             return best
         if len(missed) <= oracle.may_miss:
             return fleet
-        dearest = math.inf if best is None else objective_of(best)
+        most_value = math.inf if best is None else objective_of(best)
         # The fleet keeps enough of the hardest scenarios, so a little growth may let it keep enough of all.
-        _, grown = grow_until_kept(problem, fleet, most_value=dearest)
+        _, grown = grow_until_kept(problem, fleet, most_value=most_value)
         if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
             best = grown
             start_fleets.append(oracle.fleet(best))
-        hard_scenarios |= set(sorted(missed - hard_scenarios)[:HARDEST_SCENARIOS])
+        hard_numbers |= set(sorted(missed - hard_numbers)[:HARDEST_SCENARIOS])
 
 
 def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None) -> list[Counts]:
-    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones grown from other
-    designs on paper. These are the best fleet, the best mixed pool, the best fleet of one GPU type, and for
-    every GPU type and degree of tensor parallelism the mixed pool that looks cheapest. The hardest scenarios
-    come first in `problem`.
+    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones grown from fleets of
+    other designs (the options of a fleet, without counts). These are the best fleet on paper, the best mixed
+    pool, the best fleet of one GPU type, and for every GPU type and degree of tensor parallelism the mixed
+    pool that looks cheapest. The hardest scenarios come first in `problem`.
 
     If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
     than those of `best`. Without this function gpt-oss-120b cost 63.84 USD/h on any GPU but 47.84 on H100
     alone, and Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200) but 95.68 on H100.
     """
-    problem = with_effort_limit(problem, OTHER_DESIGNS_EFFORT)
+    problem = with_effort_limit(problem, MOST_OTHER_DESIGNS_REQUESTS)
     oracle = problem.oracle
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
@@ -162,20 +157,19 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
         if kept_fleets and _is_no_cheaper(start, kept_fleets[0]):
             continue
         grown_designs.append(design)
-        dearest = objective_of(kept_fleets[0]) if kept_fleets else math.inf
-        fleet: Counts | None = start
+        most_value = objective_of(kept_fleets[0]) if kept_fleets else math.inf
         # Growth in the hardest scenarios takes few simulations, and growth in all of them then few steps.
-        for each in (hard_problem, problem):
-            if fleet is not None:
-                _, fleet = grow_until_kept(each, fleet, most_value=dearest)
+        _, fleet = grow_until_kept(hard_problem, start, most_value=most_value)
+        if fleet is not None:
+            _, fleet = grow_until_kept(problem, fleet, most_value=most_value)
         if fleet is not None and not (kept_fleets and _is_no_cheaper(fleet, kept_fleets[0])):
             kept_fleets.insert(0, fleet)
     return kept_fleets
 
 
 def _likely_fleet_of_each_gpu_and_tp(problem: Problem, paper: FleetSearch) -> list[Counts]:
-    """Of every GPU type and degree of tensor parallelism the mixed pool that is cheapest by the workers that
-    its work likely takes, where the limits allow it.
+    """For every GPU type and degree of tensor parallelism one mixed pool within the limits: with the likely
+    count of workers of each option (`BoundedOption.likely`) it is the cheapest.
     """
     likely: dict[tuple[str, int], Counts] = {}
     for bounded in paper.level0.with_role("mixed"):
@@ -226,20 +220,19 @@ def grow_until_kept(
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
     objective above `most_value`, and if the time is over. Each step adds twice as many workers as the step
-    before, plus those that the worst loss then takes too. They join the pool where they gain the most kept
-    scenarios for their price, or all pools if no pool gains any. Pools of `unused_owned` GPUs may be added,
-    with at most the given counts.
+    before (`_more_workers`). They join the pool where they gain the most kept scenarios for their price, or
+    all pools if no pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(start)
-    counts, kept_scenarios, step = start, list[int](), 1
+    counts, step = start, 1
     missed_scenarios = list(range(len(oracle.scenarios)))
+    kept_scenarios: list[
+        int
+    ] = []  # The longer a fleet must grow until it keeps a scenario, the harder it is.
 
     def ordered_problem() -> Problem:
-        return with_scenarios(
-            problem,
-            [oracle.scenarios[i] for i in (*missed_scenarios, *reversed(kept_scenarios))],
-            oracle.may_miss,
-        )
+        hardest_first = [*missed_scenarios, *reversed(kept_scenarios)]
+        return with_scenarios(problem, [oracle.scenarios[i] for i in hardest_first], oracle.may_miss)
 
     def is_allowed(counts: Counts) -> bool:
         return (
@@ -261,22 +254,24 @@ def grow_until_kept(
                 return ordered_problem(), counts
             if problem.out_of_time():
                 return ordered_problem(), None
-            larger = [
+            grown = [
                 add_workers(counts, _more_workers(oracle, *counts[k], step), [k]) for k in range(len(counts))
             ]
             for option, unused in unused_owned:
-                if option not in dict(counts):
-                    larger += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
-            larger = [owned_first(problem, each) for each in larger]
-            larger = [each for each in larger if is_allowed(each)]
-            if len(larger) > 1:
+                if option not in dict(counts):  # A large gain may need all the unused GPUs at once.
+                    grown += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
+            candidates = [each for fleet in grown if is_allowed(each := owned_first(problem, fleet))]
+            larger = candidates[0] if candidates else None
+            if len(candidates) > 1:
                 # A few of the missed scenarios show which pool gains most.
                 sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
-                prices = [max(objective_of(each) - objective_of(counts), LEAST_PRICE_STEP) for each in larger]
-                best = _best_gain(oracle, larger, prices, sample)
-                larger = [owned_first(problem, add_workers(counts, step)) if best is None else larger[best]]
-            if larger and is_allowed(larger[0]):
-                counts, step = larger[0], 2 * step
+                values = [objective_of(each) for each in candidates]
+                prices = [max(value - objective_of(counts), LEAST_PRICE_STEP) for value in values]
+                larger = _best_gain(oracle, candidates, prices, sample)
+                if larger is None:
+                    larger = owned_first(problem, add_workers(counts, step))
+            if larger is not None and is_allowed(larger):
+                counts, step = larger, 2 * step
             elif step > 1:
                 step = 1  # One worker may be within the limits that `step` workers exceed.
             else:
@@ -319,16 +314,19 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
 
 def _best_gain(
     oracle: Oracle, fleets: Sequence[Counts], prices: Sequence[float], numbers: Sequence[int]
-) -> int | None:
-    """The place of the fleet that keeps most of these scenarios for its price, the first of equal ones; None
-    if no fleet keeps any. A fleet whose price is too high even if it kept them all is not simulated.
+) -> Counts | None:
+    """The fleet that keeps most of these scenarios for its price, the first of equal ones; None if no fleet
+    keeps any. A fleet whose price is too high even if it kept them all is not simulated.
     """
-    best = 0.0, 1  # (gain, -place): of equal gains that at the first place is the largest.
+    best_gain, best_k = 0.0, len(fleets)
     for k in sorted(range(len(fleets)), key=lambda k: (prices[k], k)):
-        if (len(numbers) / prices[k], -k) > best:
-            best = max(best, (len(_kept_scenarios(oracle, fleets[k], numbers)) / prices[k], -k))
-    gain, negative_place = best
-    return -negative_place if gain else None
+        most_gain = len(numbers) / prices[k]
+        if most_gain < best_gain or (most_gain == best_gain and k > best_k):
+            continue
+        gain = len(_kept_scenarios(oracle, fleets[k], numbers)) / prices[k]
+        if gain > best_gain or (gain == best_gain and k < best_k):
+            best_gain, best_k = gain, k
+    return fleets[best_k] if best_gain else None
 
 
 def _add_pool(counts: Counts, option: Option, count: int) -> Counts:

@@ -29,9 +29,9 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
-    """Fleets whose objective is less than `below`, with at most as many workers of every GPU type and tensor
-    parallelism as `best`, each worker in any role. `best` is the production fleet, `paper` the search for the
-    fleet on paper.
+    """Fleets whose objective is less than `below`, with at most as many workers on every hardware (GPU type
+    and parallelism) as `best`, each worker in any role. `best` is the production fleet, `paper` the search
+    for the fleet on paper.
 
     Engine settings are those of `best`; for a role in which `best` has no such worker, those that level 0
     found best. Fleets with the fewest changed workers come first, and of these the most expensive ones, which
@@ -39,9 +39,8 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
     """
     if sum(count for _, count in best) > MOST_WORKERS:
         return []
-    options = {
-        (option.role, hardware_of(option)): option for option in best_settings(problem, paper.level0, {})
-    }
+    level0_best = best_settings(problem, paper.level0, beyond_stock={})
+    options = {(option.role, hardware_of(option)): option for option in level0_best}
     options |= {(option.role, hardware_of(option)): option for option, _ in best}
     workers_on: Counter[Hardware] = Counter()
     for option, count in best:
@@ -53,7 +52,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
         after = dict(counts)
         return sum(abs(after.get(option, 0) - before.get(option, 0)) for option in {*after, *before})
 
-    fleets = [in_order(workers, paper.level0.options) for workers in _assignments(options, workers_on)]
+    fleets = [in_order(counts, paper.level0.options) for counts in _assignments(options, workers_on)]
     cheaper = [
         counts
         for counts in fleets
@@ -68,17 +67,17 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
 def _assignments(
     options: Mapping[tuple[Role, Hardware], Option], workers_on: Mapping[Hardware, int]
 ) -> Iterator[list[tuple[Option, int]]]:
-    """Every way to give roles to at most `workers_on[h]` workers of each hardware h (GPU type and tensor
-    parallelism), as options with their counts; none if there are more than MOST_WAYS.
+    """Every way to give roles to at most `workers_on[h]` workers of each hardware h, as options with their
+    counts (which may be 0); none if there are more than MOST_WAYS.
     """
 
     # All ways for one hardware, in each of which at most `most` workers have a role.
-    def ways_on(gpus: Hardware, most: int) -> list[list[tuple[Option, int]]]:
-        possible = [options[role, gpus] for role in ROLES if (role, gpus) in options]
-        every_count = itertools.product(range(most + 1), repeat=len(possible))
-        return [list(zip(possible, each, strict=True)) for each in every_count if sum(each) <= most]
+    def ways_on(hardware: Hardware, most: int) -> list[list[tuple[Option, int]]]:
+        possible = [options[role, hardware] for role in ROLES if (role, hardware) in options]
+        vectors = itertools.product(range(most + 1), repeat=len(possible))  # One count for each option.
+        return [list(zip(possible, vector, strict=True)) for vector in vectors if sum(vector) <= most]
 
-    ways_by_hardware = [ways_on(gpus, most) for gpus, most in workers_on.items()]
+    ways_by_hardware = [ways_on(hardware, most) for hardware, most in workers_on.items()]
     if math.prod(map(len, ways_by_hardware)) > MOST_WAYS:
         return iter(())
     return (list(itertools.chain(*ways)) for ways in itertools.product(*ways_by_hardware))

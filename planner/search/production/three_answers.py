@@ -48,7 +48,7 @@ class Production:
     best: Counts
     answers: tuple[facts.Answered, ...]
     scenarios: facts.ScenariosDrawn
-    is_tested: bool
+    is_passed: bool
     trial: FleetTrial | None
     with_loss: Counts | None = None
     why_on_paper: WhyOnPaper | None = None
@@ -160,7 +160,7 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
     on_paper = _with_headroom(_answer(problem, "on-paper", paper.best, kept_in), problem, paper.best)
     answers = (on_paper, facts.Answered("production", workers=(), value=None, usd_per_h=None, kept_in=None))
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
-    return Production(paper.best, answers, scenarios, is_tested=False, trial=None, why_on_paper=why)
+    return Production(paper.best, answers, scenarios, is_passed=False, trial=None, why_on_paper=why)
 
 
 def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> facts.KeptIn:
@@ -210,7 +210,7 @@ def not_certified_warnings(
         return (facts.NotCertified(None, safety.kept_in_frac, have_spread=True),)
     if production.why_on_paper is not None:
         return (production.why_on_paper,)
-    if production.is_tested and production.scenarios.have_spread:
+    if production.is_passed and production.scenarios.have_spread:
         return ()
     kept_in = next(each.kept_in for each in production.answers if each.name == "production")
     return (facts.NotCertified(kept_in, safety.kept_in_frac, production.scenarios.have_spread),)
