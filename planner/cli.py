@@ -65,7 +65,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-# Of a longer message, which quotes a value that fills a file, the middle is left out.
+# A longer message (it may quote a value that fills a file) is shown without its middle.
 LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[

@@ -64,9 +64,10 @@ class OutOfTimeError(PlannerError):
 class Change:
     """A limit that would have to change, from its present value to one that suffices.
 
-    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s. Of a
-    limit of the SLO, `none_below` is the largest value at which no fleet was found, so the least value that
-    suffices lies between it and `enough`. It is 0 where no such value is known, as for limits of the fleet.
+    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s.
+    `none_below` is the largest value of a limit of the SLO at which no fleet was found: the least value that
+    suffices lies between `none_below` and `enough`. It is 0 if no such value is known, and for limits of the
+    fleet.
     """
 
     limit: str

@@ -345,7 +345,7 @@ class Policies:
 
     # Batchings:
     reserve_tokens: int = 0  # faster-transformer, orca: KV set aside for each request; 0, orca alone: none.
-    patience_steps: int = 10  # lightllm: after so many steps of decodes, new prompts are tried again.
+    patience_steps: int = 10  # lightllm: after this many steps of decodes, new prompts are tried again.
     # distserve: tokens of context that a batch of decodes holds; 0: as many as the KV cache.
     decode_batch_tokens: int = 0
     watermark_frac: float = 0.01  # Blocks that must stay free when a prompt is admitted (`is_watermarked`).

@@ -781,7 +781,7 @@ def _rows_by_name(kind: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
 ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
 QUEUE_OF_CLASSES = next(row for row in QUEUE.values() if row.by_deadline)
-TIES_BY = ROUTING["jsq"]  # Of workers with equal scores, the fastest by these weights comes first.
+TIES_BY = ROUTING["jsq"]  # If scores are equal, the fastest worker by these weights comes first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {
@@ -891,8 +891,8 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-# As `balance_requests`: no two workers ever differ by so many requests, so uneven load never overrides the
-# routing by caches.
+# The value of `balance_requests`: no two workers ever differ by as many requests, so uneven load never
+# overrides the routing by caches.
 _UNBOUNDED = 10**9
 _ROUND_ROBIN_RULE = RoutingRule("round-robin")
 _POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")

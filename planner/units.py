@@ -227,7 +227,7 @@ def count_text(number: int, noun: str) -> str:
 
 
 def show_digits(value: float, digits: int) -> str:
-    """The value with so many significant digits, or whole if more stand before the point: "1.234", "15,325",
+    """The value with `digits` significant digits, or whole if more stand before the point: "1.234", "15,325",
     and not 1.53e+04.
     """
     return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:,.{digits}g}"

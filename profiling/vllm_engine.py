@@ -321,7 +321,7 @@ class VllmEngine:
         request.num_computed_tokens = computed
 
     def _prompt(self, tokens: int) -> list[int]:
-        """A random prompt of so many tokens. Each request has a seed of its own, so that no prefix is found
+        """A random prompt of `tokens` tokens. Each request has a seed of its own, so that no prefix is found
         in the cache by accident.
         """
         rng = np.random.default_rng((FIRST_ID, self._request_count, tokens))

@@ -28,20 +28,21 @@ from typing import Any, Literal
 from planner.files.checked_files import repository_dir
 from ui.store import Store
 
-PATHS = ("trace", "catalog")  # Keys of a request that name files, whose content a result depends on.
+FILE_KEYS = ("trace", "catalog")  # Keys of a request that name files, whose content a result depends on.
 WITH_SPARE = True  # Tests go without the spare process.
 Message = dict[str, Any]
 # Messages of ui/worker.py: the last one of a job that succeeded, and the keys of those that come before.
 DONE: Message = {"done": True}
-WHILE_IT_WORKS = {"phase", "search", "first"}
+PROGRESS_KEYS = {"phase", "search", "first"}
 State = Literal["running", "done", "failed", "cancelled"]
 
 
 @dataclass(slots=True)
 class Job:
-    """A job and how far it is. `key` names its result in the store. `search_progress` has numbers of the
-    search (`SearchProgress`), costs in `unit`; `first` is the fleet on paper, before that of production is
-    found; `limit_s` is how long the job may take, if known. `began_s` and `ended_s` are monotonic times.
+    """A job and how far it is. `key` names its result in the store. `search_progress` has the fields of
+    plan_problem.SearchProgress, costs in `unit`; `first` is the fleet on paper, before that of production is
+    found; `limit_s` is how long the job may take, if known. `guess` is the likely column map if the columns
+    of a trace are not clear (UnsureError). `began_s` and `ended_s` are monotonic times.
     """
 
     kind: str
@@ -53,7 +54,7 @@ class Job:
     error: str = ""
     limit_s: float | None = None
     unit: str = ""
-    guess: str = ""  # The likely column map after an UnsureError.
+    guess: str = ""
     is_our_bug: bool = False
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
@@ -75,8 +76,8 @@ class Job:
 
 
 class Jobs:
-    """The jobs of all sessions. A place is a page or a part of one. It has one job per session, which a new
-    job there ends.
+    """The jobs of all sessions. A place is a page or a part of one. In each session a place has one job at
+    most: a new one cancels the one before.
     """
 
     def __init__(self, store: Store) -> None:
@@ -95,10 +96,10 @@ class Jobs:
         place: str,
         kind: str,
         request: dict[str, Any],
-        then: Callable[[Job], None] = lambda _: None,
+        when_kept: Callable[[Job], None] = lambda _: None,
     ) -> Job:
-        """Start a job, or find its result. `then` is called once the result is kept, perhaps in another
-        thread.
+        """Start a job, or find its result. `when_kept` is called once the result is in the store, perhaps in
+        another thread.
         """
         job = Job(kind, result_key(kind, request))
         self.cancel(session, place)
@@ -107,14 +108,14 @@ class Jobs:
         # A result "best found" is computed again: the time limit ended its search, which may find more on a
         # less busy machine.
         if document is not None and document.get("status") != "best found":
-            then(job)
+            when_kept(job)
             job.end("done")
             return job
         with self._lock:
             spare, self._spare = self._spare, None
             is_ready = spare is not None and spare.poll() is None
             job.process = spare if is_ready else _start_worker()
-        threading.Thread(target=self._run, args=(job, request, then), daemon=True).start()
+        threading.Thread(target=self._run, args=(job, request, when_kept), daemon=True).start()
         return job
 
     def find(self, session: str, place: str) -> Job | None:
@@ -146,7 +147,7 @@ class Jobs:
                 _close(self._spare)
                 self._spare = None
 
-    def _run(self, job: Job, request: dict[str, Any], then: Callable[[Job], None]) -> None:
+    def _run(self, job: Job, request: dict[str, Any], when_kept: Callable[[Job], None]) -> None:
         """Send the request to the job's process and read its messages; in a thread of its own."""
         process = job.process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -162,7 +163,7 @@ class Jobs:
                     process.stdin.flush()
                 for line in process.stdout:
                     message: Message = json.loads(line)
-                    if not message.keys() & WHILE_IT_WORKS:
+                    if not message.keys() & PROGRESS_KEYS:
                         answer = message
                         break
                     job.phase = message.get("phase", job.phase)
@@ -171,7 +172,7 @@ class Jobs:
                 if answer == DONE and not job.over.is_set():
                     document = json.loads((Path(folder) / "document.json").read_text())
                     self.store.keep_result(job.key, document, (Path(folder) / "files.zip").read_bytes())
-                    then(job)
+                    when_kept(job)
         except Exception as error:  # Without an answer the page would wait for ever.
             answer = {"crash": f"{type(error).__name__}: {error}"}
         finally:
@@ -203,14 +204,16 @@ class Jobs:
 
 def result_key(kind: str, request: dict[str, Any]) -> str:
     """Hash of a request, of the content of the files it names, and of our own code and catalog."""
-    named = {name: request.get(name) for name in PATHS} | {"llm": request.get("question", {}).get("llm")}
-    content = {name: _content_digest(Path(path)) for name, path in named.items() if path}
+    question = request.get("question", {})
+    entries = [question, *(question.get("llms") or {}).values()]  # Each may name a config.json as its LLM.
+    paths = [request.get(key) for key in FILE_KEYS] + [entry.get("llm") for entry in entries]
+    content = {path: _content_digest(Path(path)) for path in paths if path}
     text = json.dumps([kind, request, content, _program_digest()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _content_digest(path: Path) -> str:
-    """The hash of the content of a file, or of the catalogs in a folder."""
+    """The hash of the content of a file, or of the catalogs or the LLM's config.json in a folder."""
     files = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
     digests = [_file_digest(file, *_stamp(file)) for file in files if file.is_file()]
     return hashlib.sha256(repr(digests).encode()).hexdigest()
@@ -232,6 +235,7 @@ def _file_digest(path: Path, _changed_ns: int, _size: int) -> str:
 def _program_digest() -> str:
     """The hash of the paths, times and sizes of our code and catalog as they were at the first job."""
     package = Path(__file__).resolve().parent.parent
+    # The pages, which are the rest of ui/, only draw what the worker has computed.
     code = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
     catalogs = list(repository_dir("catalogs").rglob("*.yaml"))
     stamps = [(str(path), *_stamp(path)) for path in sorted(code + catalogs)]

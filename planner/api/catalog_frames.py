@@ -16,16 +16,18 @@ _PLAIN = (str, int, float, bool)  # Types of values that a cell can hold.
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CatalogFrames:
-    """The tables of a catalog, indexed by name.
+    """The tables of a catalog. Those of GPUs, LLMs, SLOs and tasks are indexed by name.
 
-    `read` is the catalog itself, which other functions of this package take as `catalog`.
+    `read` is the catalog as it was read; other functions of this package take it as `catalog`.
     """
 
     read: Catalog
 
     @property
     def gpus(self) -> pd.DataFrame:
-        """Every GPU: memory, bandwidth, price, and whether measured step times are there."""
+        """Every GPU: memory, bandwidth, price, and in `unchecked` why step times for it may be far off; empty
+        if they were compared with measured ones.
+        """
         return self._table_frame(self.read.gpus)
 
     @property
@@ -63,7 +65,9 @@ class CatalogFrames:
 
     @property
     def engines(self) -> pd.DataFrame:
-        """Every version of an engine, with the time that its host takes per step."""
+        """A row for each span of versions of an engine, `first` to `last`, with the time that its host takes
+        per step.
+        """
         return pd.DataFrame([_plain_fields(row) for row in self.read.engines.values()])
 
     def _table_frame(self, rows: Mapping[str, Any]) -> pd.DataFrame:
@@ -73,14 +77,15 @@ class CatalogFrames:
             name: _plain_fields(row) | (_plain_fields(provenance[name]) if name in provenance else {})
             for name, row in rows.items()
         }
+        # The name is the index; a table without rows has no column of it.
         frame = pd.DataFrame.from_dict(table, orient="index").drop(columns="name", errors="ignore")
         return frame.rename_axis("name")
 
     def __repr__(self) -> str:
-        rows = self.read
+        read = self.read
         return (
-            f"catalog: {len(rows.gpus)} GPUs (.gpus), {len(rows.llms)} LLMs (.llms), {len(rows.slos)} SLO "
-            f"presets (.slos), {len(rows.tasks)} tasks (.tasks), {len(rows.engines)} engines (.engines)"
+            f"catalog: {len(read.gpus)} GPUs (.gpus), {len(read.llms)} LLMs (.llms), {len(read.slos)} SLO "
+            f"presets (.slos), {len(read.tasks)} tasks (.tasks), {len(read.engines)} engines (.engines)"
         )
 
     def _repr_html_(self) -> str:

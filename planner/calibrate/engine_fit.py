@@ -144,7 +144,7 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     shares_cores = on_cpu and float(about["spare_cores"]) < 1
     profile_host = _fit_profile_host(profile)
     groups = _group_steps(profile, watched, profile_host, shares_launches=is_async and not on_cpu)
-    errors = []  # Of each level, predicted by a fit to the others.
+    errors = []  # The error of each level, predicted by a fit to the others.
     for level in np.unique(groups.level):
         if (others := groups.level != level).any():
             constants = groups.subset(others).fit_constants(is_async=is_async, most_slowdown=most_slowdown)

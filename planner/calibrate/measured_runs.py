@@ -148,7 +148,7 @@ def calibrate_host(
     """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
-    kernels = latency  # Of steps as the fit has them, before the engine's host time is added.
+    kernels = latency  # Step times of the fit, before the engine's host time is added.
     if runs:
         latency = add_host_time(latency, engine)
     # Beside whole steps or runs, tables of kernel times have no part in the host time.

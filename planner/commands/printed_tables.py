@@ -14,13 +14,13 @@ from planner.domain import Slo
 from planner.slo_metrics import metric_label, verdict_word
 from planner.units import count_text, show_beside, show_clock, show_percent, show_s, show_share
 
-PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
+PIPE_COLUMNS = 500  # Wide enough that no name is folded: grep would not find a folded one.
 
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Rich reads COLUMNS.
-    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+    """A console as wide as the terminal, or as COLUMNS says; otherwise, in a file or a pipe, PIPE_COLUMNS."""
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ  # Rich reads COLUMNS.
+    return Console(highlight=False, soft_wrap=soft_wrap, width=None if has_width else PIPE_COLUMNS)
 
 
 def print_lines(*lines: str, style: str = "") -> None:
@@ -30,11 +30,10 @@ def print_lines(*lines: str, style: str = "") -> None:
 
 
 def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
-    """Print a document, with the key `warnings` in front if there are any: these, and then its own."""
-    if warning_list := list(dict.fromkeys(warnings)):
-        own = document.get("warnings", ())
-        merged = [*warning_list, *(each for each in own if each not in warning_list)]
-        document = {"warnings": merged} | document | {"warnings": merged}
+    """Print a document. If `warnings` has any, they and those of the document come first, each once."""
+    if warning_list := list(warnings):
+        all_warnings = list(dict.fromkeys((*warning_list, *document.get("warnings", ()))))
+        document = {"warnings": all_warnings, **{k: v for k, v in document.items() if k != "warnings"}}
     print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
 
 
@@ -48,7 +47,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     for row in rows:
         # In a `Text` brackets are no markup: a bucket may be named "chat [eu]".
         table.add_row(*(Text(short_text(value)) for value in row.values()))
-    print_lines(title, style="italic")  # A table's own title would break where the table ends.
+    print_lines(title, style="italic")  # The title of a rich.Table breaks where the table ends.
     console.print(table)
 
 
@@ -58,23 +57,24 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str) 
 
 
 def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
-    """The same as a table of Markdown below its title, the first column in bold."""
+    """Print rows with the same keys as a table of Markdown below its title, the first column in bold."""
     console = stdout_console(soft_wrap=True)
     names = list(rows[0]) if rows else []
 
-    def line(cells: Iterable[Any]) -> str:
+    def markdown_row(cells: Iterable[Any]) -> str:
         texts = [" ".join(short_text(cell).split()).replace("|", r"\|") for cell in cells]
         return f"| {' | '.join(texts)} |"
 
-    lines = [f"{title}:", "", line(names), "|---" * len(names) + "|"]
-    lines += [line([f"**{label}**", *cells]) for label, *cells in (row.values() for row in rows)]
+    lines = [f"{title}:", "", markdown_row(names), "|---" * len(names) + "|"]
+    lines += [markdown_row([f"**{label}**", *cells]) for label, *cells in (row.values() for row in rows)]
     console.print("\n".join(lines), end="\n\n", markup=False)
 
 
 def print_mapping(document: dict[str, Any], title: str) -> None:
-    """Print a table with a row for each key; nested values are shortened to one cell."""
-    heading = Text(title, style="table.title") if title else None
-    table = Table(title=heading, show_header=False, title_justify="left")
+    """Print a table with a row for each key; the values of a mapping or list are joined in one cell."""
+    if title:
+        print_lines(title, style="italic")
+    table = Table(show_header=False)
     for key, value in document.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k}: {short_text(v)}" for k, v in value.items()) or "-"
@@ -93,7 +93,8 @@ def short_text(value: Any) -> str:
 
 def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     """The table of an SLO, from a document of `verdict_document`: a row for each limit, for `attainment` and
-    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them.
+    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them. "within"
+    is the share of requests that keep the limit; of a guarantee, the tenant that is served worst.
     """
     rows: list[dict[str, Any]] = []
 
@@ -124,9 +125,10 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
         if worst := verdict.get("attainment_worst_window"):
             add_row(window_text(worst, window_count), "", show_share(worst["kept_frac"]), "", "")
     for guarantee in verdict.get("tenants", ()):
-        share, windows = guarantee["share_frac"], count_text(guarantee["windows"], "window")
-        share_text = "-" if share is None else show_share(share)
-        worst_text = "nobody waited so long" if share is None else f"{guarantee['tenant']}, of {windows}"
+        share_text, worst_text = "-", "no work waited for a whole window"
+        if (share := guarantee["share_frac"]) is not None:
+            windows = count_text(guarantee["windows"], "window")
+            share_text, worst_text = show_share(share), f"{guarantee['tenant']}, of {windows}"
         add_row(
             guarantee["guarantee"],
             show_percent(guarantee["needed_frac"], "g"),

@@ -91,7 +91,7 @@ def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
     pools: dict[PoolKey, tuple[Pool, ElasticPool]] = {}
     for answer in answers:
         own = zip(answer.question.fleet.pools, answer.question.pools, strict=True)
-        _add_pools(pools, {(pool.role, pool.type): (pool, bounds) for pool, bounds in own})
+        _add_pools(pools, {(pool.role, pool.type): (pool, elastic) for pool, elastic in own})
     for added in _other_roles(first.question):
         _add_pools(pools, added)
     if len(pools) == len(first.question.fleet.pools) == 1:
@@ -102,7 +102,7 @@ def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
     return replace(
         first.question,
         fleet=replace(first.question.fleet, pools=tuple(fleet_pools)),
-        pools=tuple(replace(bounds, least=0, first=None) for _, bounds in pools.values()),
+        pools=tuple(replace(elastic, least=0, first=None) for _, elastic in pools.values()),
         trace=first.judged,
         is_least_given=True,
     )
@@ -114,17 +114,17 @@ def _add_pools(
     """Add the pools of a fleet, all or none, and let a pool that is there grow as far as any of them."""
     if len(pools.keys() | added.keys()) > MOST_POOLS:
         return
-    for key, (pool, bounds) in added.items():
-        known, before = pools.get(key, (pool, bounds))
-        pools[key] = known, replace(before, most=max(before.most, bounds.most))
+    for key, (pool, elastic) in added.items():
+        known, before = pools.get(key, (pool, elastic))
+        pools[key] = known, replace(before, most=max(before.most, elastic.most))
 
 
 def _other_roles(question: DayQuestion) -> Iterator[dict[PoolKey, tuple[Pool, ElasticPool]]]:
     """For each worker type, pools of the roles that the fleet lacks: prefill and decode, or mixed."""
-    for pool, bounds in zip(question.fleet.pools, question.pools, strict=True):
+    for pool, elastic in zip(question.fleet.pools, question.pools, strict=True):
         roles: tuple[Role, ...] = SPLIT_ROLES if pool.role == "mixed" else ("mixed",)
         try:
-            yield {(role, pool.type): (replace(pool, role=role), bounds) for role in roles}
+            yield {(role, pool.type): (replace(pool, role=role), elastic) for role in roles}
         except PlannerError:  # A worker type that takes prefill alone.
             continue
 

@@ -113,8 +113,8 @@ def types_json(types: ChangingTypes | None) -> dict[str, Any] | None:
         "status": optimum.status,
         "missed": optimum.day.missed_windows,
         "pools": [
-            {"name": pool.name, "role": pool.role, "worker": pool.type.name, "most": bounds.most}
-            for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
+            {"name": pool.name, "role": pool.role, "worker": pool.type.name, "most": elastic.most}
+            for pool, elastic in zip(question.fleet.pools, question.pools, strict=True)
         ],
         "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
     }

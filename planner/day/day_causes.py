@@ -100,7 +100,7 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
         paid_usd += price_usd_per_s * (span.gone_s - span.requested_s)
     by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
     rounding_usd = billed_usd(terms, lives) - by_second_usd
-    idle_usd = by_second_usd - paid_usd  # Whole nodes cost so much more than their workers.
+    idle_usd = by_second_usd - paid_usd  # What whole nodes cost beyond their workers.
     return np.array([starting_usd, draining_usd, idle_usd, rounding_usd])
 
 

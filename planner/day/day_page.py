@@ -318,13 +318,13 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
                 "role": pool.role,
                 "worker": pool.type.name,
                 "static": pool.count,
-                "least": bounds.least,
-                "most": bounds.most,
-                "start_s": bounds.start_s,
-                "warm": bounds.warm,
-                "warm_start_s": bounds.warm_start_s,
+                "least": elastic.least,
+                "most": elastic.most,
+                "start_s": elastic.start_s,
+                "warm": elastic.warm,
+                "warm_start_s": elastic.warm_start_s,
             }
-            for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
+            for pool, elastic in zip(question.fleet.pools, question.pools, strict=True)
         ],
         "controllers": [_controller_json(answer, row) for row in answer.rows],
         "optimum": None
@@ -594,10 +594,10 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     """Start-up, billing, windows, and where the table of capacity comes from."""
     question = answer.question
     lines = [
-        f"{pool.name}: {pool.type.name}, {bounds.least} to {bounds.most} workers, ready "
-        f"{bounds.start_s:.0f} s after they are requested and paid from then on"
-        + (f"; {bounds.warm} at a time after {bounds.warm_start_s:.0f} s" if bounds.warm else "")
-        for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
+        f"{pool.name}: {pool.type.name}, {elastic.least} to {elastic.most} workers, ready "
+        f"{elastic.start_s:.0f} s after they are requested and paid from then on"
+        + (f"; {elastic.warm} at a time after {elastic.warm_start_s:.0f} s" if elastic.warm else "")
+        for pool, elastic in zip(question.fleet.pools, question.pools, strict=True)
     ]
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"

@@ -109,10 +109,10 @@ class DayQuestion:
         roles = [pool.role for pool in self.fleet.pools]
         are_owned = [market_of(pool.type.gpu.name) == OWNED for pool in self.fleet.pools]
         rows = list(zip(roles, are_owned, self.pools, strict=True))
-        owned_roles = {role for role, is_owned, bounds in rows if is_owned and bounds.least}
+        owned_roles = {role for role, is_owned, elastic in rows if is_owned and elastic.least}
         return tuple(
-            replace(bounds, least=0) if role in owned_roles and not is_owned else bounds
-            for role, is_owned, bounds in rows
+            replace(elastic, least=0) if role in owned_roles and not is_owned else elastic
+            for role, is_owned, elastic in rows
         )
 
     @property
@@ -263,9 +263,9 @@ class FleetDay:
 class ChangingTypes:
     """The optimum if worker types, and prefill and decode splits, may change within the day.
 
-    `question` has the pools of all fleets that were compared, each of which may be empty. Of these fleets
-    `single_label` is the one with the cheapest optimum of its own, which costs `single_usd`. Where `optimum`
-    is None, `why` has the reason.
+    `question` has the pools of all fleets that were compared, each of which may be empty.
+    `single_label` is the fleet with the cheapest optimum of its own, which costs `single_usd`. Where
+    `optimum` is None, `why` has the reason.
     """
 
     question: DayQuestion | None = None
@@ -581,7 +581,7 @@ def terms_of(question: DayQuestion) -> DayTerms:
 
 
 def split_questions(questions: Sequence[DayQuestion]) -> tuple[list[Trace | None], list[DayQuestion]]:
-    """Of each question the traffic that trains, and the question with the judged traffic alone.
+    """For each question the traffic that trains, and the question with only the judged traffic.
 
     Raises InputError where a grid has too many steps, or traffic cannot be split.
     """

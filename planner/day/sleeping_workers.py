@@ -35,9 +35,9 @@ def sleeping_questions(
 
     def sleeping(question: DayQuestion) -> DayQuestion:
         llm, pools, notes = question.fleet.llm, [], []
-        for pool, bounds in zip(question.fleet.pools, question.pools, strict=True):
+        for pool, elastic in zip(question.fleet.pools, question.pools, strict=True):
             wake_s = facts.wake_s(llm, pool.type, level, storage)
-            pools.append(replace(bounds, start_s=longest_s + wake_s, warm=0))
+            pools.append(replace(elastic, start_s=longest_s + wake_s, warm=0))
             notes.append(
                 f"{pool.name} wakes from level {level} in {wake_s:.1f} s ({basis}), after at most "
                 f"{longest_s:.1f} s in which another worker falls asleep"

@@ -13,7 +13,7 @@ from planner.documents.certificate import Status
 class TimeSpread(TypedDict):
     """Mean and percentiles of a time in seconds.
 
-    A percentile is null where so many requests did not end that it has no value.
+    A percentile is null if it would be the time of a request that did not end.
     """
 
     mean: float

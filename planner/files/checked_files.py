@@ -504,7 +504,7 @@ def _swap_files(
     def move(source: Path, target: Path) -> None:
         """Rename a file, and note how to undo it."""
         if target.is_dir():
-            raise IsADirectoryError(0, f"{target} is a directory")  # Of this error only the text is shown.
+            raise IsADirectoryError(0, f"{target} is a directory")  # Only its text is shown.
         source.replace(target)
         undo.append((source, target))
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 MOST_DIGITS = 100  # Whole numbers with more digits take long to read; hashes of 256 bits have 78.
-SHOWN_DIGITS, SHOWN_CHARS = 20, 60  # An error quotes so much of a number, and of a text.
+SHOWN_DIGITS, SHOWN_CHARS = 20, 60  # An error quotes at most this much of a number, and of a text.
 
 
 class TwiceError(ValueError):
@@ -55,7 +55,7 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
 
 
 def json_decoder() -> json.JSONDecoder:
-    """A decoder for one value after the other in a longer text. Of the checks of `parse_json` it makes two:
+    """A decoder for one value after the other in a longer text. It makes two of the checks of `parse_json`:
     it refuses a key given twice, and a whole number of too many digits.
     """
     return json.JSONDecoder(object_pairs_hook=_parse_object, parse_int=_parse_whole_number)

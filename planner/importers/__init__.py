@@ -44,7 +44,8 @@ __all__ = [
     "summarise_import",
 ]
 
-# The error for a file of unknown format lists at most so many of its keys or columns, in so many characters.
+# The error for a file of unknown format lists at most this many of its keys or columns, in this many
+# characters.
 MOST_LISTED_NAMES, MOST_LISTED_CHARS = 8, 200
 ANY_JSON = "**/*.json"  # The pattern of results to which a tool gives no name of its own.
 HEAD_LINES = 200  # Prometheus's text is recognised by these first lines of a file; set by hand.

@@ -31,21 +31,23 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-# A closed loop keeps a number of requests in flight; each of these places is a seat. Benchmarks usually send
-# about this many requests per seat.
-REQUESTS_PER_SEAT = 10
-MOST_SEATS = 10**5  # Far more than any engine runs at once: more must be a mistake in the file.
+# A closed loop keeps a number of requests in flight, its concurrency (`batch_size` in the file). Benchmarks
+# usually send about this many requests for each of them.
+REQUESTS_PER_CONCURRENCY = 10
+MOST_CONCURRENCY = 10**5  # Far more than any engine runs at once: more must be a mistake in the file.
 MOST_PRECISION_TEXT = 20  # Characters of a precision that a note repeats.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """The runs of a silicon_sample.csv with the `stated` setup. Without a path: the kernel times of steps."""
+    """The runs of a silicon_sample.csv with the `stated` setup. Without a path the result is the kernel times
+    of steps.
+    """
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
-        if catalog.llm(llm).heads % tp:
+        served = catalog.llm(stated.llm or llm)  # The user may state the path of a config.json.
+        if served.heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
-        # The name as stated may be a folder with a config.json of its own.
-        steps = silicon_table(catalog.llm(stated.llm or llm), catalog.gpu(gpu), tp)
+        steps = silicon_table(served, catalog.gpu(gpu), tp)
         # `about` becomes the `#` lines of the table's file. This one says that the host's time is not
         # included, so fits add it (StepTable.is_kernel_time).
         return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
@@ -76,16 +78,16 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     ]
     runs = []
     precisions = rows.precision.fillna("").astype(str).tolist()
-    for isl, osl, seats, ttft_ms, tpot_ms, precision in zip(*columns, precisions, strict=True):
-        concurrency = foreign_fields.read_count(seats, f"{path}: batch_size", most=MOST_SEATS)
-        notes = [f"{REQUESTS_PER_SEAT} requests per seat are assumed"]
+    for isl, osl, batch_size, ttft_ms, tpot_ms, precision in zip(*columns, precisions, strict=True):
+        concurrency = foreign_fields.read_count(batch_size, f"{path}: batch_size", most=MOST_CONCURRENCY)
+        notes = [f"{REQUESTS_PER_CONCURRENCY} times as many requests as run at once are assumed"]
         # Runs of all precisions are taken; the note asks the user to compare them with the catalog.
         if precision:
             weights = foreign_fields.one_line(precision)[:MOST_PRECISION_TEXT]
             notes.append(f"weights in {weights}: does the LLM's row say so too?")
         run = MeasuredRun(
             name=f"{isl:g}x{osl:g} c{concurrency}",
-            requests=REQUESTS_PER_SEAT * concurrency,
+            requests=REQUESTS_PER_CONCURRENCY * concurrency,
             input_tokens=(isl,),  # The one length of all requests.
             output_tokens=(osl,),
             latency_s={"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},

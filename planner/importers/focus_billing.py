@@ -29,7 +29,7 @@ from planner.units import count_text
 # A file with the columns MARKS counts as a FOCUS export. An error names which others of NEEDED it lacks.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
-MOST_HEADER_BYTES = 2**16  # Of the first line, in which MARKS are looked for; set by hand.
+MOST_HEADER_BYTES = 2**16  # MARKS are looked for in this much of the first line; set by hand.
 # How bills spell the hour in ConsumedUnit.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 # By PricingCategory. The category "committed" is not among them: its term depends on the commitment's years.

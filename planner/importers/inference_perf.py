@@ -36,34 +36,34 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     return runs_of_files("inference-perf", paths, stated, catalog, _parse_file)
 
 
-def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], None]:
-    """The runs of one file; the second value, a note for the user, is always None here."""
-    return [_parse_run(label, check_mapping(foreign_fields.read_json(path), path))], None
+def _parse_file(name: str, path: Path) -> tuple[list[MeasuredRun], None]:
+    """The one run of a file; the second value, a note for the user, is always None here."""
+    return [_parse_run(name, check_mapping(foreign_fields.read_json(path), path))], None
 
 
 def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     """The run of one file, from its statistics: no file has single requests."""
     succeeded = check_mapping(document.get("successes"), f"{name}: successes")
     times = check_mapping(succeeded.get("latency"), f"{name}: successes.latency")
-    latency: dict[str, dict[str, float]] = {}
+    latency_s: dict[str, dict[str, float]] = {}
     for metric, key in METRICS.items():
         statistics = check_mapping(times.get(key) or {}, f"{name}: {key}")
-        latencies = {
+        statistics_s = {
             ours: foreign_fields.read_number(statistics[theirs], f"{name}: {key} {theirs}")
             for theirs, ours in STATISTICS.items()
             if statistics.get(theirs)  # 0 as well as null stands for a latency that was not measured.
         }
-        if latencies:
-            latency[metric] = latencies
+        if statistics_s:
+            latency_s[metric] = statistics_s
     requests = foreign_fields.read_count(succeeded.get("count"), f"{name}: successes.count", least=0)
-    if not requests or not latency:
+    if not requests or not latency_s:
         raise InputError(f"{name}: no request succeeded; there is nothing to import")
     failures = check_mapping(document.get("failures") or {}, f"{name}: failures")
     failed = foreign_fields.read_count(failures.get("count") or 0, f"{name}: failures.count", least=0)
-    gaps = latency.get("tbt", {})
+    gaps_s = latency_s.get("tbt", {})
     notes = list(
         foreign_fields.run_remarks(
-            failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
+            failed=failed, is_summary=True, gap_p50=gaps_s.get("p50"), gap_mean=gaps_s.get("mean")
         )
     )
     # Older versions write prompt_len and output_len.
@@ -82,7 +82,7 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
         # One mean stands for the lengths of all requests.
         input_tokens=(_mean_tokens(prompt_tokens, f"{name}: prompt_tokens"),),
         output_tokens=(_mean_tokens(output_tokens, f"{name}: output_tokens"),),
-        latency_s=latency,
+        latency_s=latency_s,
         concurrency=concurrency,
         rate_rps=rate_rps,
         failed=failed,
@@ -95,8 +95,8 @@ def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tup
     None if the file states no load. What the user should know of the load is added to `notes`.
     """
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
-    if (seats := load.get("concurrency")) is not None:
-        return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None
+    if (concurrency := load.get("concurrency")) is not None:
+        return foreign_fields.read_count(concurrency, f"{name}: load_summary.concurrency"), None
     requested_rps, sent_rps = (
         foreign_fields.read_optional(load, f"{key}_rate", f"{name}: load_summary")
         for key in ("requested", "achieved")

@@ -26,7 +26,7 @@ from planner.files.checked_files import read_json
 from planner.importers.focus_billing import BilledPrices, PaidHours, find_instance, make_offers
 from planner.units import count_text
 
-MOST_CHARACTERS = 80  # Of a text from the file in a message.
+MOST_CHARACTERS = 80  # A message quotes at most this much of a text from the file.
 
 
 def is_assets_answer(path: Path) -> bool:

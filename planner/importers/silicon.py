@@ -53,7 +53,7 @@ from planner.importers import silicon_config
 from planner.importers.silicon_config import BOUNDING_TOKENS
 from planner.importers.silicon_experts import (
     ExpertsTimes,
-    Milliseconds,
+    MsByTokens,
     dispatch_ms,
     expert_split,
     operation_ms,
@@ -369,7 +369,7 @@ def _table_row(step: StepShape, t_ms: float) -> tuple[float, ...]:
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
-def _compile_engine(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple[Any, Milliseconds]:
+def _compile_engine(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple[Any, MsByTokens]:
     """AIConfigurator's engine, and milliseconds that all layers' experts take for N tokens."""
     try:
         from aiconfigurator_core.sdk import EngineHandle

@@ -499,7 +499,7 @@ def _in_layers(operation: Operation, share: float) -> Operation:
 
 
 def _as_dense(operation: Operation, layers: int, times: float, weights: str) -> Operation:
-    """An operation of a shared expert as that of `layers` dense blocks so many times as wide."""
+    """An operation of a shared expert as that of `layers` dense blocks `times` as wide."""
     kind, name = _kind_of(operation), _name_of(operation).replace("shared", "dense")
     fields = operation[kind] | {"name": name, "scale_factor": float(layers)}
     if kind != "Gemm":

@@ -11,9 +11,9 @@ import numpy as np
 from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
-Milliseconds = Callable[[int], float]  # A function of the number of tokens.
+MsByTokens = Callable[[int], float]  # Milliseconds as a function of the number of tokens.
 # From AIConfigurator's description of experts, its name for the kind of node, and the LLM: their time.
-ExpertsTimes = Callable[[dict[str, Any], str, Llm], Milliseconds]
+ExpertsTimes = Callable[[dict[str, Any], str, Llm], MsByTokens]
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few experts as the tables' power
@@ -39,7 +39,7 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
     return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
 
 
-def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
+def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
     shape = ("hidden_size", "inter_size", "num_experts", "topk", "quant_mode")
@@ -57,7 +57,7 @@ def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) 
     return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
 
 
-def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
+def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> MsByTokens:
     """Milliseconds of the communication around the experts of all layers, which `gpus` GPUs share.
 
     Every GPU receives the tokens of all others and returns its part of the sums, as vLLM's all-gathers and
@@ -112,7 +112,7 @@ def _read_ms(engine: Any, operation: str, tokens: int) -> float:
 
 
 def experts_ms(
-    share: float, even_ms: Milliseconds, power_law_ms: Milliseconds, tokens: int, *, is_even: bool = True
+    share: float, even_ms: MsByTokens, power_law_ms: MsByTokens, tokens: int, *, is_even: bool = True
 ) -> float:
     """Milliseconds of all experts, of which each token visits the share `share`.
 

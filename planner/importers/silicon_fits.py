@@ -81,7 +81,7 @@ def silicon_fits(
     rows, left_out = [], []
     for tp in tps:
         if not llm.splits_over(tp):
-            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads cannot be dealt out evenly")
             continue
         has_memory = fits_memory(llm, gpu, tp)
         if not has_memory:

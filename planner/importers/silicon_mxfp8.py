@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from planner.errors import InputError
-from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
+from planner.importers.silicon_experts import UNEVEN, MsByTokens, experts_ms
 from planner.importers.silicon_nodes import interpolate_times, kernel_table, table_times
 from planner.models.llm import Llm
 
@@ -17,13 +17,13 @@ SGLANG_VERSION = "0.5.14"  # In which the tables were measured.
 FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name.
 
 
-def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
+def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
     tables = kernel_table(system, "sglang", SGLANG_VERSION, "_moe_data")
     by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
 
-    def table_ms(routing: str) -> Milliseconds:
+    def table_ms(routing: str) -> MsByTokens:
         """Milliseconds of a layer by its tokens, from the table of this routing."""
         table = by_routing[routing]
         for key in ("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"):

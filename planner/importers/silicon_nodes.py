@@ -7,7 +7,8 @@ runs the same DeepEP with kernels of the same kind (DeepGEMM, contiguous and mas
 of vLLM have one node only; for several it estimates vLLM by the tables of SGLang, which are read here. For
 H200 it ships H100's numbers. AIConfigurator, which is optional, is imported inside functions.
 
-  low latency       decodes, up to 256 tokens of a GPU; experts in CUDA graphs, each with room for all tokens
+  low latency       decodes, up to all2all.MOST_LOW_LATENCY_TOKENS of a GPU; experts in CUDA graphs, where
+                    each expert has room for all tokens
   high throughput   prefills, on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so
                     no measured layer takes less than the launches of its kernels, 0.39 ms
 """
@@ -21,7 +22,7 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers.silicon_config import INSTALL, experts_format
-from planner.importers.silicon_experts import Milliseconds, experts_ms
+from planner.importers.silicon_experts import MsByTokens, experts_ms
 from planner.models.all2all import LOW_LATENCY, All2All
 from planner.models.llm import Llm
 from planner.models.roofline import experts_layers
@@ -46,13 +47,13 @@ def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
     has_tables = shape == (HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT)
     if gpu.name not in NODE_SYSTEMS or nodes not in NODES or not has_tables:
         return (
-            "AIConfigurator has experts on several nodes for 2, 4 and 8 nodes of H100 and H200, and for the "
-            "shape of DeepSeek-V3's alone"
+            "AIConfigurator has experts on several nodes only for 2, 4 and 8 nodes of H100 and H200, and "
+            "only for experts of DeepSeek-V3's shape"
         )
     return ""
 
 
-def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
+def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> MsByTokens:
     """Time of all layers' experts on GPUs that fill whole nodes [ms], by the tokens on all of these GPUs.
 
     It includes the time of tokens on their way to the experts and back.
@@ -60,14 +61,14 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     nodes = gpus // int(gpu.gpus_per_node)
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
-    system, layers, is_low = NODE_SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
+    system, layers = NODE_SYSTEMS[gpu.name], experts_layers(llm)
+    is_low = kind == LOW_LATENCY
     exchange_ms = interpolate_times(measured_exchange_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
-        # Decodes are of many sequences, which choose experts evenly; `experts_ms` counts the touched experts.
-        compute_ms: Milliseconds = partial(
-            experts_ms, llm.experts_per_token / llm.experts, even_ms, uneven_ms
-        )
+        # Decodes are of many sequences, which choose experts evenly. `experts_ms` takes the uneven times for
+        # steps that are so large that they hold prompts.
+        compute_ms: MsByTokens = partial(experts_ms, llm.experts_per_token / llm.experts, even_ms, uneven_ms)
     else:
 
         def compute_ms(tokens: int) -> float:
@@ -95,7 +96,7 @@ def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int,
 
 
 @cache
-def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Milliseconds:
+def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> MsByTokens:
     """Time of a layer's experts [ms] by the tokens on all GPUs; `choice` is EVEN or POWER_LAW."""
     table = kernel_table(
         system,
@@ -129,7 +130,7 @@ def table_times(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 
-def interpolate_times(by_tokens: Mapping[int, float]) -> Milliseconds:
+def interpolate_times(by_tokens: Mapping[int, float]) -> MsByTokens:
     """Time by the number of tokens: straight lines between the measured sizes, never falling.
 
     The slope of the last two sizes goes on beyond them; below the smallest size the time is constant.

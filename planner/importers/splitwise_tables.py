@@ -101,7 +101,7 @@ def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable
         raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
     batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
     zeros = np.zeros(len(runs))
-    pairs = batch * prompt * (prompt + 1) / 2  # Of tokens that attend: each with itself and those before it.
+    pairs = batch * prompt * (prompt + 1) / 2  # Each token attends to itself and to those before it.
     context = prompt + runs.token_size.to_numpy(float) / 2
     # The columns are those of STEP_COLUMNS; the file has milliseconds.
     prefills = np.column_stack([batch, batch * prompt, zeros, pairs, zeros, zeros, runs.prompt_time / 1e3])

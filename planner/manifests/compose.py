@@ -54,7 +54,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     if len(nodes) == 1:
         services = _services(fleet, nodes[0], max_model_len, shared_network=False)
         urls = {worker.name: f"http://{worker.name}:{HTTP_PORT}" for worker in nodes[0].workers}
-        healthy = {worker: {"condition": "service_healthy"} for worker in urls}
+        healthy = {name_of_worker: {"condition": "service_healthy"} for name_of_worker in urls}
         services |= {
             router: service | {"depends_on": healthy}
             for router, service in _routers(fleet, nodes, urls).items()
@@ -69,10 +69,10 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
             urls[worker.name] = f"http://{_address(index)}:{_port(slot)}"
     about = "The router; start it on any host that reaches the nodes."
     files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), has_weights=False)
-    files["nodes.env"] = "# The address of each node, as the other nodes reach it.\n" + "".join(
-        f"# {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.name)}\nNODE_{index}=\n"
-        for index, node in enumerate(nodes)
-    )
+    addresses = ["# The address of each node, as the other nodes reach it."]
+    for index, node in enumerate(nodes):
+        addresses += [f"# {_node_text(node)}", f"NODE_{index}="]
+    files["nodes.env"] = "\n".join(addresses) + "\n"
     return files
 
 
@@ -87,8 +87,13 @@ def _file(about: str, name: str, services: Document, *, has_weights: bool = True
 def _about(node: DeployedNode) -> str:
     """The comment at the head of a node's file: its GPUs, its workers, and their power cap."""
     workers = ", ".join(worker.name for worker in node.workers)
-    about = f"A node with {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.base)}: {workers}."
+    about = f"A node with {_node_text(node)}: {workers}."
     return f"{about}\n{engine_command.power_note(node.gpu)}" if engine_command.is_capped(node.gpu) else about
+
+
+def _node_text(node: DeployedNode) -> str:
+    """The GPUs of a node, "8 x h100-80g"."""
+    return f"{node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.base)}"
 
 
 def _port(slot: int) -> int:
@@ -148,8 +153,9 @@ def _service(
         service["network_mode"] = "host"
     devices = [str(device) for device in worker.devices]
     if engine_command.is_rocm(gpu):
+        # The container gets all AMD GPUs of the node, and the environment (a part of `service`) names the
+        # worker's own.
         environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
-        # The container gets all AMD GPUs of the node, and the environment names the worker's own.
         service |= {
             "devices": ["/dev/kfd", "/dev/dri"],
             "group_add": ["video"],

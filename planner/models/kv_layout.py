@@ -31,7 +31,7 @@ windows and tokens that wait).
 A prefix is found only while the pages of the window at its end exist. A sequence gives them back to the pool
 when its window has moved on. vLLM before 0.23 reused pages in the order in which they were given back; since
 then it first reuses those in which no prefix can be found (vllm-project/vllm#43447). So a prefix is lost when
-the worker has computed so many tokens that their pages fill the memory that running requests do not use
+the worker has computed enough tokens to fill the memory that running requests do not use with their pages
 (planner/simulator/caches.py). Until 0.26 the same holds for windows beside layers that attend to all tokens
 (gpt-oss, Gemma): a token takes window_ratio / 16 blocks for them.
 
@@ -118,7 +118,7 @@ class KvLayout:
 
 
 def kv_layout(llm: Llm, tp: int, *, drafts: int = 0) -> KvLayout:
-    """The layout of all layers on one GPU of a TP group, if a step drafts so many tokens of a sequence."""
+    """The layout of all layers on one GPU of a TP group, if a step drafts `drafts` tokens of a sequence."""
     if any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups):
         return _compressed_layout(llm)
     # The number of layers of each kind. Layers that keep no keys and values of their own are in neither.

@@ -253,7 +253,7 @@ def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
         if block.experts > 1:
             # A GPU has some whole experts with expert parallelism, otherwise a slice of each.
             experts, width = (block.experts / tp, block.width) if ep else (block.experts, block.width / tp)
-            a_values = up_matrices * hidden + width  # Of the up matrices, and of the down matrix.
+            a_values = up_matrices * hidden + width  # In the up matrices, and in the down matrix.
             b_values = up_matrices * width + hidden
             visited_frac = block.experts_per_token / block.experts
             # All experts of a layer share their kernels; up and down have their own.

@@ -234,8 +234,8 @@ def stage_memory(
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
-                # All weights are split over TP. Of some every GPU has a whole copy: the second term adds the
-                # rest of the copy. The encoder is whole, on the first stage.
+                # All weights are split over TP, but every GPU has a whole copy of some (`whole_bytes`): the
+                # second term adds the rest of the copy. The encoder is whole, on the first stage.
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
@@ -268,7 +268,7 @@ def scales_bytes(llm: Llm, gpu: Gpu) -> float:
 
 
 def _experts_frac(llm: Llm, layers: int, *, is_first: bool) -> float:
-    """The share of all routed experts in a stage of so many layers: up to MOST_FIRST_DENSE dense layers of a
+    """The share of all routed experts in a stage of `layers` layers: up to MOST_FIRST_DENSE dense layers of a
     mixture are its first. In other LLMs experts are spread evenly.
     """
     dense = sum(

@@ -40,7 +40,7 @@ class Efficiency:
     expert_activations: float = 0.0
 
 
-ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml: the formats that are multiplied.
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # The formats in catalogs/roofline.yaml that are multiplied.
 # Formats that GPUs multiply at their 8-bit or 4-bit rate, if they have one. Others are multiplied in 16 bits.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "mxfp8", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)

@@ -176,7 +176,7 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
 
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats, *, ranks: int = 1) -> Floats:
     """The share of each interval between `edges_s` that these workers were in a step (bins,), on average.
-    Each has so many data-parallel `ranks`.
+    Each has `ranks` data-parallel ranks.
     """
     runs = simulation.runs
     # Rows with negative `prefill_tokens` are gaps of single requests, which take no engine time.

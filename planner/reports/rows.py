@@ -177,7 +177,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
         least_text = (
             f"{show_share(least.share_frac)} ({least.tenant})"
             if promised.windows
-            else "nobody waited so long"
+            else "no work waited for a whole window"
         )
         rows.append(
             (

@@ -111,8 +111,8 @@ def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
 def read_step_logs(paths: Iterable[Path]) -> EngineLog:
     """Read the logs of one worker, which wrote a file each time it was started, as one log.
 
-    Lines that are not JSON, such as one that a kill cut off, are left out. Of the lines that describe the
-    engine, the last one is kept.
+    Lines that are not JSON, such as one that a kill cut off, are left out. The last line that
+    describes the engine is kept.
     """
     steps: list[list[float]] = []
     requests: dict[str, EngineRequest] = {}

@@ -36,7 +36,7 @@ MOST_OUTPUT_TOKENS = 10**9
 # Bodies are unpacked in pieces of this size, between which other requests are served. A piece takes about a
 # millisecond.
 UNPACK_BYTES = 2**20
-# zlib's value for "recognise gzip or zlib by the first bytes". Of these, HTTP calls zlib's format "deflate".
+# zlib's value for "recognise gzip or zlib by the first bytes". HTTP calls zlib's format "deflate".
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 

@@ -63,7 +63,7 @@ WARM_UP_TOKENS = 8  # Output tokens of such a request: some decodes after the pr
 MOST_ERROR_TEXT = 300  # Characters of an engine's answer that an error message repeats.
 LOG_BYTES = 64 * 2**20  # The limit of a served engine's log, and of its step log. Set by hand.
 METRICS_TIMEOUT_S = 10.0  # An engine that does not answer in this time has no counters.
-# The policies of a plan that our router and engines follow. Of all others they know only the defaults.
+# The policies of a plan that our router and engines follow. They have the defaults of all other policies.
 FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")
 # A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
@@ -87,8 +87,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
     Returns the fleet, the requests that the simulator sends to these workers, and a sentence on what is left
     out. The prefill and the decode worker serve the same requests: those of the worker that has fewer in the
-    simulation, so the other one carries less than in the plan. Of sessions all requests are taken, or none
-    (`_whole_sessions`).
+    simulation, so the other one carries less than in the plan. All requests of a
+    session are taken, or none (`_whole_sessions`).
     """
     pools = fleet.running_pools
     simulation = simulate(fleet, trace)

@@ -150,8 +150,8 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """(J,): the types that no other type with unlimited stock can replace at the same price or less. Of equal
-    types the first is kept.
+    """(J,): the types that no other type with unlimited stock can replace at the same price or less. The
+    first of equal types is kept.
     """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     is_used = np.ones(len(c), bool)

@@ -100,7 +100,7 @@ def _pack_on_fewest(
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
         return None, workers + 1
-    sums = u.min(axis=0).sum(axis=0)  # (R,): each resource fills at least so many workers.
+    sums = u.min(axis=0).sum(axis=0)  # (R,): the least workers that each resource fills.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
     packing = min((each for each in packings if each is not None), key=_used_workers, default=None)

@@ -483,7 +483,7 @@ def _number_nodes(
 ) -> tuple[PlacedNode, ...]:
     """The nodes with their workers, both numbered. `counts` (patterns, domains) are the z_pf.
 
-    Each use of a pattern fills `span` nodes. Of a worker that is spread over them, node i holds part i.
+    Each use of a pattern fills `span` nodes. Node i holds part i of a worker that is spread over them.
     """
     dealt = [0] * len(spread_pools)  # How many parts of each pool have a node; workers get theirs in order.
     nodes: list[PlacedNode] = []

@@ -622,7 +622,7 @@ def _add_life_rows(program: _DayProgram) -> None:
 
 def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
     """(a, b, the steps that are paid to their end) of the lives z_abc: ready from step a on and paid for b
-    units. Of lives from a that pay the same steps only the shortest is listed.
+    units. If several lives from a pay the same steps, only the shortest is listed.
     """
     possible_lives, edges_s = [], day.edges_s
     for a, edge_s in enumerate(edges_s[:-1].tolist()):

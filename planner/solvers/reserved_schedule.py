@@ -51,7 +51,7 @@ GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the
 # The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
 PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
-MOST_EXCESS = 1e7  # The bound of an excess over a limit, in GPUs or Watts: no schedule has so much.
+MOST_EXCESS = 1e7  # No schedule exceeds a limit by as much, in GPUs or Watts.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 

@@ -117,7 +117,7 @@ def fewest_nodes(
 
     Two workers of 3 GPUs fill a node of 8, though it has two GPUs more, and none of them fits beside one of
     6. The number is the least that keeps `packing_rows`. It is exact for one size and for sizes that divide
-    the node. Of random fleets of up to three sizes on nodes of 8 GPUs 1 in 670 needs a node more.
+    the node. On nodes of 8 GPUs, 1 in 670 random fleets of up to three sizes needs a node more.
     """
     known_sizes = sorted({int(gpus) for gpus, _ in workers}) if sizes is None else sizes
     nodes: Any = -(-sum(gpus * number for gpus, number in workers) // node_gpus)  # The first row.

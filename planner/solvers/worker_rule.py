@@ -24,7 +24,7 @@ DRIFT_SIGMA = 0.5  # The CUSUM's allowance: half the shift that should be detect
 THRESHOLD_SIGMA = 8.0
 # The fitted line is at least this much above (count - 1) of each pair, and rounded up it is at least count.
 LEAST_ABOVE = 1e-6
-HALF_WORKER = 0.5  # Counts were rounded up, so on average they are so much above the line.
+HALF_WORKER = 0.5  # Counts were rounded up, so on average they are this much above the line.
 
 
 @dataclass(frozen=True, slots=True)

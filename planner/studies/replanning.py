@@ -116,7 +116,7 @@ class Replan:
     """The cheapest change in `best`, and other ways to compare it with.
 
     `keeps_running` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count
-    vector of these `options` is left to try. Of the cheaper vectors `assumed` were dropped because a larger
+    vector of these `options` is left to try. `assumed` of the cheaper vectors were dropped because a larger
     fleet fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores what runs.
     """
 

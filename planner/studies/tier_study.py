@@ -6,8 +6,8 @@ a whole. The memory that comes with a node is free; the cost of more is added to
 that the search weighs it against GPUs. For each choice that is tried, the cheapest fleet on paper is searched
 for. The study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller
 sizes, one tier at a time, as long as GPUs and tiers together become cheaper. The choice without any tier is
-always tried too, so the answer never costs more than without tiers. Of equally cheap choices the one with the
-least memory is taken.
+always tried too, so the answer never costs more than without tiers. If choices are equally cheap, the one
+with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:

@@ -11,12 +11,12 @@
                 holds all turns before and their answers, and first the turn of role system, with text alone
 
 Where a file does not say which request waits for which, the times show it. A request waits for the last
-request of its own agent that had ended when it began. Of each sub-agent of this agent it waits for the last
-ended request that began no earlier than that one. The first request of a sub-agent waits for the last request
-of the agent that started it. The pause of a request is the time from the end of all that it waits for to its
-beginning. Requests of an agent that overlap do not wait for each other. Each conversation has a clock of its
-own, which begins at 0, so as many agents are at work as there are conversations. A corpus may have a file for
-each conversation.
+request of its own agent that had ended when it began. It also waits, for each sub-agent of this agent, for
+the last ended request that began no earlier than that one. The first request of a sub-agent waits for the
+last request of the agent that started it. The pause of a request is the time from the end of all that it
+waits for to its beginning. Requests of an agent that overlap do not wait for each other. Each conversation
+has a clock of its own, which begins at 0, so as many agents are at work as there are conversations. A corpus
+may have a file for each conversation.
 """
 
 import json
@@ -347,7 +347,7 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
         ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
         parents = [k for k in ended if calls[k].thread == call.thread][-1:]  # The last one, if there is any.
         if parents:
-            # Of each sub-agent the last ended call since then (later entries replace earlier ones).
+            # The last ended call of each sub-agent since then (later entries replace earlier ones).
             since_s = calls[parents[0]].start_s
             last_by_sub_agent = {
                 calls[k].thread: k

@@ -248,7 +248,7 @@ class _Agent:
         # The last turn, or the only one, sends nobody out, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
             return Counter()
-        share_of_tasks = 1 - 1 / self.agents.turns  # Of all tasks so many have two turns or more.
+        share_of_tasks = 1 - 1 / self.agents.turns  # This share of all tasks has two turns or more.
         draws = int(self.rng.poisson(sub.per_task / sub.at_once / share_of_tasks))
         return Counter(self.rng.integers(0, turns - 1, draws).tolist()) if draws else Counter()
 
@@ -361,7 +361,7 @@ def _prompt_blocks(
     block_tokens = KV_BLOCK_TOKENS
     while int((inputs // block_tokens).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
         block_tokens *= 2
-    blocks = inputs // block_tokens  # Of each prompt.
+    blocks = inputs // block_tokens  # The whole blocks of each prompt.
     ids_per_owner = int(blocks.max(initial=0)) + 1
     system_blocks = np.minimum(blocks, agents.system_tokens // block_tokens)
     shared_tokens = agents.system_tokens + agents.repository_tokens

@@ -50,9 +50,9 @@ def _matches(
     """Which requests with prompts of these lengths are of a class: those for which every key of its `match`
     in slo.yaml holds.
 
-    `is_one_of(column, names)` says which requests have one of the names in this column. One request has a
-    single length and a single answer, a trace of n requests arrays (n,). Planning and the router of a running
-    fleet both use this function, so they agree on every request's class.
+    `is_one_of(column, names)` says which requests have one of the names in this column. For one request the
+    lengths and its answers are scalars, for a trace arrays (n,). Planning and the router of a running fleet
+    both use this function, so they agree on every request's class.
     """
     matches = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
@@ -97,16 +97,16 @@ def check_classes(slo: Slo, trace: Trace) -> None:
         if (in_two := mask & (class_of >= 0)).any():
             earlier_class = selectors[int(class_of[in_two][0])].name
             raise InputError(
-                f"{key}: {int(in_two.sum()):,} requests of {trace.name} are of class {earlier_class} too; a "
-                "request is of one class, so narrow one of the two matches (both ends of from and to count: "
-                "{to: 2000} and {from: 2001})"
+                f"{key}: takes {count_text(int(in_two.sum()), 'request')} of {trace.name} that class "
+                f"{earlier_class} takes too; a request is of one class, so narrow one of the two matches "
+                "(both ends of from and to count: {to: 2000} and {from: 2001})"
             )
         class_of[mask] = number
     # A line without a class applies to all requests; only without such a line can a request have none.
     if all(limit.selector is not None for limit in slo.limits) and (unclassed := class_of < 0).any():
         raise InputError(
-            f"slo: classes: {int(unclassed.sum()):,} of the {len(trace):,} requests of {trace.name} are of "
-            f"no class{_first_text(trace, int(np.argmax(unclassed)))}; add a class for them, or beside "
+            f"slo: classes: no class takes {int(unclassed.sum()):,} of the {len(trace):,} requests of "
+            f"{trace.name}{_first_text(trace, int(np.argmax(unclassed)))}; add a class for them, or beside "
             "classes a line for all requests such as ttft: {p90: 10 s}"
         )
 
@@ -128,7 +128,7 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
 
 
 def _check_tenants(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for guarantees of a trace with less than two tenants, or to tenants that it lacks."""
+    """Raise InputError if there are guarantees, but fewer than two tenants, or a named tenant is missing."""
     if slo.guarantees and len(trace.tenants) < 2:
         named = "one tenant alone" if trace.tenants else "no tenants"
         raise InputError(
@@ -148,8 +148,8 @@ def _check_tenants(slo: Slo, trace: Trace) -> None:
 def _nearest_miss_text(selector: Selector, trace: Trace) -> str:
     """The trace's own names or prompt lengths, for the error on a class without requests.
 
-    Names are listed of the first kind (tenants, adapters, models) of which the class has only unknown ones;
-    if there is no such kind, its prompt lengths must be wrong.
+    The names are of the first kind (tenants, adapters, models) of which the trace has none that the class
+    names. If there is no such kind, the text is about prompt lengths.
     """
     for class_names, names, kind in (
         (selector.tenants, trace.tenants, "tenants"),

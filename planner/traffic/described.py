@@ -77,8 +77,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Clients:
     """The k-th of `count` clients sends a share of the requests in proportion to k^-skew.
 
-    Gaps between the requests of a client have the coefficient of variation `gap_cv`. Of the variance of
-    lengths the share `lengths_frac` is between the means of clients, the rest within each client.
+    Gaps between the requests of a client have the coefficient of variation `gap_cv`. The share
+    `lengths_frac` of the variance of lengths is between the means of clients, the rest within each client.
     """
 
     count: int = 100

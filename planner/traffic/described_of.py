@@ -47,19 +47,19 @@ def described_of(trace: Trace) -> Description:
             f"expected at least {LEAST_REQUESTS}, over time"
         )
     duration_s = _rounded(trace.duration_s, 6)
-    if duration_s < trace.duration_s:  # The last request must lie within it, so it is rounded up.
+    if duration_s < trace.duration_s:  # The last request must lie within it, so the last digit is one more.
         duration_s = _rounded(trace.duration_s * (1 + 1e-5), 6)
     curve_rps, every_s = _rate_curve(trace, duration_s)
-    session = session_numbers(trace) if trace.after.size else None
+    session_of = session_numbers(trace) if trace.after.size else None  # (n,) by request.
     # Only the first request of a session arrives by itself; the others follow it.
-    starts = trace if session is None else trace.select(first_rows(session))
+    starts = trace if session_of is None else trace.select(first_rows(session_of))
     fano = _fano_factors(starts, every_s, duration_s)
     # In sessions a prompt shares the conversation before it. Other shared texts are not described then.
-    prefixes = _describe_prefixes(trace) if trace.has_prefixes and session is None else None
-    if session is None:
+    prefixes = _describe_prefixes(trace) if trace.has_prefixes and session_of is None else None
+    if session_of is None:
         sessions, added_tokens = None, trace.input_tokens
     else:
-        sessions, added_tokens = _describe_sessions(trace, session)
+        sessions, added_tokens = _describe_sessions(trace, session_of)
     return Description(
         rate_rps=curve_rps,
         duration_s=duration_s,
@@ -108,8 +108,7 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
     if edges_s[-1] - edges_s[-2] < every_s / 4:
         edges_s = np.delete(edges_s, -2)
     rates_rps = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
-    # A rounding error is no further interval.
-    count = int(np.ceil(duration_s / every_s - ROUNDING))
+    count = int(np.ceil(duration_s / every_s - ROUNDING))  # A rounding error must not add an interval.
     # An interval that was joined gets the rate of both.
     rates_rps = np.append(rates_rps, rates_rps[-1:].repeat(count - len(rates_rps)))
     return tuple(_rounded(rate, 5) for rate in rates_rps), every_s
@@ -127,7 +126,7 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
         # With less than half a request per window on average, hardly any window has two: no sign of bursts.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
-        # Only whole windows and whole intervals are used. A rounding error takes no window away.
+        # Only whole windows and whole intervals are used. A rounding error must not take a window away.
         windows_per_interval = int(min(every_s, duration_s) / window_s + ROUNDING)
         intervals = int(duration_s / window_s + ROUNDING) // windows_per_interval
         windows = intervals * windows_per_interval
@@ -201,9 +200,10 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
     """The number of clients, the skew of their rates, and the share of the variance of lengths between them.
 
     If all clients sent evenly, two requests in a window would be of one client with probability
-    `same_client`. Rates that vary as in described.py add `same_client * rate_excess`. Requests of one client
-    correlate in length by the share of the variance, so the share is the correlation in a window of the
-    trace, divided by this added probability.
+    `same_client`. In described.py a client's rate is a product of independent factors with mean 1, one for
+    each time scale of CLIENT_RATE_S, whose mean square is 1 + CLIENT_RATE_VAR. That adds
+    `same_client * rate_excess` to the probability. Requests of one client correlate in length by the share of
+    the variance, so the share is the correlation in a window of the trace, divided by what is added.
     """
     usual = Clients()  # A trace that names no tenants has this number of clients, and this skew.
     count, skew = usual.count, usual.skew
@@ -250,15 +250,17 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
     return max(products / pairs / float((rank**2).mean()), 0.0)  # A negative correlation is taken for chance.
 
 
-def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
+def _describe_sessions(trace: Trace, session_of: IntArray) -> tuple[Sessions, IntArray]:
     """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
-    before_tokens = np.zeros(len(trace), np.int64)  # Of the longest conversation that a request waits for.
-    np.maximum.at(before_tokens, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
+    # The tokens (n,) of the longest conversation that a request waits for.
+    before_tokens = np.zeros(len(trace), np.int64)
+    children, parents = trace.after.T
+    np.maximum.at(before_tokens, children, conversation_tokens[parents])
     # A prompt that is not longer than the conversation before it was cut; it counts as adding one token.
     added_tokens = np.maximum(trace.input_tokens - before_tokens, 1)
-    turns = len(trace) / (int(session.max()) + 1)
+    turns = len(trace) / (int(session_of.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
     longest_tokens = int(conversation_tokens.max())
     return Sessions(_rounded(turns, 4), _rounded(think_s, 4), longest_tokens), added_tokens
@@ -273,14 +275,14 @@ def _describe_prefixes(trace: Trace) -> Prefixes | None:
     """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0
-    first = ids[offsets[:-1][has_blocks]]
-    _, text_of, requests = np.unique(first, return_inverse=True, return_counts=True)
-    shared = requests[requests > 1]
-    if not shared.size:
+    # The text of each request that has blocks, and the requests of each text.
+    _, text_of, requests = np.unique(ids[offsets[:-1][has_blocks]], return_inverse=True, return_counts=True)
+    if requests.max(initial=0) < 2:
         return None
+    # For each use of a block: its request, and the request that used the block first.
     request_of = np.repeat(np.arange(len(trace)), np.diff(offsets))
-    _, first_at, block_of = np.unique(ids, return_index=True, return_inverse=True)
-    is_repeated = request_of[first_at][block_of] != request_of  # Another prompt had the block first.
+    _, first_use, block_of = np.unique(ids, return_index=True, return_inverse=True)
+    is_repeated = request_of[first_use][block_of] != request_of
     repeated = np.bincount(request_of, weights=is_repeated, minlength=len(trace))[has_blocks]
     repeated = repeated[(requests[text_of] > 1) & (repeated > 0)]
     if not repeated.size:

@@ -217,8 +217,8 @@ def with_larger_blocks(trace: Trace) -> Trace:
 
 
 def alike_tokens_frac(trace: Trace) -> float:
-    """The share of input tokens that hit one prefix cache that evicts nothing. Of long traces only the first
-    requests count, up to MOST_IDS_READ block ids.
+    """The share of input tokens that hit one prefix cache that evicts nothing. Only the first
+    requests of a long trace count, up to MOST_IDS_READ block ids.
     """
     requests_read = int(np.searchsorted(trace.prefix_offsets, MOST_IDS_READ, "right")) - 1
     if requests_read < len(trace):

@@ -86,7 +86,7 @@ def check(found: ChangingTypes, answers: dict[str, DayAnswer]) -> None:
     run = simulate_elastic(
         question.fleet, question.trace, pools, table, limits=question.slo.limits, record=True
     )
-    edges_s = DayRuns(question.fleet, question.trace, question.slo, question.pools).windows_s
+    edges_s = DayRuns(question.fleet, question.trace, question.slo, question.pools).window_edges_s
     assert not missed_windows(run.simulation, question.slo, edges_s)
     prices = [pool.type.price_usd_per_h for pool in question.fleet.pools]
     usd = sum(prices[span.pool] * (span.gone_s - span.requested_s) / 3600 for span in run.spans)

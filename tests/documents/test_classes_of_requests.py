@@ -110,9 +110,9 @@ def test_classes_that_say_nothing_are_refused(classes: Any, says: str) -> None:
         ((CHAT, BATCH, Selector("x", adapters=("a",))), "which names no adapters"),
         (
             (CHAT, Selector("long", least_tokens=30)),
-            r"1 requests of .* are of class chat too; .* \(both ends of from and to count: \{to: 2000\}",
+            r"takes 1 request of .* that class chat takes too; .* \(both ends of .* count: \{to: 2000\}",
         ),
-        ((CHAT,), r"2 of the 4 requests of .* are of no class \(the first: 20 tokens, of tenant 'batch'\)"),
+        ((CHAT,), r"no class takes 2 of the 4 requests of .* \(the first: 20 tokens, of tenant 'batch'\)"),
     ],
 )
 def test_a_trace_must_have_each_class_apart(selectors: tuple[Selector, ...], says: str) -> None:

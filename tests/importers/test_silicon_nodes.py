@@ -29,7 +29,7 @@ def test_other_shapes_gpus_and_nodes_are_not_in_the_tables() -> None:
         (replace(DEEPSEEK, experts_per_token=4), H100, 2),
     ):
         assert why_not_on_nodes(llm, gpu, nodes)
-        with pytest.raises(InputError, match="of H100 and H200, and for the shape of DeepSeek-V3's alone"):
+        with pytest.raises(InputError, match="of H100 and H200, and only for experts of DeepSeek-V3's shape"):
             on_nodes_ms(llm, gpu, 8 * nodes, LOW_LATENCY)
 
 

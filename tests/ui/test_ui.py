@@ -384,6 +384,17 @@ def test_a_result_is_known_by_its_question_and_the_content_of_its_trace(tmp_path
     assert len(keys) == 2 and result_key("trace", {"trace": str(path), "seed": 0}) not in keys
 
 
+def test_a_result_depends_on_the_config_of_every_llm(tmp_path: Path) -> None:
+    """The config.json of one of several LLMs could change, and the old result was shown."""
+    path = tmp_path / "config.json"
+    for document in ({"llm": str(path)}, {"llms": {"chat": {"llm": str(path)}}}):
+        keys = set()
+        for content in ("{}", '{"num_hidden_layers": 32}'):
+            path.write_text(content)
+            keys.add(result_key("together", {"question": document}))
+        assert len(keys) == 2
+
+
 def waited(job: Job) -> Job:
     assert job.over.wait(PATIENCE_S)
     return job

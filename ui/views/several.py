@@ -31,13 +31,14 @@ def page() -> None:
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_plan = st.button("Plan together", type="primary", width="stretch", key="several_start")
-        st.write("Begins with an example of two.")
+        st.write("The page begins with an example of two LLMs.")
         form = _draw_inputs(session, form)
     with right:
         st.header("Answer", anchor="answer")
         if wants_plan:
             _start_job(session, form)
         _draw_answer(session)
+    # The browser now has the values of all inputs (session.set_widgets).
     mark_settled("shared", *(f"llm{k}" for k in range(len(form["llms"]))))
 
 
@@ -46,7 +47,7 @@ def _current_form(session: BrowserSession) -> Form:
 
     The widgets get their values once; at later runs they have what was typed (see `keep_widgets`).
     """
-    restored = st.session_state.pop("several_restore", None)
+    restored = st.session_state.pop("several_restore", None)  # Set by `_redraw_with`.
     if restored is not None or "several" not in st.session_state:
         stored = restored or session.store.page_document(session.id, PAGE)
         traces = session.store.traces(session.id)
@@ -107,7 +108,8 @@ def _llm_inputs(session: BrowserSession, form: Form, k: int, count: int) -> tupl
     """The inputs of the k-th of `count` LLMs, and whether it is to be removed."""
     place = f"llm{k}"
     with st.container(border=True):
-        name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
+        name_help = "Its folder in the answer has this name."
+        name = st.text_input("Name", key=f"{place}_name", max_chars=100, help=name_help)
         chosen = form | {"name": name.strip(), "llm": inputs.llm_input(session, place)}
         chosen |= _traffic_inputs(session, form, place)
         with st.expander("SLO"):
@@ -120,7 +122,7 @@ def _llm_inputs(session: BrowserSession, form: Form, k: int, count: int) -> tupl
 
 
 def _traffic_inputs(session: BrowserSession, form: Form, place: str) -> Form:
-    """The inputs for an LLM's trace; for its description where slo.yaml has one in place of a trace."""
+    """The inputs for the traffic of an LLM: its trace, or the described traffic that slo.yaml has instead."""
     if form["source"] == question.DESCRIBED:
         st.caption("Described traffic, as in slo.yaml below.")
         rate_rps = inputs.rate_input(place, if_empty="")
@@ -144,7 +146,7 @@ def _traffic_inputs(session: BrowserSession, form: Form, place: str) -> Form:
 
 
 def _list_other_requirements(form: Form) -> None:
-    """List the requirements of slo.yaml, of each LLM and of all, that no input shows."""
+    """List the requirements of slo.yaml that no input shows (the keys "more" of the form and of its LLMs)."""
     of_llms = {llm_form["name"]: llm_form["more"] for llm_form in form["llms"] if llm_form["more"]}
     without_input = of_llms | form["shared"]["more"]
 
@@ -169,7 +171,7 @@ def _start_job(session: BrowserSession, form: Form) -> None:
         store.keep_page_document(owner, RESULT, {"asked": form, "result": job.key})
 
     try:
-        # The job does not read the first LLM's trace, which this request has, but `traces`.
+        # `session.request` makes a request of one LLM. The job reads `traces` instead of its `trace`.
         request: dict[str, Any] = session.request(form["llms"][0] | {"seed": form["shared"]["seed"]})
         request |= {
             "question": together.document(form, session.catalog),

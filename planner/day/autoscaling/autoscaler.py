@@ -18,7 +18,7 @@ from planner.manifests import engine_command
 Document = dict[str, Any]
 DAY_S, MINUTE_S = int(units.DAY_S), 60  # Whole seconds, as manifests write them.
 WEEK_DAYS = 7
-LABEL_CHARS = 100  # An error quotes so much of a pool's name.
+LABEL_CHARS = 100  # An error quotes at most this much of a pool's name.
 LEAST_QUANTITY = 0.001  # Kubernetes writes quantities in thousandths.
 
 

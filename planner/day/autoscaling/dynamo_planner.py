@@ -36,7 +36,8 @@ def planner_component(
             f"pool, found {', '.join(roles)}"
         )
     # The component's name must differ from those of the pools, and a pool may be called `planner`.
-    name = NAME if all(not target.object_name.endswith(f"-{NAME}") for target in targets) else f"{NAME}-0"
+    is_taken = any(target.object_name.endswith(f"-{NAME}") for target in targets)
+    name = f"{NAME}-0" if is_taken else NAME
     main = {
         "name": "main",
         "image": IMAGE,
@@ -47,7 +48,9 @@ def planner_component(
 
 
 def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
-    """Dynamo's PlannerConfig of one graph; `longest_tokens` are those of the longest request."""
+    """Dynamo's PlannerConfig of one graph. `longest_tokens` is the most prompt and output tokens of a request
+    that its workers accept (max_model_len).
+    """
     is_pair = len(targets) == 2
     config: Document = {
         "environment": "kubernetes",
@@ -131,9 +134,9 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
     }
     if all(autoscaler.parameters.get(name) is None for name in ScalingThresholds._fields):
         return load_config
-    prefill_up_frac, prefill_down_frac, kv_up_frac, kv_down_frac = (
-        autoscaler.read_number(name, default) for name, default in THRESHOLDS[optimize]._asdict().items()
-    )
+    defaults = THRESHOLDS[optimize]
+    kv_up_frac = autoscaler.read_number("kv_up_frac", defaults.kv_up_frac)
+    kv_down_frac = autoscaler.read_number("kv_down_frac", defaults.kv_down_frac)
     if not 0 <= kv_down_frac < kv_up_frac <= 1:
         raise InputError(
             f"{autoscaler.controller}: kv_up and kv_down: Dynamo takes 0 <= down < up <= 100 %, found "
@@ -144,8 +147,10 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
         "decode_scale_up_kv_rate": 100 * kv_up_frac,
         "decode_scale_down_kv_rate": 100 * kv_down_frac,
     }
-    if is_pair:
+    if is_pair:  # Dynamo scales mixed workers by their KV alone.
         # Ours are shares of the longest request, Dynamo's are queued prompt tokens.
+        prefill_up_frac = autoscaler.read_number("prefill_up_frac", defaults.prefill_up_frac)
+        prefill_down_frac = autoscaler.read_number("prefill_down_frac", defaults.prefill_down_frac)
         up_tokens = round(prefill_up_frac * longest_tokens)
         down_tokens = round(prefill_down_frac * longest_tokens)
         if not 0 <= down_tokens < up_tokens:
@@ -171,12 +176,12 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
             lines.append("For the seasonal predictor it has Prophet, which learns the season by itself.")
         return (*lines, *_LIMITS)
     if autoscaler.read_number("grace_s", 0.0):
-        return ("It has no time of grace after a change, with which the plan was made.", *_LIMITS)
+        return ("It has no time of grace after a change; the plan was made with one.", *_LIMITS)
     return _LIMITS
 
 
 _LIMITS = (
-    "It knows the GPUs of all pools together (max_gpu_budget) and the least of each, no most of each.",
+    "It knows the most GPUs of all pools together (max_gpu_budget), and of each pool only the least workers.",
     "It reads the frontend's metrics from Prometheus: PROMETHEUS_ENDPOINT of the component where that is not "
     "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090.",
 )

@@ -1,8 +1,8 @@
 """KEDA's ScaledObject (keda.sh/v1alpha1), one per pool: Prometheus and cron triggers.
 
 Fields and their ranges: kedacore/keda v2.20, config/crd/bases/keda.sh_scaledobjects.yaml; parameters of the
-triggers: pkg/scalers/prometheus_scaler.go, cron_scaler.go. KEDA makes an HPA of a ScaledObject. Of several
-triggers the HPA follows the one that asks for most workers. A cron trigger asks for `desiredReplicas` from
+triggers: pkg/scalers/prometheus_scaler.go, cron_scaler.go. KEDA makes an HPA of a ScaledObject. The HPA
+follows the trigger that asks for most workers. A cron trigger asks for `desiredReplicas` from
 `start` to `end`; while no trigger asks for any, the pool has `minReplicaCount`.
 """
 
@@ -142,7 +142,7 @@ def scaled_object(
 
 
 def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) -> Document:
-    """Asks for so many workers that each has `threshold` of the sum that `query` gives.
+    """Asks for the workers over which the sum that `query` gives is `threshold` each.
 
     While Prometheus has no value for the query, the pool keeps its size (`ignoreNullValues: false`).
     """

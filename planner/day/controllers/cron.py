@@ -34,7 +34,9 @@ class CronSettings(ControllerSettings):
     )
     step_s: float = settings_field(3600.0, SECONDS, "length of the windows it makes", least=60.0, most=DAY_S)
     headroom_frac: float = settings_field(0.0, SHARE, "more traffic than on earlier days", most=10.0)
-    lead_s: float = settings_field(600.0, SECONDS, "windows that it makes begin so much earlier", most=7200.0)
+    lead_s: float = settings_field(
+        600.0, SECONDS, "windows that it makes begin this much earlier", most=7200.0
+    )
     every_s: float = settings_field(60.0, SECONDS, "time between looks", least=1.0, most=3600.0)
 
     def check(self) -> None:

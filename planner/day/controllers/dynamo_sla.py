@@ -160,8 +160,8 @@ class DynamoSla:
         self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> list[int]:
         """Sizes (P,) of all pools, for the load expected and the TTFT and ITL seen. Dynamo has one pool per
-        role. Of several pools of a role, the first is sized for what the others do not carry with their
-        present sizes.
+        role. If there are several, the first is sized for what the others do not carry with their present
+        sizes.
         """
         knowledge = self.knowledge
         assert knowledge.tpot_s is not None  # `__init__` requires it.

@@ -37,7 +37,11 @@ class KnativeSettings(ControllerSettings):
         0.1, SHARE, "panic window, of the stable one", least=0.01, most=1.0
     )
     panic_threshold_frac: float = settings_field(
-        2.0, SHARE, "panic where the panic window asks for so much of the ready workers", least=1.1, most=10.0
+        2.0,
+        SHARE,
+        "panic where the panic window asks for this share of the ready workers",
+        least=1.1,
+        most=10.0,
     )
     max_up_rate: float = settings_field(1000.0, NUMBER, "at most ready workers times this", least=1.01)
     max_down_rate: float = settings_field(2.0, NUMBER, "at least ready workers divided by this", least=1.01)

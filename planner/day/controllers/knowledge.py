@@ -281,8 +281,8 @@ _FACTS = {
 
 # How to get what cannot simply be given.
 _REMEDIES = {
-    "capacity": "or give traffic of over 200 requests in its busiest 10 min (a rate of the table is tested "
-    "on so many) and, under day: most, workers that carry it"
+    "capacity": "or give traffic of over 200 requests in its busiest 10 min (each rate of the table is "
+    "tested on 200) and, under day: most, workers that carry it"
 }
 
 

@@ -1,7 +1,8 @@
 """The parameters of controllers: each is a field of a dataclass, with its unit, default and range.
 
     class HpaSettings(ControllerSettings):
-        tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)
+        tolerance_frac: float = settings_field(0.1, SHARE, "no change within this share of the target",
+        most=1.0)
 
 A document leaves out the unit at the end of a field's name: `tolerance_frac=0.1` is `tolerance: 10 %`.
 """
@@ -28,11 +29,11 @@ AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter: its `name` in a document, the `field` that holds it, its `unit` (SECONDS, SHARE and the
-    others above), what it means in `words`, and its range or `choices`. `parse` reads it from a document in
-    place of the unit's own reader, if it is given.
+    others above), what it means in `words`, and its range or `choices`. If `parse` is given, it reads the
+    value from a document in place of the unit's own reader.
 
-    Where the value is None, the controller computes it from its knowledge or another parameter. A document
-    writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
+    Where the value is None, the controller computes it from another parameter or from what it knows before
+    the day (knowledge.Knowledge). A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """
 
     name: str
@@ -77,7 +78,7 @@ class Parameter:
         if self.unit == SECONDS:
             return parse_quantity(value, "s", where=where)
         if self.unit == SHARE:
-            # Some shares may be above 1, and are then written as bare numbers too.
+            # Some shares may be above 1. They are read without "%" too: 1.5 is 150 %.
             return document_values.read_share(value, where, most=self.most, bare=self.most)
         if self.unit == FLAG:
             return document_values.check_flag(value, where)
@@ -150,10 +151,10 @@ class ControllerSettings:
 
 
 def read_settings(
-    settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
+    settings: type[AnySettings], given: Mapping[str, object], where: str, base: AnySettings | None = None
 ) -> AnySettings:
     """Settings with the values in `given`, by the names of a document. Other parameters have the values in
-    `over`, or their defaults without it.
+    `base`, or their defaults without it.
 
     A value of null counts as not given. Raises InputError, whose message begins with the place `where`.
     """
@@ -165,4 +166,4 @@ def read_settings(
         if value is not None
     }
     with document_values.errors_as(InputError, where):
-        return settings(**values) if over is None else dataclasses.replace(over, **values)
+        return settings(**values) if base is None else dataclasses.replace(base, **values)

@@ -360,7 +360,7 @@ def parse_controller(
         for key in SAME_FOR_ALL_POOLS:
             if key in role_parameters:
                 raise InputError(f"{where}: {role}: {key} is one for all pools; set it beside {role}")
-        by_role[role] = read_settings(row.settings, role_parameters, f"{where}: {role}", over=settings)
+        by_role[role] = read_settings(row.settings, role_parameters, f"{where}: {role}", base=settings)
     return ChosenController(row, settings, MappingProxyType(by_role))
 
 

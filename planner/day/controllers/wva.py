@@ -66,12 +66,14 @@ class WvaSettings(WvaRules):
     """The settings of the controller `wva`: the autoscaler's thresholds beside `WvaRules`."""
 
     kv_threshold_frac: float = settings_field(
-        0.8, SHARE, "a worker with so much of its KV cache in use is saturated", most=1.0
+        0.8, SHARE, "a worker with this share of its KV cache in use is saturated", most=1.0
     )
     queue_threshold: float = settings_field(
         5.0, NUMBER, "a worker with this many waiting prompts is saturated"
     )
-    kv_spare_frac: float = settings_field(0.1, SHARE, "a worker is added below so much spare KV", most=1.0)
+    kv_spare_frac: float = settings_field(
+        0.1, SHARE, "a worker is added below this share of spare KV", most=1.0
+    )
     queue_spare: float = settings_field(
         3.0, NUMBER, "a worker is added below this many spare places in the queue"
     )

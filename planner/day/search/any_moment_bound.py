@@ -77,7 +77,7 @@ class _Slices:
         self.usual_work = len(runs.trace) / max(runs.window_count, 1) * (1 + LAG_FRAC) + SLICE_WORK
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * self.usual_work)
         self.last_s = float(runs.terms.edges_s[-1])
-        window_s = float(np.diff(runs.windows_s).max())
+        window_s = float(np.diff(runs.window_edges_s).max())
         self.lag_s, self.exact_s = LAG_FRAC * window_s, EXACT_FRAC * window_s
 
     @property
@@ -87,14 +87,14 @@ class _Slices:
 
     def span_s(self, window: int) -> tuple[float, float]:
         """From when to when [s] the sizes decide whether a window is missed."""
-        windows_s = self.runs.windows_s
-        from_s = max(float(windows_s[window]) - self.lag_s, 0.0)
-        return from_s, min(float(windows_s[window + 1]) + self.runs.reach_s, self.last_s)
+        edges_s = self.runs.window_edges_s
+        from_s = max(float(edges_s[window]) - self.lag_s, 0.0)
+        return from_s, min(float(edges_s[window + 1]) + self.runs.reach_s, self.last_s)
 
     def misses(self, window: int, needs: Sequence[Need]) -> bool:
         """Whether a window is missed if no need is met, with the most workers at all other times."""
         runs, most = self.runs, self.runs.terms.most[0]
-        first_s = min(float(runs.windows_s[window]), *(begin_s for begin_s, *_ in needs))
+        first_s = min(float(runs.window_edges_s[window]), *(begin_s for begin_s, *_ in needs))
         start_s = max(first_s - RUN_IN_S, 0.0)
         moments = {max(each_s, start_s) for begin_s, end_s, *_ in needs for each_s in (begin_s, end_s)}
         times_s = np.array(sorted({start_s, *moments}))
@@ -106,7 +106,7 @@ class _Slices:
         if part is None:
             return False
         self.work += part.requests + SLICE_WORK
-        return bool(missed_windows(part.run.simulation, runs.slo, part.bounds_s))
+        return bool(missed_windows(part.run.simulation, runs.slo, part.window_s))
 
 
 def any_moment_bound(
@@ -181,7 +181,7 @@ def _frontier(slices: _Slices, deadline: float, progress: Callable[[str], None])
         )
         if slices.work > FRONTIER_SHARE * slices.most_work or is_over(deadline):
             break
-        start_s, end_s = runs.windows_s[window], runs.windows_s[window + 1]
+        start_s, end_s = runs.window_edges_s[window], runs.window_edges_s[window + 1]
         step_s = float(end_s - start_s) / min(max(points, LEAST_POINTS), 1 / STEP_FRAC)
         cuts += _stretches(slices, window, c, n, step_s)
         cuts += _pairs_of_stretches(slices, window, c, n, step_s)
@@ -224,7 +224,7 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
 
     The first stretch of a pair begins with the window, the second one ends with it.
     """
-    start_s, end_s = (float(each) for each in slices.runs.windows_s[window : window + 2])
+    start_s, end_s = (float(each) for each in slices.runs.window_edges_s[window : window + 2])
     points = np.append(np.arange(start_s, end_s - ROUNDING_S, step_s), end_s).tolist()
     end = len(points) - 1
 

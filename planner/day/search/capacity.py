@@ -35,7 +35,7 @@ def capacity_table(
     """The table for this fleet's P pools, up to ABOVE_FRAC above `highest_rps`.
 
     It ends before the first rate that `most` (P,) workers do not carry. None if they do not even carry the
-    lowest rate that gives LEAST_REQUESTS, or if no rate gives so many.
+    lowest rate that gives LEAST_REQUESTS, or if no rate gives that many requests.
     """
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []

@@ -214,8 +214,8 @@ def reacting_bound(runs: DayRuns) -> CausalBound | None:
 
 def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
     """Whether a window is missed with `size` workers of pool `c` in its `first_s`, and the most elsewhere."""
-    begin_s = float(runs.windows_s[window])
-    end_s = min(begin_s + first_s, float(runs.windows_s[window + 1]))
+    begin_s = float(runs.window_edges_s[window])
+    end_s = min(begin_s + first_s, float(runs.window_edges_s[window + 1]))
     if end_s <= begin_s:
         return False
     most = runs.terms.most[0]  # Each pool's most workers, which are the same all day.
@@ -226,7 +226,7 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
         times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
     part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
     # A part without requests misses nothing.
-    return part is not None and bool(missed_windows(part.run.simulation, runs.slo, part.bounds_s))
+    return part is not None and bool(missed_windows(part.run.simulation, runs.slo, part.window_s))
 
 
 def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalBound | None:
@@ -246,7 +246,7 @@ def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalB
     types = [pool.type for pool in runs.fleet.pools]
     return CausalBound(
         needs=needs,
-        lengths_s=np.diff(runs.windows_s),
+        lengths_s=np.diff(runs.window_edges_s),
         least=least,
         price_usd_per_h=lambda sizes: paid_usd_per_h(zip(types, sizes, strict=True)),
     )

@@ -1,7 +1,8 @@
 """Simulates a day with sizes that the search for the optimum proposes (planner/day/search/day_optimum.py).
 
-The simulations show which windows of the SLO fail with these sizes. A step is here a stretch of the day with
-the same sizes, not an engine's step. Arrays of sizes are (T, P): a row per step, a column per pool.
+The simulations show which windows of the SLO fail with these sizes, which are the workers of each pool. A
+step is here a stretch of the day with the same sizes, not an engine's step. Arrays `workers` are (T, P): a
+row per step, a column per pool.
 
 A whole day is simulated with a timetable of sizes. A slice of the day shows more cheaply that the sizes in
 some steps make a window fail. The slice begins some time before the first of these steps, with every pool at
@@ -70,10 +71,10 @@ class DayRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DaySlice:
-    """A simulated part of a day. `bounds_s` (2,) are the edges of its window on the slice's clock."""
+    """A simulated part of a day. `window_s` (2,) has the edges of its window on the slice's clock."""
 
     run: ElasticRun
-    bounds_s: Floats
+    window_s: Floats
     requests: int
 
 
@@ -94,8 +95,8 @@ class DayRuns:
         pools: Sequence[ElasticPool],
         terms: DayTerms | None = None,
     ):
-        for pool, bounds in zip(fleet.pools, pools, strict=True):
-            if bounds.interruptions_per_h > 0:
+        for pool, elastic in zip(fleet.pools, pools, strict=True):
+            if elastic.interruptions_per_h > 0:
                 raise InputError(
                     f"pool {pool.name}: the optimum knows the future, and interruptions of spot workers are "
                     "drawn by chance; leave the price of spot out"
@@ -103,8 +104,9 @@ class DayRuns:
         self.fleet, self.trace, self.slo = fleet, trace, slo
         self.given_pools = tuple(pools)
         self.pools = [_with_equal_starts(each) for each in pools]  # The pools as they are simulated.
-        self.windows_s = slo_edges_s(trace, slo)
+        self.window_edges_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
+        # Limits on TTFT and E2E, whose times begin with the arrival (slo_metrics.py).
         longest_limit_s = max(
             (limit.limit_s for limit in slo.limits if limit.metric_row.has_queue), default=0.0
         )
@@ -114,7 +116,7 @@ class DayRuns:
     @property
     def window_count(self) -> int:
         """How many windows the SLO judges."""
-        return len(self.windows_s) - 1
+        return len(self.window_edges_s) - 1
 
     @property
     def request_count(self) -> int:
@@ -131,7 +133,7 @@ class DayRuns:
 
     def own_steps(self, window: int) -> range:
         """The steps that overlap with a window by more than EDGE_S, at least one."""
-        start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
+        start_s, end_s = self.window_edges_s[window], self.window_edges_s[window + 1]
         edges_s = self.terms.edges_s
         first = int(np.searchsorted(edges_s, start_s + EDGE_S, "right")) - 1
         end = int(np.searchsorted(edges_s[:-1], end_s - EDGE_S))
@@ -139,9 +141,9 @@ class DayRuns:
 
     def later_steps(self, window: int) -> range:
         """The steps after a window that may still decide whether its requests keep their limits."""
-        own, edges_s = self.own_steps(window), self.terms.edges_s[:-1]
-        end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self.reach_s))
-        return range(own.stop, max(end, own.stop))
+        first = self.own_steps(window).stop
+        end = int(np.searchsorted(self.terms.edges_s[:-1], self.window_edges_s[window + 1] + self.reach_s))
+        return range(first, max(end, first))
 
     def least_paid(self, *, shares_nodes: bool = False) -> LeastPaid:
         """A lower bound on what any controller pays for this day (solvers/paid_work.py).
@@ -151,50 +153,54 @@ class DayRuns:
         pools = list(zip(self.fleet.pools, self.given_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         # For a lower bound the cheapest price and the fastest start of all pools that can prefill are taken.
-        prefilling = [(pool, bounds) for pool, bounds in pools if pool.role != "decode"]
-        starts_s = [bounds.start_s for _, bounds in prefilling]
-        starts_s += [bounds.warm_start_s for _, bounds in prefilling if bounds.warm]
+        prefilling = [(pool, elastic) for pool, elastic in pools if pool.role != "decode"]
+        starts_s = [elastic.start_s for _, elastic in prefilling]
+        starts_s += [elastic.warm_start_s for _, elastic in prefilling if elastic.warm]
         usd_per_h_of = gpu_usd_per_h if shares_nodes else paid_usd_per_h
         least_workers = LeastWorkers(
-            usd_per_h=usd_per_h_of((pool.type, bounds.least) for pool, bounds in pools),
+            usd_per_h=usd_per_h_of((pool.type, elastic.least) for pool, elastic in pools),
             prefill_usd_per_h=min(usd_per_h_of([(pool.type, 1)]) for pool, _ in prefilling),
             start_s=min(starts_s),
         )
         is_cached = self.fleet.policies.prefix_cache
         return least_paid(
-            options, self.trace, self.slo, self.windows_s, least_workers=least_workers, is_cached=is_cached
+            options,
+            self.trace,
+            self.slo,
+            self.window_edges_s,
+            least_workers=least_workers,
+            is_cached=is_cached,
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
         """Simulate the whole day with these workers (T, P) ready in the steps. Results are remembered."""
         key = workers.tobytes()
         if key not in self._simulated_days:
-            run = self._simulate(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
-            self._simulated_days[key] = self._judge_day(workers, run)
+            self._simulated_days[key] = self.simulate_timetable(self.terms.edges_s[:-1], workers)
         return self._simulated_days[key]
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
         """Whether a window is missed with the most workers before step `first`, then `workers` (T, P)."""
         edges_s = self.terms.edges_s
-        end = int(np.searchsorted(edges_s[:-1], self.windows_s[window + 1] + self.reach_s))
+        end = int(np.searchsorted(edges_s[:-1], self.window_edges_s[window + 1] + self.reach_s))
         times_s, sizes = edges_s[first:end], workers[first:end]
         if first:
             start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0)
             # `most` (T, P) has the same sizes in every step.
             times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
         part = self.simulate_slice(window, times_s, sizes)
-        return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
+        return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.window_s))
 
     def simulate_slice(
-        self, window: int, times_s: Floats, workers: Ints, *, is_day: bool = False
+        self, window: int, times_s: Floats, workers: Ints, *, begins_day: bool = False
     ) -> DaySlice | None:
         """Simulate the part of the day from `times_s[0]` to a little after a window.
 
         These workers (N, P) are ready from each of `times_s` (N,) on. The result is None if no request
-        arrives in this part. With `is_day` it begins with the day, and workers wait for draining ones as
-        there.
+        arrives in this part. With `begins_day` it begins with the day, and pools keep the start-up times and
+        the most workers that they have in a whole day.
         """
-        start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
+        start_s, last_s = float(times_s[0]), float(self.window_edges_s[window + 1])
         # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
         if self.fleet.policies.prefix_cache and start_s > 0:
             times_s, start_s = np.append(0.0, times_s[1:]), 0.0
@@ -206,19 +212,22 @@ class DayRuns:
         part = self.trace.select(np.arange(first, end), arrival_s=arrival_s[first:end] - start_s)
         # The last window includes its end; others end just before the next one begins.
         is_last = window == self.window_count - 1
-        bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
+        end_s = last_s if is_last else math.nextafter(last_s, 0)
+        window_s = np.array([self.window_edges_s[window], end_s]) - start_s
         # The given sizes count ready workers, so workers start at once. Up to twice the most workers may
         # exist, as leaving workers drain while others replace them.
         slice_pools = [
-            pool if is_day else replace(pool, start_s=0.0, most=2 * int(most))
+            pool if begins_day else replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
-        run = self._simulate(part, times_s - start_s, workers, slice_pools, bounds_s - start_s)
-        return DaySlice(run, bounds_s - start_s, end - first)
+        run = self._simulate(part, times_s - start_s, workers, slice_pools, window_s)
+        return DaySlice(run, window_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on, 0 first."""
-        run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
+        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on. The first time
+        is 0.
+        """
+        run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.window_edges_s)
         return self._judge_day(workers, run)
 
     def _simulate(
@@ -233,7 +242,7 @@ class DayRuns:
 
     def _judge_day(self, workers: Ints, run: ElasticRun) -> DayRun:
         """The bill and the verdict of a simulated day."""
-        missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
+        missed = tuple(missed_windows(run.simulation, self.slo, self.window_edges_s))
         is_served = bool((run.simulation.status != UNFINISHED).all())
         holds = not missed and is_served and judge_slo(run.simulation, self.slo, with_percentiles=False).holds
         lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
@@ -285,14 +294,14 @@ def day_terms(
         edges_s = np.append(np.arange(steps) * step_s, last_s)
     terms = [
         PoolTerms(
-            start_s=_with_equal_starts(bounds).start_s,
-            least=bounds.least,
-            most=bounds.most,
+            start_s=_with_equal_starts(elastic).start_s,
+            least=elastic.least,
+            most=elastic.most,
             usd_per_h=pool.type.price_usd_per_h,
             gpus=pool.type.gpus,
             gpu=pool.type.gpu.name,
             node=node_of(pool.type.gpu),
         )
-        for pool, bounds in zip(fleet.pools, pools, strict=True)
+        for pool, elastic in zip(fleet.pools, pools, strict=True)
     ]
     return DayTerms(edges_s, tuple(terms), unit_s, stock or {}, is_paid_all_day)

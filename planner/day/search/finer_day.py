@@ -112,8 +112,8 @@ class LifeSearch:
     """Changes lives and simulates the windows that this touches, within a limit of work."""
 
     def __init__(self, runs: DayRuns, deadline: float, progress: Callable[[str], None] = lambda _: None):
-        self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
-        self.window_s = float(np.diff(runs.windows_s).max())
+        self.runs, self.window_edges_s, self.deadline = runs, runs.window_edges_s.tolist(), deadline
+        self.window_s = float(np.diff(runs.window_edges_s).max())
         is_short = runs.window_count <= FEW_WINDOWS
         self.run_in_s = math.inf if is_short else self.window_s
         self.lasts_s = math.inf if is_short else LASTS_FRAC * self.window_s
@@ -247,8 +247,8 @@ class LifeSearch:
         Of several lines of the SLO the largest excess counts. It is below 0 if the window holds.
         """
         # The slice begins earlier, so that the window has the queue that it would have in the day.
-        runs, from_s = self.runs, max(self.windows_s[window] - self.run_in_s, 0.0)
-        to_s = self.windows_s[window + 1] + runs.reach_s  # Later sizes no longer affect the window.
+        runs, from_s = self.runs, max(self.window_edges_s[window] - self.run_in_s, 0.0)
+        to_s = self.window_edges_s[window + 1] + runs.reach_s  # Later sizes no longer affect the window.
         nearby = {
             key: [life for life in own if life[1] > from_s - ROUNDED_S and life[0] < to_s + ROUNDED_S]
             for key, own in lives.items()
@@ -266,16 +266,16 @@ class LifeSearch:
     def _simulated_excess(self, window: int, times_s: Floats, workers: Ints) -> float:
         """The `excess` of a window in the slice with these workers (N, P) from each of `times_s` (N,) on."""
         runs = self.runs
-        part = runs.simulate_slice(window, times_s, workers, is_day=times_s[0] == 0)
+        part = runs.simulate_slice(window, times_s, workers, begins_day=times_s[0] == 0)
         if part is None:  # No request arrives, so none is late.
             return -1.0
         self.use_work(part.requests + SLICE_WORK)
         verdicts = [
-            (in_windows(part.run.simulation, k, part.bounds_s)[0], limit.percentile_frac)
+            (in_windows(part.run.simulation, k, part.window_s)[0], limit.percentile_frac)
             for k, limit in enumerate(runs.slo.limits)
         ]
         if (attained_frac := runs.slo.attainment_frac) is not None:
-            attained = attained_in_windows(part.run.simulation, runs.slo, part.bounds_s)[0]
+            attained = attained_in_windows(part.run.simulation, runs.slo, part.window_s)[0]
             verdicts.append((attained, attained_frac))
         excess = -1.0
         for verdict, needed_frac in verdicts:
@@ -287,7 +287,7 @@ class LifeSearch:
     def repaired(self, lives: Lives) -> Lives:
         """The lives, made longer and more until every window holds in its slice."""
         lives = self.joined(lives)
-        for window in range(len(self.windows_s) - 1):
+        for window in range(len(self.window_edges_s) - 1):
             for _ in range(MOST_REPAIRS):
                 excess = self.excess(lives, window)
                 if excess < 0 or self.is_over(DAY_REPAIRS_FRAC):
@@ -310,7 +310,7 @@ class LifeSearch:
         Near is from twice the length of a new life, and `more_s`, before the window to once that length after
         it. A life grows by `growths` times GROW_FRAC.
         """
-        start_s, end_s = self.windows_s[window : window + 2]
+        start_s, end_s = self.window_edges_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
         near_s = start_s - 2 * new_s - more_s, end_s + new_s
         for key, own in lives.items():
@@ -332,7 +332,7 @@ class LifeSearch:
 
     def _one_worker_more(self, lives: Lives, window: int) -> Lives:
         """The lives with one worker more of every pool through a window, where that is allowed."""
-        start_s, end_s = self.windows_s[window : window + 2]
+        start_s, end_s = self.window_edges_s[window : window + 2]
         life = (max(start_s - NEW_LIFE_FRAC * self.window_s, 0.0), end_s)
         more = dict(lives)
         for c, pool in enumerate(self.runs.terms.pools):
@@ -353,7 +353,7 @@ class LifeSearch:
         """
         if self.is_over(DAY_REPAIRS_FRAC):
             return False
-        edges_s = self.windows_s
+        edges_s = self.window_edges_s
         touched = [
             v
             for v in range(len(edges_s) - 1)

@@ -83,7 +83,7 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
     if not full:
         return []
     places = np.linspace(0, len(full) - 1, MOST_WINDOWS).round().astype(int)
-    chosen = sorted({full[place] for place in places})  # Of fewer windows, all: their places repeat.
+    chosen = sorted({full[place] for place in places})  # With fewer windows places repeat.
     parts = []
     for k in chosen:
         part = trace.select(np.arange(*edges[k]))

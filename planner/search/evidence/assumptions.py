@@ -226,7 +226,7 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
             tail=not trace.after.size,
         )
     ]
-    # Of the options left out, only those whose KV cache is too small name their workers.
+    # An option that is left out names its workers only if their KV cache is too small.
     if small := [worker for item in problem.left_out for worker in item.workers]:
         names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
         facts.append(SmallCaches(tuple(names), problem.longest_tokens))

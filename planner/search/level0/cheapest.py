@@ -286,7 +286,7 @@ class _DesignTable:
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
-        self.terms: dict[DesignPool, DesignTerms] = {}  # Of each pool of any design.
+        self.terms: dict[DesignPool, DesignTerms] = {}  # For each pool of any design.
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
             option = pool.bounded.option
             uses = tuple(limit.use(option) for limit in limits)
@@ -461,8 +461,8 @@ def _choose_columns(
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
     """The columns that no other column dominates. One column dominates another if it is known to hold, weighs
-    no more and uses no more of any limit. Of columns with equal figures one stays: the first that holds, or
-    else the first.
+    no more and uses no more of any limit. If columns have equal figures, one stays: the first that holds,
+    or else the first.
     """
     by_figures: dict[tuple[float, ...], _Column] = {}
     for column in columns:

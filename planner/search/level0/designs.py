@@ -247,8 +247,8 @@ class FleetDesign:
         `each` all whose least count is not known.
 
         `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. A pool of
-        which even so many might not suffice comes first, because its failure rules the design out. Otherwise
-        it is the pool for which the range of possible counts costs most.
+        which even `most(k)` might not suffice comes first, because its failure rules the design out.
+        Otherwise it is the pool for which the range of possible counts costs most.
         """
         if len(self.pools) == 1:  # A mixed pool has no partner: it is simulated as a fleet.
             return []

@@ -114,7 +114,7 @@ class _Level0Options:
         def promising_first(option: Option) -> tuple[float, int, int]:
             """The key that sorts options by the likely price of their pool, times GAPS_HANDICAP where a step
             with the full token budget would break the tightest limit on gaps, because such an option needs
-            more workers than the guess. Of equal prices the larger steps come first.
+            more workers than the guess. If prices are equal, larger steps come first.
             """
             worker = option.type
             likely_price = bounded[option.name].likely * option.objective
@@ -348,8 +348,8 @@ def _search_mixed(
     ordered: list[BoundedOption], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
-    here: once a fleet holds, the options on its hardware come first. Of fleets with equal prices the first is
-    kept.
+    here: once a fleet holds, the options on its hardware come first. The first of fleets with equal prices
+    is kept.
     """
     first_of_kind: dict[Hardware, BoundedOption] = {}
     for bounded in ordered:
@@ -407,7 +407,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> BoundedOptio
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
         # The prefix caches of `likely` workers, and the stores to which they offload KV, leave fewer tokens
-        # to compute. So the guess is made again with the hits of so much cache.
+        # to compute. So the guess is made again with the hits of a cache of that size.
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely

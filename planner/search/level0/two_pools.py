@@ -73,7 +73,7 @@ def search_two_pools(
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> None:
     """Search the cheapest fleet of one prefill and one decode option, of the `allowed` pairs; the answer is
-    in `search`. Of fleets with equal prices that of an earlier pair is kept.
+    in `search`. If prices are equal, the fleet of the earlier pair is kept.
     """
     pairs = pair_up(prefills, decodes, simulations, search, allowed)
     likely = _likely_pairs(pairs)
@@ -100,7 +100,7 @@ def _likely_pairs(pairs: Sequence[FleetDesign]) -> list[FleetDesign]:
     """
 
     def likely_value(design: FleetDesign) -> float:
-        # Of the two guesses of a count `likely_decode`, if there is one, is the better.
+        # If there is a guess `likely_decode`, it is better than `likely`.
         return objective_of(
             (pool.bounded.option, pool.bounded.likely_decode or pool.bounded.likely) for pool in design.pools
         )

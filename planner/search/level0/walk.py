@@ -216,7 +216,7 @@ def every_mix(
     for j in range(len(options)):
         # Each vector of the options before is followed by all counts of option j that fit into the amounts
         # that the vector leaves.
-        use = np.array([row_uses[j] for row_uses in uses])  # Of each amount, by one worker.
+        use = np.array([row_uses[j] for row_uses in uses])  # How much of each amount one worker takes.
         needed = use > 0
         # How many counts, 0 included, may follow each vector.
         choices = np.floor(np.min(remaining[:, needed] / use[needed], axis=1)) + 1

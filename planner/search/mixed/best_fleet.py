@@ -151,9 +151,9 @@ def _search(
 
 
 def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """Of the fleets that were found to hold and are paid as much as `best` the one with the fewest GPUs, and
-    of these the one with the most owned GPUs. Their values do not decide: an owned GPU counts more there than
-    one that would idle on a paid node.
+    """The fleet with the fewest GPUs, and then the most owned ones, that was found to hold and is paid as
+    much as `best`. The values of fleets do not decide: there an owned GPU counts more than one that would
+    idle on a paid node.
     """
 
     def rank(counts: Counts) -> tuple[int, int]:

@@ -30,7 +30,7 @@ MOST_RELAXED = 5.0  # Limits are searched up to this multiple. Only the largest 
 PRECISION = 1.02  # A limit is narrowed until no fleet was found at the limit divided by this.
 WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
 MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
-MOST_WORKERS = 256  # Of a fleet to probe. More would be idle on traffic that is short enough to probe.
+MOST_WORKERS = 256  # A probed fleet has no more; they would be idle on traffic that is short enough to probe.
 LIFTED_S = 1e7  # Every request keeps this limit. It is finite because verdicts compute with it.
 
 # A limit, its floor, and the name of the worker type that reaches the floor.
@@ -183,8 +183,8 @@ def _types_to_probe(types: Sequence[WorkerType], floors: Sequence[Floor]) -> lis
 
 def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
     """Limits [s] by name that the largest fleet of one of a few fast worker types attains while it keeps the
-    other limits. Of several types the limits with the smallest product are returned; empty if no type attains
-    any. The fleet was simulated with these limits, and held.
+    other limits. If several types do, the limits with the smallest product are returned; empty if none does.
+    The fleet was simulated with these limits, and held.
 
     This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
     limits, and one with these limits, on all draws of the traffic on which fleets are judged. A search takes

@@ -47,7 +47,7 @@ from planner.traffic.trace import Trace
 # These limits bound the time of a race, and are set by hand. Besides, once a race has spent the effort of the
 # searches before it (simulated requests), it begins no further wave.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
-NEAR_TYPES = 3  # Of fleets with another worker type only those of this many types are raced (`near_fleets`).
+NEAR_TYPES = 3  # Fleets of at most this many other worker types are raced (`near_fleets`).
 MOST_CUT = 8  # Where no fleet within the limits holds, at most this many of the largest there are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
@@ -283,9 +283,9 @@ def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
 
 @dataclass(frozen=True, slots=True)
 class RacedPolicy:
-    """Policies that were raced, and the `change` by which they differ from the best ones so far. Of the
-    fleets near the best one that cost less, `best` is the cheapest that holds with these policies; None if
-    none holds. `is_simulated` is False if the simulator refuses these policies for such a fleet.
+    """Policies that were raced, and the `change` by which they differ from the best ones so far.
+    `best` is the cheapest fleet that holds with these policies, among those near the best one that cost less;
+    None if none holds. `is_simulated` is False if the simulator refuses these policies for such a fleet.
     """
 
     change: PolicyChange

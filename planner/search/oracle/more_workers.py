@@ -1,9 +1,9 @@
 """In scenarios, what keeps the SLO is taken to keep it with more workers, too.
 
 A search for production simulates the same designs with one worker more, and one fewer, in dozens of
-scenarios. Of all requests simulated there a fifth to a quarter were of fleets of which a smaller one was
-known to hold in the same scenario; none of them missed the SLO (2026-11-28, the sample and both Azure traces
-at 20 requests/s).
+scenarios. A fifth to a quarter of all requests simulated there were of fleets of which a smaller one was
+known to hold in the same scenario; none of these fleets missed the SLO (2026-11-28, the sample and both Azure
+traces at 20 requests/s).
 
 Searches do this, and the tests of fleets that must survive a loss: what a loss leaves of such a fleet is
 often production, or production with more workers. That cheaper fleets fail is simulated, and so is every

@@ -13,10 +13,10 @@ where these begin together (planner/traffic/redraw.py).
 Step times are spread evenly over their distribution (Latin hypercube, McKay et al. 1979): over all
 scenarios that a search sees, and over every TEST_BLOCK of those that test its answer, which are drawn with
 other seeds. So few scenarios represent all, because step times decide most of whether a fleet keeps the
-SLO. Of 32 independent scenarios the number kept had a standard deviation of 1.4 to 3.1 between ten
-seeds, of 32 evenly spread ones 0.8 to 1.7 (Llama-3.1-70B with Azure code at 20 requests/s, gpt-oss-20b with
-summaries). A test that treats its scenarios as independent then errs less often than it says (Owen 1997
-bounds the variance).
+SLO. The number that a fleet keeps of 32 independent scenarios had a standard deviation of 1.4 to 3.1
+between ten seeds, of 32 evenly spread ones 0.8 to 1.7 (Llama-3.1-70B with Azure code at 20 requests/s,
+gpt-oss-20b with summaries). A test that treats its scenarios as independent then errs less often than it says
+(Owen 1997 bounds the variance).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from planner.traffic.trace import Trace, spread_stamps
 # Kinds of scenarios: those that a search sees, and those that test its answer. Their seeds contain the kind.
 SEARCHED = 1
 TESTED = 2
-# A search sees so many scenarios that they have about SEARCH_REQUESTS together, within these bounds. With 20
-# scenarios a required share of 95 % allows one missed one.
+# The scenarios that a search sees have about SEARCH_REQUESTS requests together, but their number is within
+# the bounds below. With 20 scenarios a required share of 95 % allows one missed one.
 SEARCH_REQUESTS = 1_000_000
 SEARCH_LEAST = 20
 SEARCH_MOST = 32

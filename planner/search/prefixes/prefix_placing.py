@@ -323,7 +323,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         """Seconds to prefill `tokens` tokens that come after `start` others of their prompt: the dense layers
         in the largest steps, and attention, in which each token reads itself and all before it.
         """
-        pairs = tokens * (start + (tokens + 1) / 2)  # Of a token and one that it reads.
+        pairs = tokens * (start + (tokens + 1) / 2)  # Pairs of a token and one that it reads.
         return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
 
     option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.

@@ -25,7 +25,7 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
         return None
     work = problem.slo_work
     whole_count = int(np.ceil(work.whole_frac * len(trace) - ROUNDING))
-    # Of each set of requests, how many must have handed over, and within how many seconds.
+    # Sets of requests, how many of each must have handed over, and within how many seconds.
     needs = [(np.ones(len(trace), bool), whole_count, work.whole_s)]
     if backlog := find_backlog_deadlines(problem.slo, trace):
         last = backlog.arrives(trace)

@@ -252,7 +252,7 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
 def _not_on_nodes(
     name: str, llm: Llm, gpu_tp_pp: tuple[Gpu, int, int], engines: EngineChoices
 ) -> Iterator[OptionLeftOut]:
-    """What is left out because `nodes_of_ranks` refuses so many ranks on several nodes."""
+    """What is left out because `nodes_of_ranks` refuses the ranks that would be on several nodes."""
     gpu, tp, pp = gpu_tp_pp
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):

@@ -19,7 +19,7 @@ from planner.search.problem.options import PRICE_TIES, free_usd_per_h, objective
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-UNLIMITED_GPUS = 2**31  # Stands for an unlimited stock of owned GPUs: no fleet has so many.
+UNLIMITED_GPUS = 2**31  # Stands for an unlimited stock of owned GPUs: no fleet has as many.
 
 
 class WorkerKind(NamedTuple):
@@ -129,7 +129,7 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
         return float(sum(objective_of_worker(option.type, objective) * count for option, count in counts))
     if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
-    # Of the objectives left, only the cost without idle GPUs ("cost-by-gpu") has a tie-break.
+    # The other objective with a tie-break is the cost without idle GPUs ("cost-by-gpu").
     return objective_of(counts) - _tie_break_usd_per_h(problem, counts)
 
 

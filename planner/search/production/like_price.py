@@ -40,8 +40,8 @@ def below_like_price(problem: Problem, best: Counts) -> float:
 
 
 def with_most_headroom(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """Of fleets at about this price the one with the most headroom; `best` where no other has more, and if
-    the time ends first.
+    """The fleet with the most headroom at about this price; `best` if no other has more, or if the time ends
+    first.
     """
     return in_time(partial(_search_most_headroom, problem, options, best), best)
 

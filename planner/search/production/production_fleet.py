@@ -1,8 +1,8 @@
 """The production fleet: the cheapest that keeps the SLO in the share of scenarios that `kept_in` asks for.
 
 cheapest_kept.py searches for it in scenarios that it sees. The fleet is then tested in other scenarios
-(scenario_test.py), and grows where it fails. Of fleets of like price the one with the most headroom is taken
-(like_price.py).
+(scenario_test.py), and grows where it fails. If fleets cost about the same, the one with the most headroom is
+taken (like_price.py).
 """
 
 import itertools
@@ -304,7 +304,7 @@ def _near_feasible(trial: FleetTrial, paper: FleetSearch) -> list[Counts]:
 
 
 def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
-    """As `_near_feasible`; raises StoppedError if the time ends. Of fleets on the same hardware only one is
+    """As `_near_feasible`; raises StoppedError if the time ends. Only one fleet on each hardware is
     listed, because their tests usually have the same result.
 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
@@ -361,7 +361,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
-    # Of the fleet on paper no share is named, as its answer shows one, of other scenarios than the search's.
+    # No share is named for the fleet on paper: its answer shows one, in other scenarios than the search's.
     most_text = (
         f"none keeps more than the cheapest on paper, {on_paper}"
         if best is paper.best

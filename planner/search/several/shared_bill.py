@@ -7,7 +7,7 @@ kinds are planned too:
     1. Plan by GPU prices, on all of the stock. If paid GPUs idle, find the nodes of the least bill of fleets
        with one worker type per pool (`fewer_gpus`), in production where an LLM requires safety, and plan
        again on these.
-    2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
+    2. Take the plan with the least bill among those in which paid GPUs idle. Plan again without each kind of
        GPU that it uses, with each of these kinds alone (or of those that its fleets with a loss use, if they
        use more), and without all kinds that idled in any plan.
     3. Repeat step 2 with the next such plan, as long as there is one whose GPUs in use cost less than the
@@ -333,7 +333,7 @@ def _with_fewer(task: PlanQuestion, gpus: Mapping[str, int]) -> PlanQuestion:
 
 
 def _without_kinds(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
-    """The task in which no GPUs of these kinds can be rented. Of those that are owned too, the owned stay."""
+    """The task in which no GPUs of these kinds can be rented. Owned GPUs stay."""
     stock = {
         gpu: task.owned[gpu] if _kind_of_gpu(gpu) in kinds else count
         for gpu, count in task.stock.items()

@@ -535,7 +535,7 @@ def unmapped_status(sample: pd.DataFrame, columns: Columns) -> str:
 
 def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[str]) -> str:
     """The first column that has a likely name, with or without gen_ai in front, and holds values; empty if
-    there is none. Of columns with equal words the first in the log counts, hence `reversed`.
+    there is none. If columns have equal words, the first in the log counts, hence `reversed`.
     """
     by_words = {
         "_".join(words_of(name)): name for name in reversed(list(sample.columns)) if name not in taken
