@@ -107,14 +107,14 @@ def plan(
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
 
 
-def _say_classes_not_compared(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
+def _say_classes_not_compared(shared_plan: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
     """The plans of several LLMs, each noting that no separate fleets were planned for its SLO classes."""
     why = "of one LLM among several"  # The report puts this after the words "separate fleets" (`NotShared`).
     plans = {
-        part.name: say_not_compared(shared.plans[part.name], part.task, part.trace, why)
+        part.name: say_not_compared(shared_plan.plans[part.name], part.task, part.trace, why)
         for part in question.parts
     }
-    return replace(shared, plans=plans)
+    return replace(shared_plan, plans=plans)
 
 
 def answer_question(

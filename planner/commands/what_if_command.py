@@ -181,15 +181,15 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     print_rows(table, f"the plan: {study_document(before)['fleet']}, {amount_text(before)}{answers_text}")
 
 
-def _plan_cell(moved: ChangedQuestion) -> str:
+def _plan_cell(changed: ChangedQuestion) -> str:
     """Whether the fleet of the plan answers the changed question, or misses scenarios alone, or the SLO; or
     is kept in enough of the search's scenarios, and yet is not the answer.
     """
-    if moved.kept_as_written:
+    if changed.kept_as_written:
         return "too few scenarios"
-    if moved.is_cheaper_before:
+    if changed.is_previous_cheaper:
         return "search's scenarios only"
-    return {True: "holds", False: "fails", None: "not offered"}[moved.kept]
+    return {True: "holds", False: "fails", None: "not offered"}[changed.kept]
 
 
 def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
@@ -214,7 +214,7 @@ def amount_text(answer: StudyAnswer) -> str:
 
 
 def moved_rows(
-    before: StudyAnswer | None, moved: ChangedQuestion, bounds: list[float]
+    before: StudyAnswer | None, changed: ChangedQuestion, bounds: list[float]
 ) -> list[dict[str, str]]:
     """One row per figure of the plan, before and after the change; a star marks figures that differ. If only
     one side has a fleet, the rows have the figures of that side alone.
@@ -223,7 +223,7 @@ def moved_rows(
     """
     from planner.studies.what_if import study_document
 
-    answers = {"before": before, "after": moved.answer}
+    answers = {"before": before, "after": changed.answer}
     present = {when: answer for when, answer in answers.items() if answer is not None}
     figures = {
         when: _plan_figures(study_document(answer), bound)

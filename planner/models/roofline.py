@@ -312,28 +312,28 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 
 
 def transfer_fit(
-    latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
+    latency: StepLatency, measured_latency: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
-    """The fit `latency` of one (GPU, TP), carried over to another by their two rooflines: `measured` is the
-    roofline of the (GPU, TP) whose steps were measured, `target` that of the other.
+    """The fit `latency` of one (GPU, TP), carried over to another by their two rooflines: `measured_latency`
+    is the roofline of the (GPU, TP) whose steps were measured, `target` that of the other.
 
     The time of the smallest step moves by as many seconds as in the rooflines, because the part that a
     roofline does not explain (mostly the host) stays the same. What grows with the step is multiplied by the
     ratio of the rooflines.
     """
     knots = np.array(latency.knots_tokens)
-    growth = np.diff(target.step_s(knots)) / np.diff(measured.step_s(knots))
-    floor_s = latency.f_s[0] + float(target.step_s(knots[0]) - measured.step_s(knots[0]))
+    growth = np.diff(target.step_s(knots)) / np.diff(measured_latency.step_s(knots))
+    floor_s = latency.f_s[0] + float(target.step_s(knots[0]) - measured_latency.step_s(knots[0]))
     rises_s = np.diff(latency.f_s) * growth
     return replace(
         latency,
         f_s=tuple((floor_s + np.concatenate(([0.0], np.cumsum(rises_s)))).tolist()),
-        a_s=latency.a_s * target.a_s / measured.a_s,
-        b_s=latency.b_s * target.b_s / measured.b_s,
-        d_s=latency.d_s * target.d_s / measured.d_s,
-        e_s=latency.e_s * target.e_s / measured.e_s,
+        a_s=latency.a_s * target.a_s / measured_latency.a_s,
+        b_s=latency.b_s * target.b_s / measured_latency.b_s,
+        d_s=latency.d_s * target.d_s / measured_latency.d_s,
+        e_s=latency.e_s * target.e_s / measured_latency.e_s,
         # The roofline's own m counts where the fit has a smaller one, or none.
-        m_s=max(latency.m_s * target.d_s / measured.d_s, target.m_s),
+        m_s=max(latency.m_s * target.d_s / measured_latency.d_s, target.m_s),
         basis=basis,
         mape_frac=None,
         kind="derived",

@@ -293,14 +293,14 @@ def cost_rows(plan: Plan) -> Rows:
     return ("Figure", "Value", "How we know"), values
 
 
-def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
+def _electricity_rows(bill: Bill) -> list[tuple[str, ...]]:
     """The part of the price that is electricity; nothing if it is not counted."""
-    if not paid.electricity_usd_per_h:
+    if not bill.electricity_usd_per_h:
         return []
     how = "of the price; at provisioned power"
-    if (expected := paid.expected_electricity_usd_per_h) is not None:
+    if (expected := bill.expected_electricity_usd_per_h) is not None:
         how += f", {usd_text(expected)} at the power that is expected"
-    return [("Electricity per hour", usd_text(paid.electricity_usd_per_h), how)]
+    return [("Electricity per hour", usd_text(bill.electricity_usd_per_h), how)]
 
 
 def usage_rows(plan: Plan) -> Rows:

@@ -220,14 +220,14 @@ def not_for_production(plan: Plan) -> str:
     return "NOT for production, on paper alone: " if is_on_paper else ""
 
 
-def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
+def buy_text(fleet: Fleet, bill: Bill, whose: str = "") -> str:
     """What to buy and what it costs: 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per
     month)', where `whose` is " for chat". Owned GPUs are used: 'Use 8 × a100-80g that you own and buy ...'.
     """
-    owned, bought = _owned_and_bought(fleet, paid)
+    owned, bought = _owned_and_bought(fleet, bill)
     use = f"Use {list_text(owned)} that you own" if owned else ""
     buy = f"{'buy' if owned else 'Buy'} {list_text(bought)}" if bought else ""
-    cost = f"{usd_text(paid.usd_per_h)}/h ({month_text(paid.usd_per_h)} per month)"
+    cost = f"{usd_text(bill.usd_per_h)}/h ({month_text(bill.usd_per_h)} per month)"
     return f"{' and '.join(filter(None, (use, buy)))}{whose}: {cost}"
 
 
@@ -283,15 +283,15 @@ def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:
     return f"as written, holds{' after a loss' if after_loss else ''} to {headroom_text(headroom)}"
 
 
-def bought_text(fleet: Fleet, paid: Bill) -> str:
+def bought_text(fleet: Fleet, bill: Bill) -> str:
     """What is bought: '3 nodes of 8 × h100-80g' where whole nodes are sold, else '24 × h100-80g'; owned GPUs
     last, '8 × h100-80g that you own'.
     """
-    owned, bought = _owned_and_bought(fleet, paid)
+    owned, bought = _owned_and_bought(fleet, bill)
     return list_text([*bought, *(f"{gpus} that you own" for gpus in owned)])
 
 
-def _owned_and_bought(fleet: Fleet, paid: Bill) -> tuple[list[str], list[str]]:
+def _owned_and_bought(fleet: Fleet, bill: Bill) -> tuple[list[str], list[str]]:
     """The owned GPUs of a fleet, and what is bought: '8 × a100-80g', '3 nodes of 8 × h100-80g'."""
     owned_gpus, single_gpus = Counter[str](), Counter[str]()
     for pool in fleet.running_pools:
@@ -303,7 +303,7 @@ def _owned_and_bought(fleet: Fleet, paid: Bill) -> tuple[list[str], list[str]]:
     owned, single = (
         [f"{count} × {name}" for name, count in gpus.items()] for gpus in (owned_gpus, single_gpus)
     )
-    nodes = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
+    nodes = [f"{count_text(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in bill.nodes]
     return owned, [*nodes, *single]
 
 
@@ -339,12 +339,12 @@ def losses_text(plan: Plan) -> str:
     return "production stands losses of spot workers already: " + "; ".join(map(fact_sentence, spot))
 
 
-def paper_card(fleet: Fleet, paid: Bill, scenarios: str = "no scenarios were requested") -> Card:
+def paper_card(fleet: Fleet, bill: Bill, scenarios: str = "no scenarios were requested") -> Card:
     """The card of a fleet that keeps the SLO as written, and what is said of scenarios."""
     return Card(
         name=NAMES["on-paper"],
-        price=f"{usd_text(paid.usd_per_h)}/h",
-        month=f"{month_text(paid.usd_per_h)} per month",
+        price=f"{usd_text(bill.usd_per_h)}/h",
+        month=f"{month_text(bill.usd_per_h)} per month",
         fleet=describe_fleet(fleet),
         kept=f"kept on the traffic as it is written; {scenarios}",
         is_plan=True,

@@ -54,11 +54,11 @@ def answer_sentence(plan: Plan) -> str:
     return f"{carried}{describe_fleet(plan.fleet)}: {price_text(plan.bill)}."
 
 
-def price_text(paid: Bill) -> str:
+def price_text(bill: Bill) -> str:
     """The price of a fleet per hour and per month, with notes on its bill."""
-    month = paid.usd_per_h * HOURS_PER_MONTH
-    price = f"{usd_text(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
-    return "; ".join([price, *bill_lines(paid)])
+    month = bill.usd_per_h * HOURS_PER_MONTH
+    price = f"{usd_text(bill.usd_per_h)} per hour, about {month:,.0f} USD per month"
+    return "; ".join([price, *bill_lines(bill)])
 
 
 def commitment_rows(plan: Plan) -> Rows:
@@ -80,20 +80,20 @@ def commitment_rows(plan: Plan) -> Rows:
     return ("Term", "Per hour", "Per month", "Cheaper than on demand", "Prices"), rows
 
 
-def bill_lines(paid: Bill) -> list[str]:
+def bill_lines(bill: Bill) -> list[str]:
     """Notes on a bill: owned GPUs, idle GPUs of whole nodes, electricity; empty for rented GPUs alone."""
     lines = []
-    if paid.owned_gpus:
-        lines.append(f"{count_text(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented")
-    if paid.idle_gpus:
-        nodes = list_text([f"{count_text(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
-        idle = f"{count_text(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
+    if bill.owned_gpus:
+        lines.append(f"{count_text(bill.owned_gpus, 'GPU')} owned, {bill.rented_gpus} rented")
+    if bill.idle_gpus:
+        nodes = list_text([f"{count_text(each.count, 'whole node')} of {each.gpu}" for each in bill.nodes])
+        idle = f"{count_text(bill.idle_gpus, 'GPU')} of them " + ("idles" if bill.idle_gpus == 1 else "idle")
         lines.append(
-            f"that is for {nodes}, {idle}; by the GPU it would be {usd_text(paid.by_gpu_usd_per_h)} per hour"
+            f"that is for {nodes}, {idle}; by the GPU it would be {usd_text(bill.by_gpu_usd_per_h)} per hour"
         )
-    if paid.electricity_usd_per_h:
+    if bill.electricity_usd_per_h:
         lines.append(
-            f"{usd_text(paid.electricity_usd_per_h)} per hour of what is paid is electricity at "
+            f"{usd_text(bill.electricity_usd_per_h)} per hour of what is paid is electricity at "
             "provisioned power"
         )
     return lines

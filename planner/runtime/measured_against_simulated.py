@@ -437,16 +437,16 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 
 
 def _request_times_s(
-    measurement: Measurement, sent: RequestOutcome, logged: Mapping[str, EngineRequest], part: ReplayPart
+    measurement: Measurement, outcome: RequestOutcome, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
     """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
 
     `logged` has the request in the engines' logs, by worker. Without logs the times are the client's, and the
     client does not know when the request was scheduled (NaN).
     """
-    engines = [logged[worker] for worker in sent.workers if worker in logged]
+    engines = [logged[worker] for worker in outcome.workers if worker in logged]
     if not engines:
-        return sent.sent_s, math.nan, np.array(sent.token_s)
+        return outcome.sent_s, math.nan, np.array(outcome.token_s)
     # The engines whose tokens reach the client.
     visible = engines[-1:] if measurement.decode_sends_first_token else engines
     token_s = np.concatenate([engine.token_s for engine in visible])

@@ -615,12 +615,12 @@ def find_promising_fleet(
     shares: Sequence[float],
     limits: FleetLimits,
     *,
-    below: float | None,
+    below_value: float | None,
     cuts: Sequence[Sequence[int]],
 ) -> tuple[tuple[int, ...], float] | None:
     """The fleet that is expected to serve the largest share of the traffic, of those whose value is at most
-    `below` (None: of all), as workers per option, and that share. `shares` are s_j, `cuts` the fleets n^q.
-    None if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
+    `below_value` (None: of all), as workers per option, and that share. `shares` are s_j, `cuts` the fleets
+    n^q. None if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
     """
     program = _build_fleet_program("promising", options, limits, cuts)
     problem = program.problem
@@ -633,8 +633,8 @@ def find_promising_fleet(
     problem += share_of_role["mixed"] + pair, "share"
     problem += pair <= share_of_role["prefill"], "pair_prefill"
     problem += pair <= share_of_role["decode"], "pair_decode"
-    if below is not None:
-        problem += program.workers_cost + program.idle_cost <= below, "value_to_beat"
+    if below_value is not None:
+        problem += program.workers_cost + program.idle_cost <= below_value, "value_to_beat"
     problem.sense = pulp.LpMaximize
     status = run_highs(problem, time_limit_s=SOLVER_S, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
     if status == "infeasible":

@@ -513,7 +513,7 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
     )
 
 
-def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
+def most_carried_traffic(fleet: Fleet, plan: WrittenPlan, trace: Trace) -> float:
     """The largest factor on the traffic of `trace` at which the fleet keeps the plan's SLO, by bisection.
 
     More traffic is made as for a plan's headroom (`scaling.with_times_the_traffic`), and no factor above
@@ -523,7 +523,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
     def holds(factor: float) -> bool:
         """Whether the fleet keeps the written SLO with `factor` times the traffic."""
         busier_trace = with_times_the_traffic(trace, factor)
-        slo = written.slo
+        slo = plan.slo
         simulation = simulate_if_kept(
             fleet,
             busier_trace,
@@ -555,18 +555,18 @@ class PlanExpectations:
     carried: dict[tuple[float, float], tuple[float, float]] = field(default_factory=dict)
 
 
-def read_expectations(written: WrittenPlan) -> PlanExpectations:
+def read_expectations(plan: WrittenPlan) -> PlanExpectations:
     """The references of a plan folder.
 
     Two things are not in the folder, and need another simulation of the plan: the share of cached tokens of a
     plan with prefixes, and the times at which requests arrive that wait for answers.
     """
-    trace, hit_frac = written.trace, None
+    trace, hit_frac = plan.trace, None
     if trace.has_prefixes or trace.after.size:
-        simulation = simulate(written.fleet, trace)
+        simulation = simulate(plan.fleet, trace)
         hit_frac = simulation.token_hit_frac if trace.has_prefixes else None
         trace = arrived_requests(trace, simulation)
-    return PlanExpectations(written, plan_references(trace, hit_frac), hit_frac)
+    return PlanExpectations(plan, plan_references(trace, hit_frac), hit_frac)
 
 
 def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:

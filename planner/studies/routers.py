@@ -98,22 +98,24 @@ def without_priority(routed: Deployed) -> Deployed:
     return replace(routed, policies=policies, differs=(*routed.differs, differs))
 
 
-def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
+def simulate_routers_of_each(shared_plan: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
     """The shared plan with the result of `simulate_routers` for each LLM. New warnings of an LLM's plan
     become warnings of the shared plan, with the LLM's name.
     """
     plans = {
         part.name: simulate_routers(
-            shared.plans[part.name], part.task.deploy, bring_priority=not part.task.policies.is_queue_assumed
+            shared_plan.plans[part.name],
+            part.task.deploy,
+            bring_priority=not part.task.policies.is_queue_assumed,
         )
         for part in question.parts
     }
     new_warnings = [
         facts.OfLlm(name, warning)
         for name, plan in plans.items()
-        for warning in plan.warnings[len(shared.plans[name].warnings) :]
+        for warning in plan.warnings[len(shared_plan.plans[name].warnings) :]
     ]
-    return replace(shared, plans=plans, warnings=(*shared.warnings, *new_warnings))
+    return replace(shared_plan, plans=plans, warnings=(*shared_plan.warnings, *new_warnings))
 
 
 def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:

@@ -236,9 +236,9 @@ def test_a_proposal_without_time_claims_nothing(seed: int, monkeypatch: pytest.M
     def hurried(lp: object, **limits: float) -> backend.SolverOutcome:
         return backend.run_highs(lp, **(limits | {"time_limit_s": 1e-9}))  # type: ignore[arg-type]
 
-    calm = master.find_promising_fleet(choices, shares, problem.limits, below=30.0, cuts=cuts)
+    calm = master.find_promising_fleet(choices, shares, problem.limits, below_value=30.0, cuts=cuts)
     monkeypatch.setattr(master, "run_highs", hurried)
-    found = master.find_promising_fleet(choices, shares, problem.limits, below=30.0, cuts=cuts)
+    found = master.find_promising_fleet(choices, shares, problem.limits, below_value=30.0, cuts=cuts)
     assert calm is not None and found is not None
     counts, share = found
     assert share == 0.0 or (sum(counts) > 0 and share <= calm[1] * 1.02)

@@ -209,9 +209,9 @@ def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
     """The optimum costs 16: nothing is below 16, and 16 is found below 17."""
     a = an_option("mixed", "a", 4.0)
     llms = [[a_design(Truth((a,), ((2,),), []), a_pool(a, 1))] for _ in range(2)]
-    nothing = cheapest_designs(llms, (), below=16.0)
+    nothing = cheapest_designs(llms, (), below_value=16.0)
     assert nothing.best is None and nothing.is_exact and nothing.bound == 16.0
-    assert cheapest_designs(llms, (), below=17.0).value == 16.0
+    assert cheapest_designs(llms, (), below_value=17.0).value == 16.0
 
 
 def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:

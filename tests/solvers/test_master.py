@@ -177,7 +177,9 @@ def test_promising_is_the_best_fleet_not_excluded(seed: int) -> None:
         if sum(o.objective * k for o, k in zip(options, n, strict=True)) <= below
         and not any(all(a <= b for a, b in zip(n, cut, strict=True)) for cut in cuts)
     ]
-    found = find_promising_fleet(options, shares.tolist(), FleetLimits({"g": None}), below=below, cuts=cuts)
+    found = find_promising_fleet(
+        options, shares.tolist(), FleetLimits({"g": None}), below_value=below, cuts=cuts
+    )
     if not fleets:
         assert found is None
         return

@@ -69,13 +69,13 @@ def _start_job(session: BrowserSession, form: Form) -> None:
 
 
 def _changes_since_answer(
-    session: BrowserSession, form: Form, shown: tuple[SavedPlan, Document] | None
+    session: BrowserSession, form: Form, shown_plan: tuple[SavedPlan, Document] | None
 ) -> list[str]:
     """How the inputs differ from the question of the answer on the screen, a text for each difference."""
-    if shown is None:
+    if shown_plan is None:
         return []
     try:
-        now, then = session.plan_request(form), session.plan_request(shown[0].form)
+        now, then = session.plan_request(form), session.plan_request(shown_plan[0].form)
     except PlannerError as error:
         return [f"the inputs make no question: {error}"]
     changes = question.list_changes(then["question"], now["question"])
@@ -84,18 +84,20 @@ def _changes_since_answer(
     return changes
 
 
-def _state_text(session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
+def _state_text(
+    session: BrowserSession, shown_plan: tuple[SavedPlan, Document] | None, changes: list[str]
+) -> str:
     """The line under the button Plan: whether the answer on the screen belongs to the inputs beside it."""
     job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
         return "Planning."
-    if shown is None:
+    if shown_plan is None:
         return "Nothing planned yet. The inputs begin with a sample: change what you like."
     return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
 
 
 def _draw_answer(
-    session: BrowserSession, shown: tuple[SavedPlan, Document] | None, changes: list[str]
+    session: BrowserSession, shown_plan: tuple[SavedPlan, Document] | None, changes: list[str]
 ) -> None:
     """Draw the newest answer: that on paper of a running plan, else the last plan of the session."""
     st.header("Answer", anchor="answer")
@@ -109,14 +111,14 @@ def _draw_answer(
     if job is not None and job.state == "running" and job.first is not None:
         _draw_paper_answer(job, job.first)
         return
-    if shown is None:
+    if shown_plan is None:
         if job is None:
             st.info(
                 "None yet: press Plan. It finds the cheapest GPUs that serve this traffic within your "
                 "limits: within seconds on paper, then for production."
             )
         return
-    saved, document = shown
+    saved, document = shown_plan
     is_stale = bool(changes) or (job is not None and job.state != "done")
     if changes:
         _draw_changes(saved, changes)

@@ -128,19 +128,21 @@ def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, 
 
 
 def _fit_rule(
-    loads: Floats, needed: npt.NDArray[np.int64], span_s: float, window_s: float
+    loads: Floats, needed_workers: npt.NDArray[np.int64], span_s: float, window_s: float
 ) -> tuple[float, LoadRule]:
-    """Fit a rule to the `loads` (W,) of windows and the workers `needed` (W,) in them.
+    """Fit a rule to the `loads` (W,) of windows and the workers `needed_workers` (W,) in them.
 
     Returns the rule's mean error in workers, and the rule. Its n-th edge is the load above which n workers
     are too few. This is the smaller of two loads: the least load at which, by isotonic regression, more than
     1 - COVERED of the windows need more than n workers; and the load at which `_covering_line` reaches n.
     """
-    slope, offset = _covering_line(loads, needed)
+    slope, offset = _covering_line(loads, needed_workers)
     ordered = np.sort(loads)
     edges: list[float] = []
-    for n in range(1, int(needed.max()) + 1):
-        needs_more_frac = IsotonicRegression(out_of_bounds="clip").fit(loads, needed > n).predict(ordered)
+    for n in range(1, int(needed_workers.max()) + 1):
+        needs_more_frac = (
+            IsotonicRegression(out_of_bounds="clip").fit(loads, needed_workers > n).predict(ordered)
+        )
         first = int(np.searchsorted(needs_more_frac, 1 - COVERED, side="right"))
         edge = (n - offset) / slope if slope > 0 else float("inf")
         if first == 0:  # More than n are needed at every load.
@@ -152,10 +154,10 @@ def _fit_rule(
         edges.append(max([edge, 0.0, *edges]))  # Edges do not fall.
     rule = LoadRule(tuple(edges), float(ordered[-1]), span_s, window_s)
     predicted = np.array([rule.workers_for_load(load) for load in loads.tolist()])
-    return float(np.abs(predicted - needed).mean()), rule
+    return float(np.abs(predicted - needed_workers).mean()), rule
 
 
-def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float, float]:
+def _covering_line(loads: Floats, needed_workers: npt.NDArray[np.int64]) -> tuple[float, float]:
     """Slope and offset of the line below which COVERED of the points (load, needed - 1) lie.
 
     The workers of a load are the line rounded up, so they suffice where the line is above needed - 1. This is
@@ -166,7 +168,7 @@ def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float,
     weights = np.concatenate(([0.0, 0.0], np.full(n, COVERED), np.full(n, 1 - COVERED)))
     line = np.column_stack((loads, np.ones(n), np.eye(n), -np.eye(n)))
     bounds = [(0.0, None), (None, None), *[(0.0, None)] * (2 * n)]
-    solution = linprog(weights, A_eq=line, b_eq=needed - 1.0, bounds=bounds, method="highs")
+    solution = linprog(weights, A_eq=line, b_eq=needed_workers - 1.0, bounds=bounds, method="highs")
     slope, offset = float(solution.x[0]), float(solution.x[1])
     # The optimal line passes through points; at these, rounding up would give one worker too few.
     return slope, offset + _ABOVE_POINTS

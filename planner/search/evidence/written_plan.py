@@ -49,12 +49,12 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     return plan, written.command
 
 
-def _prefixes(written: WrittenPlan, simulation: Simulation) -> tuple[PoolPrefixes, ...]:
+def _prefixes(plan: WrittenPlan, simulation: Simulation) -> tuple[PoolPrefixes, ...]:
     """The prefixes of each pool. If prefixes are pinned, their placement is the search's quick one where that
     gives the pinned prefixes of the fleet, else the polished one.
     """
-    fleet, trace = written.fleet, written.trace
-    rng = np.random.default_rng(written.certificate.seed)
+    fleet, trace = plan.fleet, plan.trace
+    rng = np.random.default_rng(plan.certificate.seed)
     if not fleet.pinned:
         return pool_prefixes(fleet, simulation, trace, time_limit_s=MOST_PREFIXES_S, rng=rng)
     pinning = Pinning(trace)

@@ -160,14 +160,14 @@ def cheapest_designs(
     limits: Sequence[SharedLimit],
     *,
     weigh: Weigh | Literal["bill"] | None = None,
-    below: float = math.inf,
+    below_value: float = math.inf,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     unit: str = "",
     leaping: bool = False,
 ) -> Cheapest:
     """The choice of one fleet for each LLM with the smallest sum of weights. The sum must be strictly less
-    than `below`. `llms` has the designs of each LLM.
+    than `below_value`. `llms` has the designs of each LLM.
 
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
     With "bill" several LLMs also pay for idle GPUs of the nodes that they share. `unit` is the unit of
@@ -183,7 +183,7 @@ def cheapest_designs(
     tables = [_DesignTable(designs, limits, of_worker, stocks, is_shared=len(llms) > 1) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
-    upper, bound = below, 0.0
+    upper, bound = below_value, 0.0
     rounds, shown_text, is_stopped = 0, "", False
 
     def ended(*, is_exact: bool) -> Cheapest:

@@ -83,7 +83,7 @@ def search_two_pools(
         answer = cheapest_designs(
             [designs],
             shared_limits(search.limits),
-            below=search.value,
+            below_value=search.value,
             out_of_time=out_of_time,
             leaping=search.best is None,  # Prefill counts grow by a factor until some fleet holds.
         )

@@ -91,33 +91,33 @@ def _missed_s(floors: Sequence[Floor]) -> dict[str, float]:
     return {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
 
 
-def _changes(problem: Problem, kept: _Kept) -> list[Change]:
+def _changes(problem: Problem, kept_limits: _Kept) -> list[Change]:
     """A change of each limit of the question that is tighter than the one that is kept."""
     return [
-        Change(limit.name, limit.limit_s, enough_s, "s", kept.missed_s[limit.name])
+        Change(limit.name, limit.limit_s, enough_s, "s", kept_limits.missed_s[limit.name])
         for limit in problem.slo.limits
-        if (enough_s := kept.limits_s.get(limit.name, 0.0)) > limit.limit_s
+        if (enough_s := kept_limits.limits_s.get(limit.name, 0.0)) > limit.limit_s
     ]
 
 
-def _narrowed(problem: Problem, kept: _Kept, name: str) -> _Kept:
+def _narrowed(problem: Problem, kept_limits: _Kept, name: str) -> _Kept:
     """The same limits with that of `name` lowered by bisection, as far as fleets of level 0 keep them. The
     bisection is on a logarithmic scale, so that its end has a relative precision.
     """
-    enough_s, missed_s = kept.limits_s[name], kept.missed_s[name]
+    enough_s, missed_s = kept_limits.limits_s[name], kept_limits.missed_s[name]
     while enough_s > missed_s * PRECISION and not problem.out_of_time():
         problem.progress(f"infeasible; {name} of {show_s(enough_s)} is kept, looking for less")
         between_s = rounded_up(math.sqrt(enough_s * missed_s))
         if not missed_s < between_s < enough_s:
             break
-        looser = with_limits(problem, {**kept.limits_s, name: between_s})
+        looser = with_limits(problem, {**kept_limits.limits_s, name: between_s})
         if _is_kept_at_level0(looser):
             enough_s = between_s
         elif problem.out_of_time():  # The search was cut short, so this limit may be kept after all.
             break
         else:
             missed_s = between_s
-    return _Kept({**kept.limits_s, name: enough_s}, {**kept.missed_s, name: missed_s})
+    return _Kept({**kept_limits.limits_s, name: enough_s}, {**kept_limits.missed_s, name: missed_s})
 
 
 def _is_kept_at_level0(problem: Problem) -> bool:

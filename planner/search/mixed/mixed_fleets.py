@@ -127,7 +127,7 @@ def search_mixed_fleets(
             problem.progress(message)
             shown = message
         below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
-        proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
+        proposal = find_promising_fleet(options, shares, problem.limits, below_value=below, cuts=cuts)
         if proposal is None:
             is_exhausted = True
             break

@@ -119,14 +119,14 @@ def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]
 def _first_that_holds(
     options: Sequence[Option],
     candidates: CountArray,
-    learned: Shares,
+    learned_shares: Shares,
     failed: list[CountArray],
     holds: Callable[[CountArray], bool],
     may_go_on: Callable[[], bool],
 ) -> CountArray | None:
     """The first of the candidates (C, J) that holds. The one with the highest estimate is always simulated
-    next. Every simulation changes `learned` (J,), the shares of the traffic that one worker of each option
-    serves, and adds a fleet that fails to `failed`.
+    next. Every simulation changes `learned_shares` (J,), the shares of the traffic that one worker of each
+    option serves, and adds a fleet that fails to `failed`.
 
     None if `may_go_on` ends the search, or if no candidate is expected to serve LEAST_SHARE.
     """
@@ -138,13 +138,13 @@ def _first_that_holds(
     for failed_fleet in failed:
         may_hold &= fleets.exceed(failed_fleet)
     while len(candidates) and may_go_on():
-        estimates = np.where(may_hold, fleets.estimate_shares(learned), 0.0)
+        estimates = np.where(may_hold, fleets.estimate_shares(learned_shares), 0.0)
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
         vector: CountArray = candidates[chosen]
         is_kept = holds(vector)
-        _learn(learned, alike, vector, float(estimates[chosen]), holds=is_kept)
+        _learn(learned_shares, alike, vector, float(estimates[chosen]), holds=is_kept)
         if is_kept:
             return vector
         failed.append(vector)
@@ -166,13 +166,13 @@ class CandidateFleets:
         role = np.array([roles.index(option.role) for option in options])
         self.fleet_and_role = self.fleet * len(roles) + role[self.option]
 
-    def estimate_shares(self, learned: Shares) -> Shares:
-        """The share of the traffic (C,) that each fleet is expected to serve; `learned` (J,) holds that of
-        one worker of each option.
+    def estimate_shares(self, learned_shares: Shares) -> Shares:
+        """The share of the traffic (C,) that each fleet is expected to serve; `learned_shares` (J,) holds
+        that of one worker of each option.
         """
         roles = len(get_args(Role))
         served = np.bincount(
-            self.fleet_and_role, self.count * learned[self.option], minlength=roles * self.fleets
+            self.fleet_and_role, self.count * learned_shares[self.option], minlength=roles * self.fleets
         )
         mixed, prefill, decode = served.reshape(self.fleets, roles).T
         return np.asarray(mixed + np.minimum(prefill, decode))
@@ -184,16 +184,16 @@ class CandidateFleets:
 
 
 def _learn(
-    learned: Shares, alike: npt.NDArray[np.bool_], vector: CountArray, estimate: float, *, holds: bool
+    learned_shares: Shares, alike: npt.NDArray[np.bool_], vector: CountArray, estimate: float, *, holds: bool
 ) -> None:
-    """Correct the shares `learned` (J,) after a simulation of the fleet `vector` (J,), whose estimate was
-    `estimate`. `alike` (J, J) marks options of the same role and hardware.
+    """Correct the shares `learned_shares` (J,) after a simulation of the fleet `vector` (J,), whose estimate
+    was `estimate`. `alike` (J, J) marks options of the same role and hardware.
     """
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     is_wrong = estimate < target if holds else estimate > target
     if is_wrong:
         weights = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
-        learned *= (target / estimate) ** (LEARNING_RATE * weights)
+        learned_shares *= (target / estimate) ** (LEARNING_RATE * weights)
 
 
 def improve_nearby(

@@ -427,22 +427,22 @@ def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool
 
 
 def _race_one(
-    problem: Problem, near: Sequence[Counts], policies: Policies, change: PolicyChange
+    problem: Problem, near_fleets: Sequence[Counts], policies: Policies, change: PolicyChange
 ) -> tuple[RacedPolicy, float]:
-    """Simulate the fleets `near` the best one with these policies; returns the result and the effort."""
+    """Simulate fleets near the best one with these policies; returns the result and the effort."""
     policy_problem = with_policies(problem, policies)
     oracle = policy_problem.oracle
-    near = [counts for counts in near if policy_problem.can_route(*dict(counts))]
+    near_fleets = [counts for counts in near_fleets if policy_problem.can_route(*dict(counts))]
     refused = RacedPolicy(change, policies, None, is_simulated=False)
-    if not near:
+    if not near_fleets:
         return refused, 0.0
     try:
-        check_policies(oracle.fleet(near[0]))
+        check_policies(oracle.fleet(near_fleets[0]))
     except InputError:
         return refused, 0.0
     best: Counts | None = None
     try:
-        for counts in near:
+        for counts in near_fleets:
             if best is not None and objective_of(counts) >= objective_of(best):
                 continue
             if oracle.holds(counts):

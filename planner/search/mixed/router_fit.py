@@ -38,17 +38,17 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
     return best
 
 
-def fit_router_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Counts | None]:
-    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with the fleet that is `likely` to
-    keep it, and as long as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
+def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Policies, Counts | None]:
+    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with `likely_fleet`,
+    and as long as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
 
     Returns the policies and the first of these fleets that keeps the SLO, or None if all fail.
     """
     for _ in range(MOST_DOUBLINGS + 1):
-        policies = fit_router(oracle, likely)
-        if _room(oracle, policies, likely) >= 0:
-            return policies, likely
-        likely = tuple((option, 2 * count) for option, count in likely)
+        policies = fit_router(oracle, likely_fleet)
+        if _room(oracle, policies, likely_fleet) >= 0:
+            return policies, likely_fleet
+        likely_fleet = tuple((option, 2 * count) for option, count in likely_fleet)
     return policies, None
 
 

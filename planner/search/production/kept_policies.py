@@ -76,7 +76,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     gains = cheapest_first(raced)
     for gain in gains[:MOST_SEARCHED]:
         other = _search_with_gain(best.problem, best.paper, gain)
-        tested = None if other is None else _plan_and_test(other, below=best.value)
+        tested = None if other is None else _plan_and_test(other, below_value=best.value)
         if tested is not None and tested.value < best.value * (1 - ROUNDING):
             with_gain = replace(gain, best=tested.trial.best)
             gain_facts += gains_of(problem, best.trial.best, [with_gain], "production")
@@ -144,7 +144,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     best = _plan_and_test((chosen, paper))
     for candidate in others:
         chosen.progress(f"production with {label_of(chosen, candidate[0].oracle.policies)}")
-        other = _plan_and_test(candidate, below=None if best is None else best.value)
+        other = _plan_and_test(candidate, below_value=None if best is None else best.value)
         if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
             best = other
     if best is None:
@@ -152,10 +152,10 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     return _put_first(best.problem, best.paper, searched), with_answers(best.problem, best.paper, best.trial)
 
 
-def _plan_and_test(searched: Searched, *, below: float | None = None) -> _PassedFleet | None:
-    """Production with these policies; None if there is none below `below`, or if it fails its test."""
+def _plan_and_test(searched: Searched, *, below_value: float | None = None) -> _PassedFleet | None:
+    """Production with these policies; None if there is none below `below_value`, or if it fails its test."""
     problem, paper = searched
-    if below is not None and paper.value >= below * (1 - ROUNDING):
+    if below_value is not None and paper.value >= below_value * (1 - ROUNDING):
         return None  # Production never costs less than the fleet on paper.
     try:
         trial = find_production_fleet(problem, paper)
@@ -199,7 +199,7 @@ def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFlee
     first = searched[0]
     if first[0] is best.problem:
         return best
-    other = _plan_and_test(first, below=best.value)
+    other = _plan_and_test(first, below_value=best.value)
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
 
 

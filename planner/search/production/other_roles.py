@@ -28,10 +28,12 @@ MOST_WAYS = 20_000
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
-def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
-    """Fleets whose objective is less than `below`, with at most as many workers on every hardware (GPU type
-    and parallelism) as `best`, each worker in any role. `best` is the production fleet, `paper` the search
-    for the fleet on paper.
+def fleets_of_other_roles(
+    problem: Problem, paper: FleetSearch, best: Counts, below_value: float
+) -> list[Counts]:
+    """Fleets whose objective is less than `below_value`, with at most as many workers on every hardware (GPU
+    type and parallelism) as `best`, each worker in any role. `best` is the production fleet, `paper` the
+    search for the fleet on paper.
 
     Engine settings are those of `best`; for a role in which `best` has no such worker, those that level 0
     found best. Fleets with the fewest changed workers come first, and of these the most expensive ones, which
@@ -56,7 +58,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
     cheaper = [
         counts
         for counts in fleets
-        if objective_of(counts) < below
+        if objective_of(counts) < below_value
         and can_serve(option for option, _ in counts)
         and problem.allows(counts)
     ]

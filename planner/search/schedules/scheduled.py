@@ -114,7 +114,7 @@ def simulate_schedule(
     market: Market,
     demand: Demand,
     schedule: Schedule,
-    served: Sequence[ScheduledLlm],
+    scheduled_llms: Sequence[ScheduledLlm],
     *,
     time_limit_s: float = 60.0,
     progress: Progress = report_nothing,
@@ -122,15 +122,15 @@ def simulate_schedule(
     """Simulate a schedule, and repair it until every window keeps the SLO, a limit forbids more workers, or
     the time is up. Raises InputError if a fleet does not match the worker of the market for which it stands.
     """
-    _check_fleets(market, demand, served)
+    _check_fleets(market, demand, scheduled_llms)
     deadline = time.monotonic() + time_limit_s
     firm = schedule.workers.copy()
-    first_runs = _simulate_llms(market, demand, firm, schedule.spot_workers, served)
+    first_runs = _simulate_llms(market, demand, firm, schedule.spot_workers, scheduled_llms)
     runs = first_runs
     miss_counts: dict[tuple[int, int], int] = {}
     why_missed = ""
     for repair in range(MOST_REPAIRS + 1):
-        missed = _missed_windows(served, runs)
+        missed = _missed_windows(scheduled_llms, runs)
         repairable = [window for window in missed if miss_counts.get(window, 0) < MOST_WINDOW_REPAIRS]
         if not repairable:
             why_missed = "more workers do not help" if missed else ""
@@ -143,20 +143,20 @@ def simulate_schedule(
             )
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
-        repaired = _add_workers(market, demand, firm, schedule, served, runs, repairable, miss_counts)
+        repaired = _add_workers(market, demand, firm, schedule, scheduled_llms, runs, repairable, miss_counts)
         if (repaired == firm).all():
             why_missed = "no limit leaves room for more workers"
             break
         firm = repaired
-        runs = _simulate_llms(market, demand, firm, schedule.spot_workers, served)
+        runs = _simulate_llms(market, demand, firm, schedule.spot_workers, scheduled_llms)
     if not why_missed:
-        firm, runs = _remove_unneeded(market, demand, firm, schedule, served, runs, deadline)
+        firm, runs = _remove_unneeded(market, demand, firm, schedule, scheduled_llms, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
     reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
         # Its `bound_usd_per_h` is 0: the solver's bound holds for schedules by rates, not for repaired ones.
         schedule=buy_gpus(market, demand, firm, schedule.spot_workers),
-        slo_windows=tuple(_windows_by_llm(served, first_runs, runs)),
+        slo_windows=tuple(_windows_by_llm(scheduled_llms, first_runs, runs)),
         added_worker_windows=int((firm - schedule.workers).sum()),
         # The sum over reserved, on-demand and spot GPUs.
         cost_before_usd_per_h=sum(_cheapest_bill(market, first_runs, end_s)[1]),
@@ -170,11 +170,11 @@ def simulate_schedule(
     )
 
 
-def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]) -> None:
+def _check_fleets(market: Market, demand: Demand, scheduled_llms: Sequence[ScheduledLlm]) -> None:
     """Raise InputError for fleets that do not match the workers of the market, and for windows of an SLO that
     are longer than those of the schedule.
     """
-    for each in served:
+    for each in scheduled_llms:
         first = next(iter(each.units.values()))
         for c, unit in each.units.items():
             worker_type = market.worker_types[c]
@@ -259,12 +259,12 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
 
 
 def _simulate_llms(
-    market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[ScheduledLlm]
+    market: Market, demand: Demand, firm: Counts, spot: Counts, scheduled_llms: Sequence[ScheduledLlm]
 ) -> list[_LlmRun]:
     """The simulation of each LLM with these firm and spot workers (C, T), all on one stock."""
     fleets, pools_by_llm = [], []
     times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
-    for llm in served:
+    for llm in scheduled_llms:
         pools = tuple(_pools_of(market, firm, spot, llm))
         timetable_type = _ReplacingTimetable if any(pool.is_spot for pool in pools) else Timetable
         sizes = np.array([pool.sizes for pool in pools]).T.tolist()
@@ -282,12 +282,12 @@ def _simulate_llms(
     return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
 
 
-def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
+def _missed_windows(scheduled_llms: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
     """Each window of an SLO that misses it, or of which a request is never served, as (number of the LLM,
     number of the window).
     """
     missed: list[tuple[int, int]] = []
-    for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
+    for m, (llm, llm_run) in enumerate(zip(scheduled_llms, runs, strict=True)):
         simulation = llm_run.run.simulation
         edges_s, unserved_s = simulation.edges_s, simulation.arrival_s[simulation.status == UNFINISHED]
         of_unserved = np.searchsorted(edges_s, unserved_s, side="right") - 1
@@ -297,11 +297,11 @@ def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> 
 
 
 def _windows_by_llm(
-    served: Sequence[ScheduledLlm], first: Sequence[_LlmRun], runs: Sequence[_LlmRun]
+    scheduled_llms: Sequence[ScheduledLlm], first: Sequence[_LlmRun], runs: Sequence[_LlmRun]
 ) -> Iterator[ScheduleWindows]:
     """The windows of each LLM, missed in the first simulation and in the last."""
-    before, after = _missed_windows(served, first), _missed_windows(served, runs)
-    for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
+    before, after = _missed_windows(scheduled_llms, first), _missed_windows(scheduled_llms, runs)
+    for m, (llm, llm_run) in enumerate(zip(scheduled_llms, runs, strict=True)):
         edges_s, status = llm_run.run.simulation.edges_s, llm_run.run.simulation.status
         missed_begin_s = tuple(float(edges_s[v]) for number, v in after if number == m)
         missed_before = sum(number == m for number, _ in before)
@@ -314,7 +314,7 @@ def _add_workers(
     demand: Demand,
     firm: Counts,
     schedule: Schedule,
-    served: Sequence[ScheduledLlm],
+    scheduled_llms: Sequence[ScheduledLlm],
     runs: Sequence[_LlmRun],
     missed: Sequence[tuple[int, int]],
     miss_counts: dict[tuple[int, int], int],
@@ -335,7 +335,7 @@ def _add_workers(
     without_budget = replace(market, cost_usd_per_h=None)
     for m, t in sorted(to_enlarge):
         # The cheapest type for which the limits leave room gets more workers.
-        for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
+        for c in sorted(scheduled_llms[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
             more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
             repaired = buy_gpus(market, demand, more, schedule.spot_workers)
@@ -350,7 +350,7 @@ def _remove_unneeded(
     demand: Demand,
     firm: Counts,
     schedule: Schedule,
-    served: Sequence[ScheduledLlm],
+    scheduled_llms: Sequence[ScheduledLlm],
     runs: list[_LlmRun],
     deadline: float,
 ) -> tuple[Counts, list[_LlmRun]]:
@@ -359,8 +359,8 @@ def _remove_unneeded(
         while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
             fewer = firm.copy()
             fewer[c, t] -= 1
-            trial_runs = _simulate_llms(market, demand, fewer, schedule.spot_workers, served)
-            if _missed_windows(served, trial_runs):
+            trial_runs = _simulate_llms(market, demand, fewer, schedule.spot_workers, scheduled_llms)
+            if _missed_windows(scheduled_llms, trial_runs):
                 break
             firm, runs = fewer, trial_runs
     return firm, runs

@@ -35,10 +35,10 @@ class SharedLimitQueries:
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
-    def find_cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
-        """The fleets of the least objective under these limits, if that objective is less than `below`."""
+    def find_cheapest(self, rows: Sequence[SharedLimit], *, below_value: float) -> Cheapest:
+        """The fleets of the least objective under these limits, if it is less than `below_value`."""
         return cheapest_designs(
-            self.llms, rows, below=below, out_of_time=self.out_of_time, progress=self.progress
+            self.llms, rows, below_value=below_value, out_of_time=self.out_of_time, progress=self.progress
         )
 
     def find_least(self, rows: Sequence[SharedLimit], row: SharedLimit) -> Cheapest:
@@ -75,7 +75,7 @@ def price_limits(
         assert row.limit is not None  # Only a row made within a query has no limit of the question.
         queries.progress(f"what more {row.limit.gpu or row.limit.name} would save")
         others = [other for other in rows if other is not row]
-        without = queries.find_cheapest(others, below=below)
+        without = queries.find_cheapest(others, below_value=below)
         if without.best is None:  # Even without this limit no fleets are cheaper.
             bindings.append(MoreSavesNothing(row.limit, is_known=without.is_exact))
             continue
@@ -83,7 +83,7 @@ def price_limits(
         least_use = queries.find_least([*others, objective_below], row)
         # Where the time ended that query, what the cheapest fleets use is enough, and may be too much.
         amount = _enough_of_limit(rows, row, without if least_use.best is None else least_use)
-        raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
+        raised = queries.find_cheapest([*others, replace(row, amount=amount)], below_value=below)
         if raised.best is not None:
             saves, saves_most = value - value_of(raised), value - value_of(without)
             bindings.append(
@@ -223,7 +223,7 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
         if least_use.best is not None:
             ways.append([_limit_change(rows, row, least_use)])
     if not ways and is_exact:  # No single limit is enough, so the cheapest fleets without any limit count.
-        unlimited = queries.find_cheapest((), below=float("inf"))
+        unlimited = queries.find_cheapest((), below_value=float("inf"))
         exceeded = [row for row in rows if _amount_used(row, unlimited) > row.amount * (1 + CHEAPER_FRAC)]
         ways.append([_limit_change(rows, row, unlimited) for row in exceeded])
     return ways

@@ -196,25 +196,25 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     )
 
 
-def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
+def _is_better(shared_plan: SharedPlan, best: SharedPlan) -> bool:
     """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller, or equal with
     a smaller bill for the fleets with a loss.
     """
-    if _STATUS_RANK.get(shared.status, 0) > _STATUS_RANK.get(best.status, 0):
+    if _STATUS_RANK.get(shared_plan.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
-    for bill, best_bill in zip(_bills(shared), _bills(best), strict=True):
+    for bill, best_bill in zip(_bills(shared_plan), _bills(best), strict=True):
         if not math.isclose(bill, best_bill, rel_tol=CHEAPER_FRAC):
             return bill < best_bill
     return False
 
 
-def _bills(shared: SharedPlan) -> tuple[float, float]:
+def _bills(shared_plan: SharedPlan) -> tuple[float, float]:
     """What is paid for the plan, and for its fleets "with a loss" (glossary) [USD/h]. The second is infinite
     if no such fleets are known: none were found, or there was no time to look for them.
     """
-    with_loss = (total.paid_usd_per_h for total in shared.answers if total.name == "with-a-loss")
+    with_loss = (total.paid_usd_per_h for total in shared_plan.answers if total.name == "with-a-loss")
     known_usd_per_h = next(with_loss, None)
-    return shared.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
+    return shared_plan.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
 
 
 def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, left: Mapping[str, int]) -> NodesFilled:
@@ -293,14 +293,14 @@ def _as_answer_for_all_stock(
     )
 
 
-def _kinds_used(shared: SharedPlan) -> list[str]:
+def _kinds_used(shared_plan: SharedPlan) -> list[str]:
     """The kinds of GPUs that the plan rents, in the order of their names."""
-    return sorted(_rented_kinds(pool.type.gpu.name for pool in shared.as_one_fleet.running_pools))
+    return sorted(_rented_kinds(pool.type.gpu.name for pool in shared_plan.as_one_fleet.running_pools))
 
 
-def _kinds_with_a_loss(shared: SharedPlan) -> set[str]:
+def _kinds_with_a_loss(shared_plan: SharedPlan) -> set[str]:
     """The kinds of GPUs that the fleets with a loss rent; none if there are no such fleets."""
-    answers = [plan.certificate.find_answer("with-a-loss") for plan in shared.plans.values()]
+    answers = [plan.certificate.find_answer("with-a-loss") for plan in shared_plan.plans.values()]
     return _rented_kinds(workers.gpu for answer in answers if answer for workers in answer.workers)
 
 

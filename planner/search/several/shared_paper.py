@@ -113,7 +113,7 @@ def best_value(searched: Searched) -> float:
 
 def _plan_shared(
     parts: Sequence[LlmQuestion],
-    alone: Sequence[Searched],
+    searched_alone: Sequence[Searched],
     limits: FleetLimits,
     deadline: float,
     progress: Progress,
@@ -121,7 +121,7 @@ def _plan_shared(
     """The fleets of LLMs that do not fit within the limits as they would be alone: the best choice for all,
     then each LLM searched within what the others leave.
     """
-    searched = _on_all_draws(alone)
+    searched = _on_all_draws(searched_alone)
     until = slice_of(deadline, 1)
     rows = shared_limits(limits, of_all=True)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
@@ -130,7 +130,7 @@ def _plan_shared(
     unit = OBJECTIVE_UNITS[parts[0].task.objective]
     shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress, unit=unit)
     oracles = [problem.oracle for each in searched for problem, _ in each]
-    alone_values = list(map(best_value, alone))
+    alone_values = list(map(best_value, searched_alone))
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
@@ -144,7 +144,7 @@ def _plan_shared(
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         # If a simulated fleet holds although a larger one fails, there may be a better choice.
-        better = queries.find_cheapest(rows, below=shared.value)
+        better = queries.find_cheapest(rows, below_value=shared.value)
         if better.best is not None:
             is_walked, shared = False, better
     assert shared.best is not None
@@ -176,7 +176,7 @@ def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
 
 
 def find_nodes_of_least_bill(
-    alone: Sequence[Searched],
+    searched_alone: Sequence[Searched],
     limits: FleetLimits,
     below_usd_per_h: float,
     deadline: float,
@@ -187,12 +187,12 @@ def find_nodes_of_least_bill(
     them; None if no fleets with one worker type per pool and a smaller bill than `below_usd_per_h` are found.
     The fleet of each LLM, by its number, passes the test, unless MOST_BILL_TESTS choices of fleets failed.
     """
-    searches = _on_all_draws(alone)
+    searches = _on_all_draws(searched_alone)
     for _ in range(MOST_BILL_TESTS):
         cheapest = cheapest_designs(
             _designs_of_all(searches),
             shared_limits(limits, of_all=True),
-            below=below_usd_per_h,
+            below_value=below_usd_per_h,
             out_of_time=lambda: is_over(deadline),
             progress=progress,
             unit=OBJECTIVE_UNITS["cost"],
@@ -252,19 +252,19 @@ def _level0_value(searched: Searched) -> float:
     return level0.value if level0.best is None else objective_paid(problem, level0.best)
 
 
-def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
+def _level0_where_all_fit(searched_alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
     """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
 
     Its value is the sum of the least values of level 0, or infinite if no fleets with this sum are known.
     They are known if the best fleets are not cheaper, or if the fleets of level 0 fit together too.
     """
-    best = [best_of(searched)[1] for searched in alone]
-    found = [min(each, key=lambda pair: pair[1].level0.search.value) for each in alone]
+    best = [best_of(searched)[1] for searched in searched_alone]
+    found = [min(each, key=lambda pair: pair[1].level0.search.value) for each in searched_alone]
     level0 = [result.level0.search for _, result in found]
     least = sum(search.value for search in level0)
-    is_exact = all(result.level0.search.is_exhausted for each in alone for _, result in each)
+    is_exact = all(result.level0.search.is_exhausted for each in searched_alone for _, result in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
-    has_draws = any(problem.draws for each in alone for problem, _ in each)
+    has_draws = any(problem.draws for each in searched_alone for problem, _ in each)
     is_reachable = least <= sum(search.value for search in best) * (1 + ROUNDING)
     is_reachable |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
     value = least if is_reachable else math.inf

@@ -337,7 +337,7 @@ def _choose_fleets(
         return designs, cheapest_designs(
             designs,
             rows,
-            below=value,
+            below_value=value,
             out_of_time=lambda: is_over(master_deadline),
             progress=progress,
             unit=unit,
