@@ -273,7 +273,7 @@ class TorchOperators:
         tokens, rows = prefilled + decodes, prompts + decodes
         positions = [torch.arange(cached, cached + new).repeat(prompts)] if prompts else []
         positions += [torch.full((decodes,), context - 1)] if decodes else []
-        position = torch.cat(positions).to(self._device)  # Of each token in its sequence.
+        position = torch.cat(positions).to(self._device)  # The position of each token in its sequence.
         x = torch.empty(tokens, s.hidden, device=self._device, dtype=self._dtype).normal_()
         ids = torch.randint(s.vocab, (tokens,), device=self._device)
         # Every sequence samples one row. Which rows makes no difference to the time, so these are the last.

@@ -163,7 +163,7 @@ class VllmEngine:
         self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
         self._marks: dict[str, float] = {}  # When the forward pass of that step began and ended [s].
         self.host_s_meaning = self._hook_step()
-        self._request_count = 0  # Of requests added so far; it numbers their ids.
+        self._request_count = 0  # The requests added so far; it numbers their ids.
         scheduler, cache = self._core.scheduler, self._core.vllm_config.cache_config
         blocks, block_tokens = int(cache.num_gpu_blocks), int(scheduler.block_size)
         self.limits = StepLimits(

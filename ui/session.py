@@ -33,7 +33,7 @@ POLL_S = 1.0  # While a job runs, its progress is drawn again after this time.
 RELOAD_S = 2.0  # Streamlit may take this long to know that a tab was closed or reloaded.
 COUNTS = ("stock", "owned")  # The inputs of a GPU that are counts; its others are prices.
 COOKIE = "fleetplan_session"  # It holds the id of this browser's last session.
-UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}  # Of the value of a fleet, by objective.
+UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}  # The unit of a fleet's value, by objective.
 CANCELLED = "Cancelled. Nothing is running any more."
 SHORT_S = 120.0  # A page waits this long for a short job, set by hand.
 

@@ -20,7 +20,7 @@ from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.log_columns import log_options_of
-from planner.documents.robustness_facts import Made
+from planner.documents.robustness_facts import PlanOrigin
 from planner.documents.several_llms_question import SeveralLlmsQuestion, question_of
 from planner.documents.task import PlanQuestion
 from planner.errors import InputError
@@ -211,7 +211,7 @@ def plan_question(
     return replace(
         certified_plan,
         warnings=(*certified_plan.warnings, *clock_warnings(), *prices),
-        made=Made(today.isoformat(), __version__),
+        made=PlanOrigin(today.isoformat(), __version__),
     )
 
 

@@ -223,10 +223,10 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
     ffn = first_count(shape, "vt_intermediate_size", "intermediate_size", default=4 * hidden)
     layers = first_count(shape, "vt_num_hidden_layers", "depth", "num_hidden_layers")
     is_gated = str(shape.get("model_type", "")) in _GATED_ENCODERS
-    attention_parameters = 4 * hidden * width  # Of the matrices for queries, keys, values and outputs.
+    attention_parameters = 4 * hidden * width  # The matrices for queries, keys, values and outputs.
     ffn_parameters = (3 if is_gated else 2) * hidden * ffn
     block_parameters = layers * (attention_parameters + ffn_parameters)
-    pixel_values = (  # Of one patch: its pixels in all colours.
+    pixel_values = (  # The pixels of one patch in all colours.
         first_count(shape, "in_channels", "num_channels", default=3)
         * shape.whole_number("patch_size", 14) ** 2
     )

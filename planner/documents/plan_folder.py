@@ -26,7 +26,7 @@ from planner.documents.certificate import (
 )
 from planner.documents.facts import Price, SpotSpare, Warned
 from planner.documents.fleet_file import fleet_of, read_fleet
-from planner.documents.robustness_facts import Made
+from planner.documents.robustness_facts import PlanOrigin
 from planner.documents.slo import parse_slo
 from planner.domain import Limit, Slo
 from planner.errors import InputError
@@ -67,7 +67,7 @@ class WrittenPlan:
     simulated_s: tuple[float | None, ...]
     max_model_len: int
     prices: tuple[Price, ...]
-    made: Made | None = None
+    made: PlanOrigin | None = None
     requested_rps: float | None = None
 
     @property
@@ -153,7 +153,7 @@ def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) ->
         simulated_s=tuple(value_of(float | None, line["simulated_s"], "simulated: lines") for line in lines),
         max_model_len=top_level["max_model_len"],
         prices=value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
-        made=dataclass_of(Made, written["made"], "made") if written.get("made") else None,
+        made=dataclass_of(PlanOrigin, written["made"], "made") if written.get("made") else None,
         requested_rps=value_of(
             float | None, written["traffic"].get("requested_rps"), "traffic: requested_rps"
         ),

@@ -1,6 +1,6 @@
 """Reads a prefix tree with known traffic, written by hand, and places its prefixes on replicas.
 
-replicas: 3                 # or `largest_load: 0.8`: as few replicas as keep every replica's load below that
+replicas: 3                 # or `largest_load: 0.8`: the fewest replicas whose loads are at most 0.8
 memory_tokens: 5000         # of each replica, for prefixes
 token_s: 100 us             # to prefill a token; a node may state its own `prefill` instead
 rest: 40 ms                 # time of a request that no cache spares: its own prompt and its decode
@@ -109,13 +109,13 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
         return place_on(question.replicas)
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
-        # No placement has a largest load below hot_bound (solvers/prefix_replication.py), so where that is
-        # above the limit none is looked for.
+        # No placement has a largest load below hot_bound (solvers/prefix_replication.py), so none is looked
+        # for if that is above the limit.
         if hot_bound(demand, replicas, room, NO_SESSIONS) <= limit:
             replication = place_on(replicas)
             if replication.largest_load <= limit:
                 return replication
-    uncached_load = float(demand.rate_rps @ demand.work_s)  # Of one replica that does everything.
+    uncached_load = float(demand.rate_rps @ demand.work_s)  # The load of one replica that does everything.
     # Rounded up, so that it is kept.
     load_in_reach = math.ceil(1e6 * uncached_load / MOST_REPLICAS * (1 - SAME_FRAC)) / 1e6
     relaxation = f"a largest_load of {load_in_reach:g}"
@@ -131,7 +131,7 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
 
 
 def tree_document(question: TreeQuestion, replication: Replication) -> dict[str, Any]:
-    """The answer as plain values. Each of `bound` and `relaxed_bound` bounds the largest load below."""
+    """The answer as plain values. `bound` and `relaxed_bound` are lower bounds of the largest load."""
     demand = question.demand
     through_rps = demand.subtree_sum(demand.rate_rps)  # Requests whose prefix passes through the node.
     hits_rps = replication.hits_rps(demand)

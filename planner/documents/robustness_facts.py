@@ -19,7 +19,7 @@ MORE_FRAC = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PlanOrigin:
     """When and by which version a plan was made."""
 
     date: str  # For instance 2026-11-22.
@@ -59,9 +59,9 @@ class AtWorkers:
 class MoreTraffic:
     """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic.
 
-    It must do so on the traffic as written and, if the question wants scenarios, in `asked_frac` of the
-    search's and, beyond chance, of the test's. The verdict is from `kept` of `scenario_count` scenarios; 0 of
-    0 if the traffic as written decided.
+    It must do so on the traffic as written. If the question wants scenarios, it must also do so in at least
+    `asked_frac` of those of the search, and, beyond chance, of those of the test. The verdict is from `kept`
+    of `scenario_count` scenarios; 0 of 0 if the traffic as written decided.
     """
 
     is_carried: bool
@@ -83,8 +83,10 @@ class HeadroomFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The fleet on traffic as written, without one of a pool's `workers`. No spot worker is interrupted."""
+class WorkerLoss:
+    """The plan's fleet on the traffic as written, after the loss of one of a pool's `workers`. No spot worker
+    is interrupted.
+    """
 
     pool: str
     workers: int
@@ -93,7 +95,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class PriceTurns:
+class PriceTurn:
     """If a GPU's price rises by more than `more_frac` (falls, if negative), another fleet is cheaper."""
 
     gpu: str
@@ -116,8 +118,8 @@ class FleetRobustness:
     at_workers: tuple[AtWorkers, ...]
     more_traffic: MoreTraffic | None
     holds: tuple[HeadroomFact, ...]
-    losses: tuple[Lost, ...]
-    prices: tuple[PriceTurns, ...]
+    losses: tuple[WorkerLoss, ...]
+    prices: tuple[PriceTurn, ...]
     simulations: int
     left_out: tuple[RobustnessPart, ...] = ()
     is_out_of_time: bool = False

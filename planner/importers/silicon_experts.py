@@ -12,18 +12,19 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 MsByTokens = Callable[[int], float]  # Milliseconds as a function of the number of tokens.
-# From AIConfigurator's description of experts, its name for the kind of node, and the LLM: their time.
+# A function of AIConfigurator's description of experts, its name for the kind of node, and the LLM.
 ExpertsTimes = Callable[[dict[str, Any], str, Llm], MsByTokens]
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few experts as the tables' power
 # law, on real text (ML.ENERGY, H100) and on random tokens (InferenceX, H200). gpt-oss-20b was not measured.
 UNEVEN = ("openai/gpt-oss-120b",)
-# Shapes (width of the LLM, width, number and number per token of its experts) and formats whose entries for
-# whole experts are of a GPU that computes all experts of a token. In nvfp4 even choice takes DeepSeek-V3's
-# 1.6 to 1.8 times as long as with slices, whose bytes are as many; no other LLM's more than 1.2 times (Kimi,
-# GLM-5, MiniMax, Qwen3.5). Measured times are those of slices (docs/evidence/accuracy.md). In fp8-block the
-# entries are as long (1.5 to 3.3 times), and measured times lie nearer to them, so they stay.
+# The tables' entries for whole experts of these shapes (width of the LLM; width, number and number per token
+# of its experts) and formats must be of a GPU that computes all experts of a token. For DeepSeek-V3 in nvfp4
+# they are 1.6 to 1.8 times as long as those for slices, which have as many bytes; for no other LLM more than
+# 1.2 times (Kimi, GLM-5, MiniMax, Qwen3.5). Measured times are those of slices (docs/evidence/accuracy.md),
+# so these are read instead. In fp8-block the entries are too long as well (1.5 to 3.3 times), but measured
+# times lie nearer to them, so they stay.
 ALL_ON_ONE_GPU = ((7168, 2048, 256, 8, "nvfp4"),)
 # A step with more tokens must hold prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
@@ -45,7 +46,7 @@ def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) 
     shape = ("hidden_size", "inter_size", "num_experts", "topk", "quant_mode")
     if tuple(fields[key] for key in shape) in ALL_ON_ONE_GPU:
         gpus = fields["moe_tp_size"] * fields["moe_ep_size"]
-        fields = fields | {"moe_tp_size": gpus, "moe_ep_size": 1}  # Slices take as long.
+        fields = fields | {"moe_tp_size": gpus, "moe_ep_size": 1}  # The entry for slices.
     power_law = fields["workload_distribution"]
     even_ms, power_law_ms = (
         partial(_read_ms, engine, json.dumps([{"Moe": fields | {"workload_distribution": routing}}]))
@@ -125,8 +126,7 @@ def experts_ms(
     power law's time. Smaller steps take at most that time if decodes do not choose evenly (`is_even` False).
     """
     # An expert is idle with the probability (1 - share)^tokens. In the even routing each token uses the share
-    # `share` of the experts and none that another uses, so as many experts are in use with this number of
-    # tokens:
+    # `share` of the experts, and none that another token uses. There `touched` tokens use as many experts.
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)
     ms = float(np.interp(touched, (low, low + 1), (even_ms(low), even_ms(low + 1))))

@@ -31,7 +31,7 @@ from planner.documents.facts import (
     TooFewKept,
     Workers,
 )
-from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
+from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, WorkerLoss
 from planner.documents.safety import LEAST_KEPT_FRAC, strictest_safety
 from planner.domain import OWNED, SPOT, Limit, market_of
 from planner.errors import MostKept
@@ -467,14 +467,14 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
     return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
 
 
-def _lost_text(plan: Plan, lost: Lost) -> str:
+def _lost_text(plan: Plan, lost: WorkerLoss) -> str:
     """What is missed after a loss that the plan does not stand."""
     if lost.workers == 1 and not lost.missed:
         return "no such worker is left"
     return _missed_text(plan, lost.missed)
 
 
-def _lost_worker_text(plan: Plan, lost: Lost) -> str:
+def _lost_worker_text(plan: Plan, lost: WorkerLoss) -> str:
     """Which worker is lost: "1 decode worker of 2", with its GPU or pool where its role has several pools."""
     pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
     role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
@@ -974,13 +974,13 @@ def _break_by_strain(plan: Plan, headroom: HeadroomFact) -> Breaks:
     return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
 
 
-def _worst_loss(losses: Sequence[Lost]) -> list[Lost]:
+def _worst_loss(losses: Sequence[WorkerLoss]) -> list[WorkerLoss]:
     """The first pool that misses the SLO without a worker; else the one that loses the largest share."""
     failing = [each for each in losses if not each.holds]
     return (failing or sorted(losses, key=lambda each: each.workers))[:1]
 
 
-def _break_by_loss(plan: Plan, lost: Lost) -> Breaks:
+def _break_by_loss(plan: Plan, lost: WorkerLoss) -> Breaks:
     """The row of a lost worker. Where the plan holds without it, the bar is its share of a pool."""
     label = f"loss of {_lost_worker_text(plan, lost)}"
     if lost.holds:

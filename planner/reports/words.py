@@ -42,7 +42,7 @@ OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: the names of its columns, then its rows."""
 
-HOURS_PER_YEAR = 8760  # Of 365 days.
+HOURS_PER_YEAR = 8760  # A year has 365 days here.
 MOST_NAMED = 6  # A sentence names at most this many worker types, and counts the others; chosen by hand.
 # The words for terms of payment.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}

@@ -53,7 +53,7 @@ class _EngineRequest:
     prompt_tokens: int
     output_tokens: int
     is_transferred: bool  # The request's KV comes from a prefill worker, so one token is left to compute.
-    block_names: list[int] = field(default_factory=list)  # Of its prompt's blocks (prompt_blocks.py).
+    block_names: list[int] = field(default_factory=list)  # Its prompt's blocks (prompt_blocks.py).
     priority: int = 0
     computed: int = 0  # Tokens of its prompt and its output whose KV is there.
     generated: int = 0  # Tokens of its output so far.

@@ -228,7 +228,7 @@ def _bound_by_rows(
     rows = DemandRows()
     group = _price_slices(pi, most_late)
     intervals_s: set[tuple[float, float]] = set()
-    kept_frac, least = np.ones(len(pi)), 0.0  # Of the last solution: 1 - d_i (m,), and R.
+    kept_frac, least = np.ones(len(pi)), 0.0  # 1 - d_i (m,) and R in the last solution.
     for _ in range(ROUNDS):
         busiest_s = _busiest_end_s(arrival_s, pi * kept_frac, least)
         violated = []
@@ -302,7 +302,9 @@ def _price_slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
 
 def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
     """The last arrival of the interval whose work exceeds objective x its length by most."""
-    excess_after = np.cumsum(work) - objective * arrival_s  # From the beginning to after each arrival.
+    excess_after = (
+        np.cumsum(work) - objective * arrival_s
+    )  # The excess from the beginning to after each arrival.
     lowest_before = np.minimum.accumulate(excess_after - work)
     return float(arrival_s[(excess_after - lowest_before).argmax()])
 

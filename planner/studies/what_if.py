@@ -75,7 +75,7 @@ class StudyAnswer:
     fleet: Fleet
     verdict: Verdict
     served_s: float  # The time for which the fleet is paid; see `evidence.plan.served_s`.
-    served_tokens: int  # Of prompts and outputs of the requests that finished.
+    served_tokens: int  # The tokens of prompts and outputs of the requests that finished.
     answers: tuple[Answered, ...] = ()
     is_passed: bool = True
 

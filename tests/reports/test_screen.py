@@ -32,9 +32,9 @@ from planner.documents.robustness_facts import (
     AtWorkers,
     FleetRobustness,
     HeadroomFact,
-    Lost,
-    Made,
     MoreTraffic,
+    PlanOrigin,
+    WorkerLoss,
 )
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
@@ -160,7 +160,7 @@ def test_pools_of_one_role_are_told_apart_by_their_gpus() -> None:
     assert "unchecked: step times of l4-24g" in screen.measured_inputs_figure([screen.input_bases(plan)]).note
     kept_in = KeptIn(5, 10, 0.85, 0.95, "fails", False)
     drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((1, 2), kept_in, 0.9))
-    robustness = replace(a_robustness(), losses=(Lost("mixed-0", 2, False, ()),))
+    robustness = replace(a_robustness(), losses=(WorkerLoss("mixed-0", 2, False, ()),))
     plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn, robustness=robustness))
     assert screen.breaks_first(plan).value == "1 mixed worker of 2 on l4-24g lost"
     assert "with 3 workers (1 l4-24g + 2 h100-80g) the SLO" in screen.why_nothing_cheaper(plan)[0]
@@ -309,7 +309,7 @@ def test_a_fleet_that_stands_all_that_is_simulated_is_not_said_to_break_there() 
     ]
     twice = "it holds to twice the traffic and twice the step time, the most simulated"
     assert (first.value, first.note) == ("nothing simulated", f"as written {twice}")
-    lost = replace(robustness, losses=(Lost("dec", 1, False, ()),))
+    lost = replace(robustness, losses=(WorkerLoss("dec", 1, False, ()),))
     (first,) = [
         each for each in screen.key_figures(with_robustness(plan, lost)) if each.name == "Breaks first"
     ]
@@ -597,7 +597,7 @@ def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
 
 
 def test_the_page_says_when_and_by_which_version_it_was_made() -> None:
-    page = report.render_report(replace(a_plan(), made=Made("2026-11-22", "1.2.3")))
+    page = report.render_report(replace(a_plan(), made=PlanOrigin("2026-11-22", "1.2.3")))
     assert "planned on 2026-11-22 by fleetplan 1.2.3 · seed 7" in page
     assert "planned on" not in report.render_report(a_plan(pairs()))
 

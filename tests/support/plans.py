@@ -24,10 +24,10 @@ from planner.documents.robustness_facts import (
     AtWorkers,
     FleetRobustness,
     HeadroomFact,
-    Lost,
     MoreTraffic,
-    PriceTurns,
+    PriceTurn,
     Share,
+    WorkerLoss,
 )
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
@@ -131,8 +131,8 @@ def a_robustness() -> FleetRobustness:
             HeadroomFact("steps", 0.09, (LIMITS[0],)),
             HeadroomFact("prompts", 1.0, ()),
         ),
-        losses=(Lost("pre", 4, True, ()), Lost("dec", 3, False, (LIMITS[1],))),
-        prices=(PriceTurns("h100-80g", 0.26, "runner-up"),),
+        losses=(WorkerLoss("pre", 4, True, ()), WorkerLoss("dec", 3, False, (LIMITS[1],))),
+        prices=(PriceTurn("h100-80g", 0.26, "runner-up"),),
         simulations=80,
     )
 

@@ -154,5 +154,5 @@ class Dynamo:
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
         if self.knowledge.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
-        wanted_share = kv_share + queued_tokens / engine.kv_tokens  # Of the KV cache: in use or queued for.
+        wanted_share = kv_share + queued_tokens / engine.kv_tokens  # In use, or queued for.
         return decode_workers(self.settings, wanted_share, workers)

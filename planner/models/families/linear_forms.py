@@ -34,7 +34,7 @@ from planner.models.latency import DECODES, KV_TOKENS, Array
 
 # The released simulator's threshold between small and large batches of decodes.
 LARGE_BATCH = 95
-_LEAST_STEPS = 3  # As many distinct steps as a set of `decode_` has coefficients.
+_LEAST_STEPS = 3  # A set of coefficients of `decode_` (a, b, c) needs as many distinct steps.
 
 
 class LinearPhases(TwoPhases):
@@ -105,8 +105,7 @@ class DistServeForm(LinearPhases):
         # The steps (n,) that each set of coefficients is fitted to: small batches, and large ones.
         fitted_to = [X[:, DECODES] < self.large_batch, X[:, DECODES] >= self.large_batch]
         has_enough = [len(np.unique(X[steps], axis=0)) >= _LEAST_STEPS for steps in fitted_to]
-        # Both sets get the same numbers: from the set with enough steps, or from all steps.
-        if not all(has_enough):
+        if not all(has_enough):  # Both sets get the same numbers.
             steps = fitted_to[has_enough.index(True)] if any(has_enough) else np.full(len(X), True)
             fitted_to = [steps, steps]
         self.decode_ = np.array(
@@ -114,5 +113,5 @@ class DistServeForm(LinearPhases):
         )
 
     def _predict_decode(self, X: Array) -> Array:
-        row = (X[:, DECODES] >= self.large_batch).astype(int)  # Of `decode_`, for each step.
+        row = (X[:, DECODES] >= self.large_batch).astype(int)  # The row of `decode_` for each step.
         return np.asarray((self._decode_columns(X) * self.decode_[row]).sum(axis=1))

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Answered, KeptIn, Price, Warned
-from planner.documents.robustness_facts import Made
+from planner.documents.robustness_facts import PlanOrigin
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.prefixes.prefix_placing import PoolPrefixes
@@ -53,7 +53,7 @@ class Plan:
     on_paper: Fleet | None = None
     # The request rate that the task asks for; the rate of the drawn requests differs from it a little.
     requested_rps: float | None = None
-    made: Made | None = None  # When the plan was made, and by which version.
+    made: PlanOrigin | None = None  # When the plan was made, and by which version.
     trial: FleetTrial | None = field(default=None, repr=False)
     # `power` is computed once and stored here: a list, because a frozen dataclass cannot set a field later.
     _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)

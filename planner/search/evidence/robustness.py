@@ -27,11 +27,11 @@ from planner.documents.robustness_facts import (
     AtWorkers,
     FleetRobustness,
     HeadroomFact,
-    Lost,
     MoreTraffic,
-    PriceTurns,
+    PriceTurn,
     RobustnessPart,
     Share,
+    WorkerLoss,
 )
 from planner.domain import ROUNDING, Limit
 from planner.fleet import Fleet, WorkerType
@@ -251,7 +251,7 @@ class RobustnessSearch:
             HeadroomFact("steps", measured.headroom.steps_frac, measured.by_steps),
         )
 
-    def _find_losses(self) -> tuple[Lost, ...]:
+    def _find_losses(self) -> tuple[WorkerLoss, ...]:
         """For each pool, which limits are missed when one of its workers is lost. Losses that the question
         asks to survive are not added to that one.
         """
@@ -264,7 +264,7 @@ class RobustnessSearch:
             self._count_simulation(oracle)
             verdict = oracle.worst_verdict(fewer)
             missed = () if verdict is None else tuple(line.limit for line in verdict.missed)
-            losses.append(Lost(names[k], count, verdict is not None and verdict.holds, missed))
+            losses.append(WorkerLoss(names[k], count, verdict is not None and verdict.holds, missed))
         return tuple(losses)
 
     def _find_longest_prompts(self) -> tuple[HeadroomFact, ...]:
@@ -347,14 +347,14 @@ def _at_workers_fact(
     return AtWorkers(counts, kept_in, tuple(shares))
 
 
-def find_price_turns(fleet: Fleet, others: Sequence[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
+def find_price_turns(fleet: Fleet, others: Sequence[tuple[str, Fleet]]) -> tuple[PriceTurn, ...]:
     """For each GPU of the plan the smallest price rise from which on another fleet is cheaper.
 
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
     than the plan today are left out, and those that stay dearer up to MOST_PRICE_RISE_FRAC.
     """
     bill = bill_fleet(fleet).usd_per_h
-    nearest: list[PriceTurns] = []
+    nearest: list[PriceTurn] = []
     for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running_pools):
         # What the fleet costs more if the price of the GPU is doubled.
         slope_usd_per_h = _doubled_bill_usd_per_h(fleet, gpu) - bill
@@ -368,7 +368,7 @@ def find_price_turns(fleet: Fleet, others: Sequence[tuple[str, Fleet]]) -> tuple
             if slope_difference <= ROUNDING * bill or other_bill <= bill * (1 + ROUNDING):
                 continue
             if (frac := (other_bill - bill) / slope_difference) <= MOST_PRICE_RISE_FRAC:
-                turns.append(PriceTurns(gpu, frac, label))
+                turns.append(PriceTurn(gpu, frac, label))
         if turns:
             nearest.append(min(turns, key=lambda turn: turn.more_frac))
     return tuple(sorted(nearest, key=lambda turn: turn.more_frac))

@@ -28,7 +28,7 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import (
     BoundedOption,
     Holds,
-    Learned,
+    KnownCounts,
     Search,
     least_that_holds,
     reason_by_bounds,
@@ -85,7 +85,7 @@ class DesignPool:
         assumption: PruningRule | None = None,
     ):
         self.bounded, self.search, self.alone, self.assumption = (bounded, search, alone, assumption)
-        self.learned = search.learned.setdefault(bounded.option.name, Learned(bounded.least - 1))
+        self.learned = search.learned.setdefault(bounded.option.name, KnownCounts(bounded.least - 1))
         self.designs: list[FleetDesign] = []  # Every design that has this pool.
 
     @property

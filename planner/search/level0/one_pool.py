@@ -71,7 +71,7 @@ class BoundedOption:
 
 
 @dataclass(slots=True)
-class Learned:
+class KnownCounts:
     """What is known of the least count that suffices in one pool of a pair if the other pool takes no time
     (DesignPool in designs.py): above `failed`, at most `least_holding`.
     """
@@ -99,7 +99,7 @@ class Search:
     refuted: dict[str, Reason] = field(default_factory=dict)
     least_holding: dict[str, int] = field(default_factory=dict)
     most_failed: dict[str, int] = field(default_factory=dict)
-    learned: dict[str, Learned] = field(default_factory=dict)
+    learned: dict[str, KnownCounts] = field(default_factory=dict)
     is_exhausted: bool = True
     is_exact: bool = False
     assumed: set[PruningRule] = field(default_factory=set)
