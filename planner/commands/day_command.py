@@ -87,7 +87,8 @@ def day(
     train: TrainOption = None,
     oracle: OracleOption = False,
     start: Annotated[
-        str | None, typer.Option("--start", help="Until a worker is ready; else by the LLM and --storage.")
+        str | None,
+        typer.Option("--start", help="Time until a worker is ready; default: by the LLM and --storage."),
     ] = None,
     storage: StorageOption = None,
     billing: BillingOption = None,

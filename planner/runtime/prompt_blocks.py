@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 
-CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing alone.
-MEDIUM_TOKENS = 1024  # A guess for an image or another part of a message that is no text.
+CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; only routing uses it.
+MEDIUM_TOKENS = 1024  # A guess for an image or another part of a message that is not text.
 
 
 def blocks_of(prompt: object) -> list[int]:
@@ -43,7 +43,8 @@ def words_of(prompt: object) -> str:
 def _content_text(content: object) -> str:
     """The text of a message, or of its parts one after the other.
 
-    A part that is no text, such as an image of a megabyte, is a name of as many characters as MEDIUM_TOKENS.
+    In place of a part that is not text, such as an image of a megabyte, there is a hash of it, made as long as
+    MEDIUM_TOKENS tokens of text.
     """
     if not isinstance(content, list):
         return str(content)

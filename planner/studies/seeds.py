@@ -53,7 +53,7 @@ class SeedsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRun:
-    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv: of the first seed alone."""
+    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv, which only the first run has."""
 
     seed: int
     summary: output.Document
@@ -147,7 +147,7 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
     """The mean of these values (one per seed), the ends of its confidence interval, and the least and the
-    most value, for JSON: NaN and infinity become null.
+    largest value, for JSON: NaN and infinity become null.
 
     If a value is None, as for a run without power figures, all five are null.
     """

@@ -182,7 +182,7 @@ class DynamoSla:
                 else:
                     worker_rps.append(mixed_rps(engine, load, knowledge.tpot_s))
             other_workers = zip(worker_rps[1:], pools[1:], strict=True)
-            others_rps = sum(rate_rps * sizes[i] for rate_rps, i in other_workers)
+            others_rps = sum(each_rps * sizes[i] for each_rps, i in other_workers)
             sizes[pools[0]] = count_replicas(max(load.rate_rps - others_rps, 0.0), worker_rps[0])
         return sizes
 
