@@ -43,8 +43,8 @@ def words_of(prompt: object) -> str:
 def _content_text(content: object) -> str:
     """The text of a message, or of its parts one after the other.
 
-    In place of a part that is not text, such as an image of a megabyte, there is a hash of it, made as long as
-    MEDIUM_TOKENS tokens of text.
+    In place of a part that is not text, such as an image of a megabyte, there is a hash of it, made as long
+    as MEDIUM_TOKENS tokens of text.
     """
     if not isinstance(content, list):
         return str(content)

@@ -53,7 +53,9 @@ class SeedsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRun:
-    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv, which only the first run has."""
+    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv, which only the first run
+    has.
+    """
 
     seed: int
     summary: output.Document
