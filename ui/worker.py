@@ -280,7 +280,7 @@ def _find_sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
             | {
                 "more": what_if.difference_text(changed, before),
                 "costs_the_same": what_if.costs_the_same(changed, before),
-                "kept_in_search_only": changed.is_cheaper_before,
+                "kept_in_search_only": changed.is_previous_cheaper,
                 "fleet": "-" if changed.answer is None else what_if.fleet_text(changed.answer, before),
             }
             for changed in what_if.sensitivity(study, before)

@@ -178,7 +178,7 @@ def test_a_fleet_that_scenarios_alone_refuse_is_not_said_to_miss_the_slo() -> No
     assert _plan_cell(moved) == "too few scenarios"
     assert _plan_cell(replace(moved, kept_as_written=False)) == "fails"
     dearer = replace(moved, kept_as_written=False, kept=True, value_now=before.value / 2)
-    assert dearer.is_cheaper_before and _plan_cell(dearer) == "search's scenarios only"
+    assert dearer.is_previous_cheaper and _plan_cell(dearer) == "search's scenarios only"
 
 
 @pytest.mark.long
