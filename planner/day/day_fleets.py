@@ -48,7 +48,7 @@ def candidate_fleets(
         # A plan that uses this GPU alone is already the cheapest fleet of this GPU.
         if len(stocks) > 1 and plan_gpus != {name} and not is_over(deadline):
             left_s = deadline - now_s()
-            limited = replace(study, work_s=max(left_s / len(stocks), LEAST_TIME_S))
+            limited = replace(study, most_work_s=max(left_s / len(stocks), LEAST_TIME_S))
             try:
                 fleets[f"only {name}"] = limited.answer(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
