@@ -234,7 +234,7 @@ def _day_of_one_llm(
         question.catalog,
         seed=seed,
         time_limit_s=math.inf,  # That of the day holds, and this share of its work.
-        work_s=STATIC_SHARE * work_s,
+        most_work_s=STATIC_SHARE * work_s,
         progress=progress,
     )
     refuse_waits(study.trace)
