@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from planner.errors import InputError
-from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
+from planner.importers.silicon_experts import UNEVEN, MsByTokens, experts_ms
 from planner.importers.silicon_nodes import interpolate_times, kernel_table, table_times
 from planner.models.llm import Llm
 
@@ -26,7 +26,7 @@ TOPK, EXPERTS, HIDDEN, WIDTH = 16, 896, 3584, 3072  # k', E', h', i'
 SHAPE = ("topk", "num_experts", "hidden_size", "inter_size")  # Of the experts; a table's keys, in this order.
 
 
-def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
+def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
     tables = kernel_table(system, "vllm", VLLM_VERSION, "_moe_data")
@@ -35,7 +35,7 @@ def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Mil
     more_tokens = topk / experts / (TOPK / EXPERTS)
     weights_frac = experts * hidden * width / (EXPERTS * HIDDEN * WIDTH)
 
-    def table_ms(routing: str) -> Milliseconds:
+    def table_ms(routing: str) -> MsByTokens:
         """Milliseconds of all layers by their tokens, from the table of this routing."""
         own = by_routing[routing][topk][experts][hidden][width]
         marlin = by_routing[routing][TOPK][EXPERTS][HIDDEN][WIDTH]
