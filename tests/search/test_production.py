@@ -25,16 +25,18 @@ from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective_of
+from planner.search.oracle.fleet_oracle import MANY_MISSED, Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TEST_BLOCK, TESTED, Scenarios, next_block
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem, with_scenarios, with_search_scenarios
-from planner.search.production import fleet_with_a_loss, production_fleet
+from planner.search.production import fleet_with_a_loss, like_price, production_fleet
 from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
 from planner.search.production.production_fleet import _find_near_feasible, find_production_fleet
 from planner.search.production.scenario_test import MOST_TEST_SCENARIOS, ScenarioTest
 from planner.search.production.three_answers import with_answers
+from planner.solvers.master import Option
 from planner.solvers.repeats import decide_sequentially
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
@@ -428,6 +430,45 @@ def test_headroom_is_where_the_fleet_stops_holding() -> None:
     assert holds_with(problem.oracle, paper.best, 0.0)
     assert not holds_with(problem.oracle, paper.best, max(end.headroom.traffic_frac, 0.0) + 0.01)
     assert least < 1.0 and (end.by_traffic or end.by_steps)
+
+
+@pytest.mark.long
+def test_fleets_of_like_price_are_compared_however_long_the_headroom_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The effort of a comparison, here one request, does not pay for the headroom of the best fleet. It did,
+    so on 70,000 requests nothing was compared, and which of two fleets of one price was planned was chance.
+    """
+    asked = question(**SAFE, fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": [1024, 2048]})
+    problem, paper = best_of(search_llm(SearchInputs(asked, traffic(), CATALOG)))
+    compared = list[Counts]()
+
+    def note(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
+        compared.append(counts)
+        return holds_with(oracle, counts, more_frac)
+
+    monkeypatch.setattr(like_price, "LIKE_PRICE_EFFORT", 1)
+    monkeypatch.setattr(like_price, "holds_with", note)
+    like_price.with_most_headroom(problem, paper.level0.options, paper.best)
+    assert len(compared) == 1
+
+
+def test_a_prefill_pool_too_small_for_the_trace_is_not_simulated_in_scenarios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, paper = searched()
+    asked = with_search_scenarios(problem)
+    oracle = with_scenarios(asked, asked.oracle.scenarios, MANY_MISSED).oracle
+    simulated = list[object]()
+
+    def fail(oracle: Oracle, option: Option, count: int) -> bool:
+        simulated.append(oracle.scenario)
+        return False
+
+    monkeypatch.setattr(Oracle, "_prefill_alone", fail)
+    prefill = next(option for option in paper.level0.options if option.role == "prefill")
+    assert not oracle.prefill_meets_ttft_alone(((prefill, 1),))
+    assert simulated == [None]  # The trace as written.
 
 
 def test_steps_at_the_median_of_a_spread_are_scaled_by_it() -> None:

@@ -408,12 +408,13 @@ class Oracle:
         """
         ((option, count),) = counts  # A single pool.
         count = self._simulated_count(option, count)
-        hardest = self._in_scenarios[: self.may_miss + 1]
-        if MANY_MISSED <= self.may_miss < len(hardest) and not any(
-            oracle._prefill_alone(option, count) for oracle in hardest
-        ):
+        # The trace comes first: the search on paper has often simulated the pool on it already.
+        if not self._prefill_alone(option, count):
             return False
-        return self._prefill_alone(option, count)
+        hardest = self._in_scenarios[: self.may_miss + 1]
+        return not MANY_MISSED <= self.may_miss < len(hardest) or any(
+            oracle._prefill_alone(option, count) for oracle in hardest
+        )
 
     def decode_keeps_up_alone(self, counts: Counts) -> bool:
         """Whether a decode pool, ((option, count),), passes the backlog test (`slo_verdict.Verdict`) if every

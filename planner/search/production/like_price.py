@@ -19,7 +19,8 @@ from planner.traffic.scaling import SAME_FRAC
 # Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
 # than that, so the fleet with more headroom is worth more than the difference.
 LIKE_PRICE_FRAC = 0.01
-# At most this many fleets of like price are compared by headroom, with at most this effort [requests].
+# At most this many fleets of like price are compared by headroom with the best one, with at most this effort
+# [requests].
 MOST_LIKE_PRICE = 16
 LIKE_PRICE_EFFORT = 1_000_000
 # Another fleet of like price is preferred if its headroom is larger by this factor. A smaller gain is not
@@ -54,8 +55,10 @@ def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Cou
     """
     if problem.out_of_time():
         return best
-    problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
+    # The limit begins after this: on a long trace it would leave nothing for the comparison, and the plan
+    # shows this headroom anyway.
     headroom = find_headroom(problem.oracle, best).headroom
+    problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
     most_frac, with_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
     for counts in itertools.islice(_fleets_of_like_price(problem, options, best), MOST_LIKE_PRICE):
         least_frac = most_frac * MORE_HEADROOM + SAME_FRAC  # Above `most_frac` also where that is 0.
