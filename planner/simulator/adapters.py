@@ -127,9 +127,9 @@ def _replace_oldest(adapters, slots, slot_at, uses, count, a):
     """Put adapter a, which has no slot yet, in place of the adapter used longest ago that is not in this
     step.
 
-    Only the first `count` slots are used. Of equals the adapter with the lowest number makes way. Returns the
-    adapter that made way, 0 if the slot was empty. `slot_at` has the slot of each adapter, `uses` the step in
-    which each slot was used.
+    Only the first `count` slots are used. Among equals the adapter with the lowest number makes way. Returns
+    the adapter that made way, 0 if the slot was empty. `slot_at` has the slot of each adapter, `uses` the
+    step in which each slot was used.
     """
     oldest = NONE
     for i in range(count):

@@ -4,7 +4,7 @@ A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with p
 stage. A chunk is the part of a prompt that one step computes. The token budget of a step is
 max_num_batched_tokens. Requests wait in the worker's queue for their prefill, in the list PARTIAL while their
 prompt is computed in part, in READY when their KV has come from a prefill worker, and in LOADING
-(offload_layout.py) while their KV is loaded from CPU memory. Of the other lists (layout.py) RESTING has
+(offload_layout.py) while their KV is loaded from CPU memory. Other lists (layout.py): RESTING has
 decodes that a step leaves out, LEAVING requests that have ended and UNKNOWN prompts that the engine does not
 know of yet. A request that runs holds one of the max_num_seqs seats of its worker. Asynchronous engines form
 a step while the one before runs, so blocks and seats that are given back meanwhile come late (`late_blocks`,
@@ -72,7 +72,6 @@ from planner.simulator.caches import (
     evict_idle,
     keep_prefix,
     note_taken_blocks,
-    read_due_notices,
     release_late,
     shared_blocks,
     take_prefix,
@@ -292,7 +291,6 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     note_taken_blocks(state, lane.worker, n)
-    read_due_notices(state, time_s)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens

@@ -236,7 +236,7 @@ def simulate_elastic(
 ) -> ElasticRun:
     """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
 
-    `pools` (P,) say how each pool of the fleet may change. Of a pool that shrinks, workers that still start
+    `pools` (P,) say how each pool of the fleet may change. If a pool shrinks, its workers that still start
     are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
     the one with the highest number, as a Kubernetes ReplicaSet does. A worker that is gone leaves its number
     to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each life of each number
@@ -465,7 +465,7 @@ class _ElasticRun:
         self.requested_sizes: list[tuple[int, ...]] = []
         self.wanted: list[int] = []  # (P,) The sizes that the controller decided on last.
         self.events_added = 0
-        self.decisions_planned = 0  # Of a controller that decides every `every_s` seconds.
+        self.decisions_planned = 0  # For a controller that decides every `every_s` seconds.
         self.now_s = 0.0
         # How many requests are done, and when that number last rose or requests still arrived (`is_stuck`).
         self.done, self.done_s = 0, 0.0

@@ -21,7 +21,7 @@ DROPPED_BITS = 52 - 16  # A double's fraction has 52 bits, of which the first 16
 SHORTEST_S, LONGEST_S = 2.0**-24, 2.0**24  # Shorter and longer gaps are in the first and the last bin.
 # The leading bits of the two, as whole numbers.
 LOWEST, HIGHEST = (int(np.float64(gap_s).view(np.int64)) >> DROPPED_BITS for gap_s in (SHORTEST_S, LONGEST_S))
-BINS = HIGHEST - LOWEST + 2
+BINS = HIGHEST - LOWEST + 2  # One bin below SHORTEST_S, and one from LONGEST_S on.
 
 
 class GapCounts:

@@ -289,7 +289,7 @@ def _event_order(
 
 def _list_pools(state: State) -> None:
     """Fill `state.pools` with the workers that are up: those that take arrivals (FRONT) and those that take
-    hand-offs (BACK). Of a worker with data-parallel ranks only the first rank is listed. During the run
+    hand-offs (BACK). A worker with data-parallel ranks is listed by its first rank. During the run
     `routing.set_pools` does the same.
     """
     workers, dp_ranks = state.workers, state.dp_ranks

@@ -51,10 +51,12 @@ LISTS = 6
 TYPE = np.dtype(
     [
         ("form", "i8"),  # The form of its step times (models/foreign_forms.py).
-        ("numbers", "f8", 12),  # The fitted numbers of that form, k in step_times.py.
+        # The form's numbers, tables and widths (models/foreign_forms.py), in the most that any form has.
+        ("numbers", "f8", 12),  # k in step_times.py.
         ("table_at", "i8", 4),  # Where its tables begin in State.tables.
-        ("table_width", "i8", 5),  # The lengths of rows of these tables.
-        ("batching", "i8"),  # Policies: codes of planner/policies.py.
+        ("table_width", "i8", 5),
+        # Policies, with names as codes of planner/policies.py:
+        ("batching", "i8"),
         ("queue_order", "i8"),
         ("queue_window_s", "f8"),  # A prompt may be overtaken by prompts that arrive up to this much later.
         ("queue_longest_tokens", "f8"),  # The longest prompt; shorter ones have a window in proportion.
@@ -77,7 +79,8 @@ TYPE = np.dtype(
         ("constant_blocks", "i8"),
         ("window_ratio", "f8"),
         ("window_blocks", "i8"),
-        # Blocks that a computed token takes, with those of windows; 0: windows do not matter (fleet.py).
+        # Free blocks that a computed token takes, for itself and for sliding windows; 0 if windows do not
+        # change what the cache keeps (WorkerType.taken_blocks_per_token).
         ("taken_blocks_per_token", "f8"),
         ("patience_steps", "i8"),  # Batching lightllm: decode steps until new prompts are tried again.
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does.
@@ -86,7 +89,7 @@ TYPE = np.dtype(
         # Fields that a worker with an `Engine` (models/engine.py) has:
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
         ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
-        ("poll_steps", "i8"),  # It looks for new requests after so many steps of decodes (polling.py).
+        ("poll_steps", "i8"),  # The engine looks for new requests after this many decode steps (polling.py).
         ("kv_delay_steps", "i8"),  # A request whose KV has arrived joins this many steps later.
         ("pulls_kv", "i8"),  # 1: KV of hand-offs is pulled by steps (transfer.py); 0: it is sent at once.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
@@ -95,7 +98,7 @@ TYPE = np.dtype(
         ("launch_s", "f8"),
         # The part of the host's work that must wait for the GPUs, in seconds like `host_s`.
         ("rest_s", "f8", 2),
-        ("token_s", "f8"),  # Seconds of the API server per token: no step takes less for its tokens.
+        ("token_s", "f8"),  # Seconds of the API server per token. No step is shorter than its tokens' time.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
         # Seconds from the end of a prefill until the API server of the decode worker has the request; then it
         # makes tokens of the prompt's text once more.
@@ -109,9 +112,9 @@ TYPE = np.dtype(
         ("dropped_blocks", "i8"),  # KV blocks found in a prefix cache that are computed again (caches.py).
         ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
-        # What each of these adds to the routing score of a worker: a pending prompt token, an assigned
-        # request, a prompt token of an assigned request, a waiting request. A row for arrivals (FRONT) and
-        # one for hand-offs (BACK).
+        # What a pending prompt token, an assigned request, a prompt token of an assigned request and a
+        # waiting request each add to the routing score of a worker. A row for arrivals (FRONT) and one for
+        # hand-offs (BACK).
         ("routing_weight", "f8", (2, 4)),
     ]
 )
@@ -130,8 +133,8 @@ WORKER = np.dtype(
         ("waiting", "i8"),  # The number of these prompts.
         ("head", "i8", LISTS),
         ("tail", "i8", LISTS),
-        # Of a worker with an `Engine`: when the step before the next one began. An asynchronous engine forms
-        # the next one at that time. Infinite if no step goes before it.
+        # A worker with an `Engine`: when its latest step began. An asynchronous engine forms the next step at
+        # that time. Infinite if the next step follows no other.
         ("formed_s", "f8"),
         ("unpolled", "i8"),  # The weights of its steps since it looked for new requests (polling.py).
         # Asynchronous engines: KV blocks and seats of hand-offs that were given back since `formed_s`. The
@@ -139,7 +142,7 @@ WORKER = np.dtype(
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
         ("read_s", "f8"),  # When its API server will have made tokens of all prompts sent to it.
-        ("awaited_blocks", "i8"),  # KV blocks that the first of the hand-offs without room needs.
+        ("awaited_blocks", "i8"),  # KV blocks that the first hand-off that waits for room needs.
         ("stage_free_s", "f8", MAX_PP),  # When each stage of its pipeline is free.
         ("steps_since_prompts", "i8"),  # Batching lightllm: decode steps since it last looked at new prompts.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
@@ -324,13 +327,14 @@ LINK = np.dtype(
         ("root", "i8"),  # The heap of requests under way, by the end of their transfer.
     ]
 )
+# `factor` is the new `slow_factor` of the worker (SLOW) or of the link (LINK_SLOW).
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
 # Values of DISTURBANCE.kind. At a PAUSE the kernel returns; called again, it goes on from there.
 DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
 # Further values of WORKER.is_up; TURNING: it restarts in the other role.
 DRAINING, TURNING = np.int64(2), np.int64(3)
 
-RANK = np.dtype(  # More fields of a lane in distserve.py.
+RANK = np.dtype(  # More fields of a lane in distserve.py, where it is a pipeline rank with three lists.
     [
         ("head", "i8", 3),
         ("tail", "i8", 3),
@@ -341,7 +345,7 @@ DP_RANK = np.dtype(  # More fields of a worker, in fleets with data-parallel ran
     [
         ("first", "i8"),  # The first of the ranks that step together.
         ("count", "i8"),  # The number of these ranks; 1 for a worker without others.
-        ("turn", "i8"),  # Of the first rank: which rank comes first among equally loaded ones.
+        ("turn", "i8"),  # In the first rank: which rank comes first among equally loaded ones.
         ("goes_on", "i8"),  # 1: the step that was formed may be followed by others like it.
     ]
 )
@@ -415,8 +419,8 @@ class State(NamedTuple):
     heap: npt.NDArray[np.int64]  # (E,) the entities that are due, by (due_s, sequence): event_heap.py
     heap_index: npt.NDArray[np.int64]  # (E,) each entity's place in `heap`, NONE: it has none
     counters: npt.NDArray[np.int64]  # (COUNTERS,) indexed by the constants SIZE to REFUSED below
-    paused: npt.NDArray[np.float64]  # (2,) the last event that was no arrival before a pause, and its time
-    # Of distserve.py and splitwise.py alone:
+    paused: npt.NDArray[np.float64]  # (2,) at a pause: the last event that was not an arrival, and its time
+    # Only for distserve.py and splitwise.py:
     ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
     marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # Counters of splitwise.py.
     machines: npt.NDArray[np.void] = np.zeros(0, MACHINE)  # (W,)
@@ -424,7 +428,7 @@ class State(NamedTuple):
     # (W, ...) tasks: 2 r for the prompt of request r, 2 r + 1 for its tokens.
     queues: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)
     picks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (seats,) requests that are new in a batch
-    # Of all engines:
+    # For all engines:
     after: npt.NDArray[np.void] = np.zeros(0, AFTER)  # (n + 1,), empty if no request waits for others
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that wait, by their parent
     place: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (W,) places of workers; empty if all share a link
@@ -447,8 +451,8 @@ class State(NamedTuple):
 
 # The rows of `pools`: workers that take arrivals, and those that take hand-offs.
 FRONT, BACK = np.int64(0), np.int64(1)
-# Counters of each row (+ FRONT or BACK): its length, round robin's turn, the routing policy. SIZE has a third
-# one, of splitwise.py's mixed pool.
+# Counters of the rows: the length, round robin's turn and the routing policy are at these numbers for FRONT,
+# and at the next ones for BACK. At SIZE + 2 is the length of splitwise.py's mixed pool.
 SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
 (
     PENDING,  # Entities in the heap of events.
@@ -468,7 +472,7 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
     HELD,  # The root of the heap of requests that wait at the router for a free worker.
     IN_DOUBT,  # How many more of the last requests must decode before LATEST_S for the backlog test.
     PREFILLED,  # 1: every prompt arrives computed, on the first worker.
-    READING,  # The root of the heap of requests whose prompts API servers make tokens of, by when these end.
+    READING,  # The root of the heap of requests whose prompts API servers tokenize, by when they are done.
     REFUSED,  # Requests that were rejected so far.
 ) = range(7, 26)
 COUNTERS = 26

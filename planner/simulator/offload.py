@@ -15,8 +15,8 @@ if computing it were quicker. It takes its blocks and waits without a seat (max_
 after the other crosses the worker's link. A load does not begin while prompts under way need the blocks that
 it would take. A request that needs a node that is being loaded for another one is passed over. The scheduler
 knows of the end of a load one step later, or more with asynchronous scheduling, as it does of KV from another
-worker. Then the nodes are cached, and the request is admitted before all that wait. Of a prompt that is
-cached as a whole the last token is computed.
+worker. Then the nodes are cached, and the request is admitted before all that wait. If a whole prompt is
+cached, its last token is computed.
 
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU as a whole, which vLLM would load, are computed.

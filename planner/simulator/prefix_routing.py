@@ -48,7 +48,6 @@ from planner.policies import (
     PINNED,
     REBALANCED,
     TENANT_TURNS,
-    TURNS,
 )
 from planner.simulator.cache_layout import (
     BALANCE_RATIO,
@@ -127,14 +126,12 @@ def route_by_prefix(state, r, time_s):
 @small_jit
 def _hears_evictions(state, policy):
     """Whether a routing depends on what is evicted during runs of decode steps: it looks at caches, or at
-    pending prompt tokens, among which those that it took to be cached do not count. Places of dlpm-turns
-    depend on what it took to be cached too.
+    pending prompt tokens, among which those that it took to be cached do not count.
     """
-    by_turns = state.types[0].queue_order == TURNS
     if policy >= AFFINITY:
-        return policy != CACHE_AWARE and (policy != TENANT_TURNS or by_turns)
+        return policy != CACHE_AWARE and policy != TENANT_TURNS
     by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Weight 0 is that of pending tokens.
-    return by_turns or by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
+    return by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
 @kernel_jit
@@ -324,7 +321,7 @@ def _e2_worker(state, r, time_s):
         shared = _prefix_nodes(state, r, longest_match)
         chosen = _subtree_home(state, r, longest_match)
         if chosen == NONE:
-            # Of a replicated prefix every worker that has it is as good, however much more one of them has.
+            # Every worker with a replicated prefix is as good, however much more one of them has.
             chosen = _least_load(
                 state, r, shared if _is_replicated(state, r, shared) else longest_match, time_s
             )
@@ -517,7 +514,7 @@ def _eviction_s(state, w, r, most_s, time_s):
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
-        # Of several copies `window_uses` is counted in the first, which has a twin.
+        # If a node has several copies, `window_uses` is counted in the first, which has a twin.
         if caches.entries[e].twin == NONE:
             seconds += caches.entries[e].window_uses * node_s
         missing -= caches.entries[e].blocks

@@ -190,7 +190,7 @@ def next_waiting(state, w):
                 best, least = r, tenant.served
         elif order == TURNS:
             place = state.caches.prompts[r].place
-            # Of equal places the first to arrive; a preempted request stands behind later ones in the list.
+            # If places are equal, the first to arrive; a preempted one stands behind later ones in the list.
             if place < least or (place == least and state.requests[r].arrival_s < arrival_s):
                 best, least, arrival_s = r, place, state.requests[r].arrival_s
         elif order == LPM or tenant.credit > 0.0:

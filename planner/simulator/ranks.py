@@ -13,6 +13,9 @@ last request.
 In the kernel's state each rank is a worker of its own (state.workers), and the ranks of one worker of the
 fleet follow each other. Each rank has one lane, the record of its batch (layout.py). The ends of the common
 steps are events of the first rank's lane.
+
+Below, w is such a worker of the state. In fleets without ranks `where_has` (numba_compile.py) calls its
+second argument instead of the function below it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def is_first_rank(state, w):
 
 @where_has("dp_ranks", lambda state, w: ONE)
 def rank_count(state, w):
-    """How many ranks the worker has that rank w belongs to."""
+    """How many ranks the worker of the fleet has to which rank w belongs."""
     return state.dp_ranks[w].count
 
 
@@ -55,7 +58,7 @@ def runs_empty(state, w):
 
 @where_has("dp_ranks", lambda state, w: w)
 def rank_for_new(state, w):
-    """The rank of worker w that takes a new request."""
+    """The rank that takes a new request, of the worker of the fleet whose first rank is w."""
     if w == NONE:  # No worker was chosen.
         return w
     ranks = state.dp_ranks[w]
@@ -64,13 +67,13 @@ def rank_for_new(state, w):
         v = w + (ranks.turn + i) % ranks.count  # Ranks from the next in turn on.
         if state.workers[v].assigned < fewest:
             best, fewest = v, state.workers[v].assigned
-    ranks.turn = (ranks.turn + 1) % ranks.count
+    ranks.turn = (ranks.turn + 1) % ranks.count  # The turn moves on with every request, whoever takes it.
     return best
 
 
 @where_has("dp_ranks", lambda state, w, steps: None)
 def shorten_ranks(state, w, steps):
-    """Set the steps of the run of rank w and of the worker's other ranks."""
+    """End the common run of rank w and its worker's other ranks after `steps` steps."""
     first = state.dp_ranks[w].first
     for v in range(first, first + state.dp_ranks[w].count):
         state.lanes[state.workers[v].first_lane].run_steps = steps

@@ -211,8 +211,8 @@ def holds_back(state, pool, r):
 
 @kernel_jit
 def _smallest_score_at_place(state, pool, need, other):
-    """Of the decode workers at the same place (worker_places.py) as worker `other`, the one with the smallest
-    score that can hold `need` blocks; NONE if there is none, or `pool` is that of arrivals.
+    """The decode worker with the smallest score that can hold `need` blocks, among those at the same place
+    (worker_places.py) as worker `other`; NONE if there is none, or if `pool` is that of arrivals.
     """
     best, best_score = NONE, np.inf
     if len(state.place) > 0 and pool == BACK:
@@ -262,7 +262,7 @@ def _random_with_room(state, pool, r, need, policy, time_s):
 
 @kernel_jit
 def _lower_of_two_random(state, pool, need):
-    """Of two workers drawn at random the one with the lower score, of equal ones the first drawn.
+    """The worker with the lower score of two drawn at random; the first drawn if scores are equal.
 
     Free blocks do not count, as routers with this policy do not see KV caches.
     """

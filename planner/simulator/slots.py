@@ -650,7 +650,7 @@ def preempt_waiting(state, w, list_number, r):
 
     It is a prompt computed in part (PARTIAL), a decode that was left out of the step (RESTING), or a request
     whose last token the engine has not seen yet (LEAVING). A decode computes all its tokens again, the newest
-    too. Of a prompt, the tokens that were computed are computed again.
+    too; a prompt those that were computed.
     """
     worker = state.workers[w]
     remove_from_list(state.requests, worker, list_number, r)

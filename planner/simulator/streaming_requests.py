@@ -176,7 +176,7 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
-        # Of so many stretches from one pause to the next, the middle one is a part whose runs are kept.
+        # A sample is kept: the runs of the middle one of each `every` stretches between two pauses.
         every = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % every == every // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()

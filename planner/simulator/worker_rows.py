@@ -36,7 +36,7 @@ KV_DELAY_STEPS = {False: 1, True: 3}
 # Between simulations the tables of step times of REMEMBERED_TYPES worker types are kept, if their steps have
 # up to REMEMBERED_TOKENS tokens: 160 kB each, 160 MB in all. Set by hand.
 REMEMBERED_TYPES, REMEMBERED_TOKENS = 1024, 20_000
-# Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_tie_key`).
+# If scores are equal, a router takes the worker whose type has the smallest of these keys (`_tie_key`).
 TieKey = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
 
 
