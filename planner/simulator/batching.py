@@ -72,6 +72,7 @@ from planner.simulator.caches import (
     evict_idle,
     keep_prefix,
     note_taken_blocks,
+    read_due_notices,
     release_late,
     shared_blocks,
     take_prefix,
@@ -291,6 +292,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     note_taken_blocks(state, lane.worker, n)
+    read_due_notices(state, time_s)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens

@@ -48,6 +48,7 @@ from planner.policies import (
     PINNED,
     REBALANCED,
     TENANT_TURNS,
+    TURNS,
 )
 from planner.simulator.cache_layout import (
     BALANCE_RATIO,
@@ -126,12 +127,14 @@ def route_by_prefix(state, r, time_s):
 @small_jit
 def _hears_evictions(state, policy):
     """Whether a routing depends on what is evicted during runs of decode steps: it looks at caches, or at
-    pending prompt tokens, among which those that it took to be cached do not count.
+    pending prompt tokens, among which those that it took to be cached do not count. Places of dlpm-turns
+    depend on what it took to be cached too.
     """
+    by_turns = state.types[0].queue_order == TURNS
     if policy >= AFFINITY:
-        return policy != CACHE_AWARE and policy != TENANT_TURNS
+        return policy != CACHE_AWARE and (policy != TENANT_TURNS or by_turns)
     by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Weight 0 is that of pending tokens.
-    return by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
+    return by_turns or by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
 @kernel_jit

@@ -308,7 +308,7 @@ def test_production_has_pins_where_they_cost_less(
         )
         return problem, SimpleNamespace(value=4.0)
 
-    def tested(each: Any, *, below: float | None = None) -> Any:
+    def tested(each: Any, *, below_value: float | None = None) -> Any:
         problem, paper = each
         if (value := values[problem.name]) is None:
             return None
