@@ -285,6 +285,7 @@ def test_arrival_at_the_end_of_a_step_joins_the_next_one() -> None:
     assert times(result) == [(1.0, 9.0), (1.0, 1.0)]
 
 
+@pytest.mark.long
 def test_no_longest_gap_is_lost_when_gaps_shrink_many_times_in_a_row() -> None:
     """Three of 600 decodes end in every step, so the gaps shrink 200 times in a row, more often than the
     kernel's stack is deep. The requests that come meanwhile see one gap each: it is at least the step's
