@@ -256,14 +256,19 @@ def nearest(
     return all_figures
 
 
-def sglang_spread(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
-    """The spread of SGLang's step times, fitted to its runs of the kind and GPU generation of `like`."""
+def of_sglang(like: Figure, figures: Iterable[Figure]) -> list[Figure]:
+    """SGLang's figures of the kind and GPU generation of `like`."""
     is_new = like.gpu in BLACKWELL
-    alike = [
+    return [
         each
         for each in figures
         if each.is_sglang and each.kind == like.kind and (each.gpu in BLACKWELL) == is_new
     ]
+
+
+def sglang_spread(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
+    """The spread of SGLang's step times, fitted to its runs of the kind and GPU generation of `like`."""
+    is_new, alike = like.gpu in BLACKWELL, of_sglang(like, figures)
     spread = StepTimeSpread(Factor(1.0, 0.2), Factor(1.0, 0.1), "")
     decodes = [each for each in alike if each.is_of_decodes]
     decode = fit_spread(decodes, lambda spread, factor: replace(spread, decode=factor), spread)
@@ -338,12 +343,8 @@ def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
         if any(each.is_sglang for each in figures):
             for name, gpu, keys in sglang_rows:
                 like = Figure("sglang", gpu, "", "", kind, "fp8", True, False, 0.0, 0.0, 0.0)
-                own = [
-                    each
-                    for each in figures
-                    if each.is_sglang and each.kind == kind and (each.gpu in BLACKWELL) == bool(keys)
-                ]
-                rows[f"{kind}, {name}"] = row_of(like, {**keys, "engines": ["sglang"]}, own, figures)
+                of_engine = {**keys, "engines": ["sglang"]}
+                rows[f"{kind}, {name}"] = row_of(like, of_engine, of_sglang(like, figures), figures)
         for weights, formats in CLASSES.items():
             for place, keys in places:
                 gpu = BLACKWELL[0] if place == "Blackwell" else "h100-80g"

@@ -54,10 +54,10 @@ SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 def changing_types(
-    answers: Mapping[str, DayAnswer], *, work_s: float, progress: Progress = report_nothing
+    answers: Mapping[str, DayAnswer], *, most_work_s: float, progress: Progress = report_nothing
 ) -> ChangingTypes:
     """The optimum over the pools of all fleets in `answers`, by label, compared with each fleet's own; found
-    within `work_s` of the search's clock (work_clock.py).
+    within `most_work_s` of the search's clock (work_clock.py).
     """
     known = {label: each for label, each in answers.items() if each.optimum is not None}
     known = dict(sorted(known.items(), key=lambda item: _optimum_of(item[1]).usd))
@@ -75,7 +75,7 @@ def changing_types(
     # The first is that of `single`.
     days = [_day_of_fleet(question, runs, answer) for answer in known.values()]
     try:
-        optimum = _cheapest_of_all_pools(question, runs, days, single, began, work_s, progress)
+        optimum = _cheapest_of_all_pools(question, runs, days, single, began, most_work_s, progress)
     except PlannerError as error:
         # The single fleet's optimum keeps every window, so it is an answer even where the search has none.
         optimum = _single_optimum(runs, days[0], single, f"the day of that fleet: {error}")
@@ -155,7 +155,7 @@ def _cheapest_of_all_pools(
     days: Sequence[tuple[Floats, Ints]],
     single: Optimum,
     began: float,
-    work_s: float,
+    most_work_s: float,
     progress: Progress,
 ) -> Optimum:
     """The cheapest day of all pools that is found; where none costs less than `single`, it is that day.
@@ -165,9 +165,9 @@ def _cheapest_of_all_pools(
     last_s = runs.terms.edges_s[-1]
     cheapest = cheapest_day(
         runs,
-        cuts=window_cuts(runs, began + CUTS_SHARE * work_s),
+        cuts=window_cuts(runs, began + CUTS_SHARE * most_work_s),
         known=[_on_grid(runs, *day) for day in days],
-        deadline=max(began + GRID_SHARE * work_s, now_s() + LEAST_GRID_S),
+        deadline=max(began + GRID_SHARE * most_work_s, now_s() + LEAST_GRID_S),
         progress=progress,
     )
     grid = runs.terms.edges_s[:-1], cheapest.best.workers
@@ -177,7 +177,7 @@ def _cheapest_of_all_pools(
         found, is_of_all, (times_s, sizes) = single.day.run, False, days[0]
         usd, status = single.usd, "the day of that fleet: none was found that costs less"
     for number, start in enumerate((grid, days[0])):
-        deadline = began + EXCHANGE_SHARES[number] * work_s
+        deadline = began + EXCHANGE_SHARES[number] * most_work_s
         edges_s = np.append(start[0], last_s).tolist()
         cheaper = exchanged_day(runs, edges_s, start[1], usd, max(deadline, now_s() + LEAST_GRID_S))
         if cheaper is not None:

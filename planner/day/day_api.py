@@ -208,9 +208,10 @@ def day(
     seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     question = read_task(slo, catalog, **keys)
     day_section = _parse_section(question, terms or {})
+    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     with time_limit(time_limit_s) as deadline:
         answer_day = _day_together if question.has_several_llms else _day_of_one_llm
-        return answer_day(question, trace, standing, day_section, catalog, seed, deadline, progress)
+        return answer_day(question, trace, standing, day_section, facts, seed, deadline, progress)
 
 
 def _day_of_one_llm(
@@ -218,7 +219,7 @@ def _day_of_one_llm(
     trace: TracesLike,
     standing: FleetLike | Mapping[str, FleetLike] | None,
     day_section: DaySection,
-    catalog: CatalogLike,
+    facts: StartupFacts,
     seed: int,
     deadline: float,
     progress: Progress,
@@ -238,7 +239,6 @@ def _day_of_one_llm(
         progress=progress,
     )
     refuse_waits(study.trace)
-    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
         plan = study.answer(task)
@@ -265,7 +265,7 @@ def _day_of_one_llm(
         return study_day(
             question if missed_usd is None else replace(question, missed_usd=missed_usd),
             day_section.controllers,
-            work_s=left_s,
+            most_work_s=left_s,
             optimum=day_section.optimum,
             progress=progress_of_fleet(fleets, fleet, progress),
         )
@@ -297,7 +297,7 @@ def _types_search(
         return None
 
     def types_of(answers: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
-        return changing_types(answers, work_s=left_s, progress=progress)
+        return changing_types(answers, most_work_s=left_s, progress=progress)
 
     return types_of
 
@@ -382,7 +382,7 @@ def _day_together(
     trace: TracesLike,
     standing: FleetLike | Mapping[str, FleetLike] | None,
     day_section: DaySection,
-    catalog: CatalogLike,
+    facts: StartupFacts,
     seed: int,
     deadline: float,
     progress: Progress,
@@ -404,13 +404,12 @@ def _day_together(
             question.catalog,
             seed=seed,
             time_limit_s=math.inf,  # That of the day holds, and this share of its work.
-            work_s=STATIC_SHARE * (deadline - now_s()),
+            most_work_s=STATIC_SHARE * (deadline - now_s()),
             progress=progress,
         )
         fleets = {name: plan.fleet for name, plan in shared_plan.plans.items()}
     else:
         fleets = _fleets_of_llms(standing, [part.name for part in parts], question)
-    facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     windows_s = {part.task.slo.every_s for part in parts}
     if day_section.every_s is None and len(windows_s) > 1:
         intervals_text = ", ".join(f"{each:g} s" for each in sorted(filter(None, windows_s)))
@@ -433,7 +432,7 @@ def _day_together(
     answer = study_day_together(
         questions,
         day_section.controllers,
-        work_s=max(deadline - now_s(), SHORTEST_LIMIT_S),
+        most_work_s=max(deadline - now_s(), SHORTEST_LIMIT_S),
         optimum=day_section.optimum,
         progress=progress,
     )

@@ -331,17 +331,17 @@ def study_day(
     question: DayQuestion,
     chosen: Sequence[ChosenController],
     *,
-    work_s: float = WORK_S,
+    most_work_s: float = WORK_S,
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> DayAnswer:
     """Simulate the static fleet, every controller and the optimum on the same traffic.
 
-    `work_s` of the search's clock (work_clock.py) limits the choice of parameters and the optimum. Raises
-    InputError where the traffic cannot be split as `train_frac` says, or is of a kind that changing pools
-    cannot serve.
+    `most_work_s` of the search's clock (work_clock.py) limits the choice of parameters and the optimum.
+    Raises InputError where the traffic cannot be split as `train_frac` says, or is of a kind that changing
+    pools cannot serve.
     """
-    deadline = now_s() + work_s
+    deadline = now_s() + most_work_s
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / HOUR_S:.3g} h")
     inputs, days, left_out = run_controllers([question], chosen, deadline, progress)
     (judged_question,), (train,), (knowledge,) = inputs.questions, inputs.trains, inputs.knowledge
@@ -706,8 +706,8 @@ def tune_controller(
 ) -> tuple[ChosenController, int]:
     """The controller with its best settings on the question's traffic, and the number of settings simulated.
 
-    `knowledge` is that of the day which follows this traffic, whose history it is. At the time
-    limit on the wall clock the best settings so far are taken.
+    `knowledge` is that of the day which follows this traffic, whose history it is. At the time limit on the
+    wall clock the best settings so far are taken.
     """
     # The traffic begins at 0:00, and the history ends with it.
     history = knowledge.history and replace(knowledge.history, end_s=knowledge.clock_s)

@@ -132,17 +132,17 @@ def study_day_together(
     questions: Mapping[str, DayQuestion],
     chosen: Sequence[ChosenController],
     *,
-    work_s: float = WORK_S,
+    most_work_s: float = WORK_S,
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> JointAnswer:
     """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs.
 
     All questions have the same stock. Where a question has training traffic, parameters are tuned for each
-    LLM by itself; `work_s` of the search's clock (work_clock.py) limits that and the optimum. Raises
+    LLM by itself; `most_work_s` of the search's clock (work_clock.py) limits that and the optimum. Raises
     InputError where traffic cannot be split as asked, or the traffics of two LLMs end at different times.
     """
-    deadline = now_s() + work_s
+    deadline = now_s() + most_work_s
     llm_questions = list(questions.values())
     stock = llm_questions[0].stock
     _, judged = split_questions(llm_questions)

@@ -53,7 +53,7 @@ class SpreadRow:
 
 
 def spread_of(
-    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str = "vllm"
+    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str
 ) -> StepTimeSpread | None:
     """The spread of the fit itself, else of its calibration, else of its kind, GPU and engine; None if
     unknown.
@@ -81,7 +81,7 @@ def parse_row(row: Section) -> SpreadRow:
 
 
 def at_medians(
-    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str = "vllm"
+    latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str
 ) -> StepLatency:
     """Step times multiplied by the median factors of their row, with the row's spread around these medians.
     Half of the measured runs are faster than such step times, and half are slower.

@@ -12,12 +12,10 @@ have a prime. t0 is what launches and the sorting of tokens by experts take: the
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from planner.errors import InputError
-from planner.importers.silicon_experts import UNEVEN, MsByTokens, experts_ms
-from planner.importers.silicon_nodes import interpolate_times, kernel_table, table_times
+from planner.importers.silicon_experts import MsByTokens
+from planner.importers.silicon_nodes import experts_by_routing, format_tables, interpolate_times, table_times
 from planner.models.llm import Llm
 
 VLLM_VERSION = "0.24.0"  # In which the tables were measured.
@@ -29,32 +27,23 @@ SHAPE = ("topk", "num_experts", "hidden_size", "inter_size")  # Of the experts; 
 def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     fields = operation["Moe"]
-    tables = kernel_table(system, "vllm", VLLM_VERSION, "_moe_data")
-    by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
+    by_routing = format_tables(system, "vllm", VLLM_VERSION, FORMAT)
     topk, experts, hidden, width = (fields[key] for key in SHAPE)
     more_tokens = topk / experts / (TOPK / EXPERTS)
     weights_frac = experts * hidden * width / (EXPERTS * HIDDEN * WIDTH)
 
-    def table_ms(routing: str) -> MsByTokens:
-        """Milliseconds of all layers by their tokens, from the table of this routing."""
+    def layer_ms(routing: str) -> MsByTokens:
+        """Milliseconds of a layer by its tokens, from the table of this routing."""
         own = by_routing[routing][topk][experts][hidden][width]
         marlin = by_routing[routing][TOPK][EXPERTS][HIDDEN][WIDTH]
         own_launches_ms, launches_ms = _least_ms(own), _least_ms(marlin)
-        layer_ms = interpolate_times(table_times(marlin[fields["moe_tp_size"]][fields["moe_ep_size"]]))
+        marlin_ms = interpolate_times(table_times(marlin[fields["moe_tp_size"]][fields["moe_ep_size"]]))
+        return lambda tokens: (
+            own_launches_ms + weights_frac * (marlin_ms(round(tokens * more_tokens)) - launches_ms)
+        )
 
-        def milliseconds(tokens: int) -> float:
-            work_ms = weights_frac * (layer_ms(round(tokens * more_tokens)) - launches_ms)
-            return float(fields["scale_factor"] * (own_launches_ms + work_ms))
-
-        return milliseconds
-
-    try:
-        even_ms, power_law_ms = table_ms("balanced"), table_ms(fields["workload_distribution"])
-    except KeyError:
-        raise InputError(
-            f"{llm.name} on {system}: AIConfigurator lacks Marlin's experts in {FORMAT}"
-        ) from None
-    return partial(experts_ms, topk / experts, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
+    lacks = f"{llm.name} on {system}: AIConfigurator lacks Marlin's experts in {FORMAT}"
+    return experts_by_routing(fields, llm, layer_ms, lacks)
 
 
 def _least_ms(splits: Mapping[int, Mapping[int, Any]]) -> float:

@@ -13,7 +13,7 @@ H200 it ships H100's numbers. AIConfigurator, which is optional, is imported ins
                     no measured layer takes less than the launches of its kernels, 0.39 ms
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers.silicon_config import INSTALL, experts_format
-from planner.importers.silicon_experts import MsByTokens, experts_ms
+from planner.importers.silicon_experts import UNEVEN, MsByTokens, experts_ms
 from planner.models.all2all import LOW_LATENCY, All2All
 from planner.models.llm import Llm
 from planner.models.roofline import experts_layers
@@ -123,6 +123,32 @@ def kernel_table(system: str, engine: str, version: str, name: str) -> Mapping[A
     database = perf_database.get_database(system, engine, version, allow_unlisted_version=True)
     table: Mapping[Any, Any] = fetch_table_view(database, name)
     return table
+
+
+def format_tables(system: str, engine: str, version: str, name: str) -> Mapping[str, Any]:
+    """The tables of experts in the format of this `name` by routing; empty if it was not measured."""
+    tables = kernel_table(system, engine, version, "_moe_data")
+    return next((tables[each] for each in tables if each.name == name), {})
+
+
+def experts_by_routing(
+    fields: Mapping[str, Any], llm: Llm, layer_ms: Callable[[str], MsByTokens], lacks: str
+) -> MsByTokens:
+    """Milliseconds of all layers' experts that AIConfigurator describes by these fields; `layer_ms` gives
+    those of a layer from the table of a routing. InputError with the message `lacks` if a table is missing.
+    """
+    try:
+        one_layer_ms = layer_ms("balanced"), layer_ms(fields["workload_distribution"])
+    except KeyError:
+        raise InputError(lacks) from None
+    even_ms, power_law_ms = (_of_layers(each, fields["scale_factor"]) for each in one_layer_ms)
+    share = fields["topk"] / fields["num_experts"]
+    return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
+
+
+def _of_layers(layer_ms: MsByTokens, layers: float) -> MsByTokens:
+    """Milliseconds of all layers by their tokens."""
+    return lambda tokens: float(layers * layer_ms(tokens))
 
 
 def table_times(by_tokens: Mapping[Any, Any]) -> dict[int, float]:

@@ -5,8 +5,8 @@
 
 Distinct steps are dealt into folds (repeats of a step stay together, as in scikit-learn's GroupKFold); every
 family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
-the table has (prefill, decode of small and of large batches, mixed), all with equal weight. The
-simplest family (the first in the given order) whose score is within `TIE_FRAC` of the best one is chosen.
+the table has (prefill, decode of small and of large batches, mixed), all with equal weight. The simplest
+family (the first in the given order) whose score is within `TIE_FRAC` of the best one is chosen.
 
 The search needs a StepLatency, the form with five numbers of planner/models/latency.py. Some families have
 this form. For the others it is refitted to their predictions, with a held-out error of its own. The simulator

@@ -17,12 +17,12 @@ group, with p = efficiency.overlap, summed over the layers:
 
 p = 1 adds the times of reading and computing, p = infinity takes the longer one; kernels lie between.
 
-Routed experts add a second term like the first one of f. A layer has E experts, of which
-N tokens read E (1 - (1 - k/E)^N), and each token computes in k of them. This term has its own shares of the
-peak rates, time per layer and activations. With data-parallel ranks it counts the tokens of all ranks, on the
-GPUs of all ranks. Then, in place of the second all-reduce, each GPU gathers the tokens of all ranks and gives
-its sums back, which are as many bytes as one all-reduce over all GPUs. Between nodes, tokens are sent to
-experts as `planner/models/all2all.py` says.
+Routed experts add a second term like the first one of f. A layer has E experts, of which N tokens read
+E (1 - (1 - k/E)^N), and each token computes in k of them. This term has its own shares of the peak rates,
+time per layer and activations. With data-parallel ranks it counts the tokens of all ranks, on the GPUs of all
+ranks. Then, in place of the second all-reduce, each GPU gathers the tokens of all ranks and gives its sums
+back, which are as many bytes as one all-reduce over all GPUs. Between nodes, tokens are sent to experts as
+`planner/models/all2all.py` says.
 
 fp8 weights are multiplied at the GPU's fp8 rate and nvfp4 weights at its 4-bit rate; a GPU without that rate
 multiplies them in 16 bits. int4 and mxfp4 weights are read as 4 bits and multiplied in 16 bits (vLLM's Marlin

@@ -25,11 +25,11 @@ costs no more:
      Two stretches of Z that are no more than s_c apart are paid as if they were one. So level (c, k) costs
      p_ck times the length of each stretch and a start-up, and before s_c nothing comes up that is not up from
      time zero on.
-  2. Stretches may begin and end at points in time t_i. Let b be the first end of
-     the needs that a stretch meets, and a their last beginning. First case, b <= a: the part of the stretch
-     from b to a meets the same needs and costs no more. Second case, a < b and one of the two lies in the
-     stretch: it is enough to be up at that moment alone (w_i = 1, y_i = 0). Third case, all others: no t_i of
-     the level lies in the stretch, and coming up at the next t_i meets all of its needs.
+  2. Stretches may begin and end at points in time t_i. Let b be the first end of the needs that a stretch
+     meets, and a their last beginning. First case, b <= a: the part of the stretch from b to a meets the same
+     needs and costs no more. Second case, a < b and one of the two lies in the stretch: it is enough to be up
+     at that moment alone (w_i = 1, y_i = 0). Third case, all others: no t_i of the level lies in the stretch,
+     and coming up at the next t_i meets all of its needs.
   3. The rows work_v. In the first two cases of 2 the program's solution pays in no v what the run does not.
      In the third case work_v counts w_i as paid from s_c before the t_i before it to the t_i after it, which
      is longer than s_c. What the run pays beyond is e_v.

@@ -302,9 +302,8 @@ def _price_slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
 
 def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
     """The last arrival of the interval whose work exceeds objective x its length by most."""
-    excess_after = (
-        np.cumsum(work) - objective * arrival_s
-    )  # The excess from the beginning to after each arrival.
+    # The excess from the beginning to after each arrival.
+    excess_after = np.cumsum(work) - objective * arrival_s
     lowest_before = np.minimum.accumulate(excess_after - work)
     return float(arrival_s[(excess_after - lowest_before).argmax()])
 

@@ -57,7 +57,7 @@ def answers_of(seed: int, *, windows: int = 3, has_slow: bool = True) -> dict[st
     questions = {"fast": question_of(day, fast, 2)}
     if has_slow:
         questions["slow"] = question_of(day, slow_pool(fast, usd_per_h), 1)
-    return {label: study_day(each, (), work_s=60) for label, each in questions.items()}
+    return {label: study_day(each, (), most_work_s=60) for label, each in questions.items()}
 
 
 def cheapest_of_all(question: DayQuestion) -> float:
@@ -106,7 +106,7 @@ def test_two_types_that_change_against_all_sequences(seed: int, monkeypatch: pyt
     """On these days a slow worker beside the fast ones, or in place of one, is cheaper than fast ones."""
     without_other_roles(monkeypatch)
     answers = answers_of(seed)
-    found = changing_types(answers, work_s=60)
+    found = changing_types(answers, most_work_s=60)
     check(found, answers)
     assert found.saved_usd > 0.01 * found.single_usd
     assert found.optimum is not None and found.question is not None
@@ -122,14 +122,14 @@ def test_types_that_need_not_change_against_all_sequences(seed: int, monkeypatch
     """On these days one type alone is the cheapest, or nearly: nothing dearer than that may be found."""
     without_other_roles(monkeypatch)
     answers = answers_of(seed)
-    check(changing_types(answers, work_s=60), answers)
+    check(changing_types(answers, most_work_s=60), answers)
 
 
 @pytest.mark.parametrize("seed", (5, pytest.param(3, marks=pytest.mark.slow)))
 def test_mixed_workers_beside_prefill_and_decode_against_all_sequences(seed: int) -> None:
     """A fleet of mixed workers alone is compared with prefill and decode workers of the same type."""
     answers = answers_of(seed, windows=2, has_slow=False)
-    found = changing_types(answers, work_s=60)
+    found = changing_types(answers, most_work_s=60)
     assert found.question is not None
     assert [pool.role for pool in found.question.fleet.pools] == ["mixed", "prefill", "decode"]
     check(found, answers)
@@ -161,7 +161,7 @@ def test_workers_given_as_the_least_are_not_exchanged() -> None:
     answers = {
         k: replace(each, question=replace(each.question, is_least_given=True)) for k, each in answers.items()
     }
-    found = changing_types(answers, work_s=10)
+    found = changing_types(answers, most_work_s=10)
     assert found.optimum is None and "least: 1 keeps" in found.why
     assert changing_types_page.types_lines(found)[0].startswith("Worker types that change within the day: no")
 
@@ -172,13 +172,13 @@ def test_a_search_that_ends_with_nothing_leaves_the_cheapest_fleet_and_what_is_p
 ) -> None:
     """The single fleets' optima are known before the search, so its end loses neither them nor the bound."""
     answers = answers_of(7)
-    whole = changing_types(answers, work_s=60)
+    whole = changing_types(answers, most_work_s=60)
 
     def out_of_time(*_: object, **__: object) -> NoReturn:
         raise PlannerError("no sequence was found in 1 s")
 
     monkeypatch.setattr(types_search, "cheapest_day", out_of_time)
-    found = changing_types(answers, work_s=1)
+    found = changing_types(answers, most_work_s=1)
     assert found.optimum is not None and whole.optimum is not None
     assert found.optimum.usd == found.single_usd == whole.single_usd and found.optimum.day.keeps
     assert 0 < found.optimum.proved_usd == whole.optimum.proved_usd
@@ -196,7 +196,7 @@ def test_types_are_searched_when_the_days_of_fleets_take_all_of_the_time() -> No
 
     def types_of(of_fleets: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
         assert left_s > 0
-        searched.append(changing_types(of_fleets, work_s=left_s))
+        searched.append(changing_types(of_fleets, most_work_s=left_s))
         return searched[0]
 
     left_s = iter((1e12, 1e12, 0.0))
@@ -211,10 +211,10 @@ def test_a_day_without_an_optimum_in_time_keeps_its_controllers(monkeypatch: pyt
         raise PlannerError("no sequence was found in 1 s")
 
     monkeypatch.setattr(day_study, "cheapest_day", out_of_time)
-    answer = study_day(answers_of(7)["fast"].question, parse_controllers("hpa"), work_s=1)
+    answer = study_day(answers_of(7)["fast"].question, parse_controllers("hpa"), most_work_s=1)
     assert [row.name for row in answer.rows] == ["static", "hpa"] and answer.optimum is None
     assert "no sequence was found" in answer.no_optimum
-    alone = changing_types({"fast": answer}, work_s=1)
+    alone = changing_types({"fast": answer}, most_work_s=1)
     assert alone.optimum is None and "fast: no sequence was found" in alone.why
 
 

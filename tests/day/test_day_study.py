@@ -67,7 +67,7 @@ def question(trace: Trace, *, start_s: float = 20.0, train_frac: float = 0.0) ->
 
 @pytest.fixture(scope="module")
 def answer() -> DayAnswer:
-    return study_day(question(a_day(6)), parse_controllers("hpa,cron,fleetplan"), work_s=600)
+    return study_day(question(a_day(6)), parse_controllers("hpa,cron,fleetplan"), most_work_s=600)
 
 
 @pytest.mark.long
@@ -207,7 +207,9 @@ def test_a_window_with_a_request_that_is_not_served_is_missed() -> None:
 
 def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     trace = a_day(windows=24, seed=1)
-    found = study_day(question(trace, train_frac=0.75), parse_controllers("hpa"), work_s=600, optimum=False)
+    found = study_day(
+        question(trace, train_frac=0.75), parse_controllers("hpa"), most_work_s=600, optimum=False
+    )
     train, judged = split_training(trace, 0.75)
     assert train is not None and len(train) + len(judged) == len(trace)
     assert len(found.judged) == len(judged) and found.judged.arrival_s[0] < EVERY_S
@@ -245,7 +247,7 @@ def test_no_workers_suffice_is_told(answer: DayAnswer) -> None:
         pools=(replace(asked.pools[0], most=1),),
         fleet=replace(asked.fleet, pools=(replace(asked.fleet.pools[0], count=1),)),
     )
-    found = study_day(few, parse_controllers("static"), work_s=600)
+    found = study_day(few, parse_controllers("static"), most_work_s=600)
     assert found.optimum is None and "allow more workers" in found.no_optimum
     assert not found.static.keeps and found.winner is found.static
 
@@ -262,12 +264,12 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     trace = a_day(8)
     asked = DayQuestion(fleet, pools, SLO, trace, 0.0, EVERY_S, stock={"paper": 4})
     chosen = parse_controllers({"hpa": {"metric": "concurrency", "target": 1}})
-    found = study_day(asked, chosen, work_s=600)
+    found = study_day(asked, chosen, most_work_s=600)
     runs = [row.run for row in found.rows] + ([found.optimum.day.run] if found.optimum else [])
     for run in runs:
         for at_s in {span.requested_s for span in run.spans}:
             assert sum(span.requested_s <= at_s < span.gone_s for span in run.spans) <= 4
-    free = study_day(replace(asked, stock={}), chosen, work_s=600)
+    free = study_day(replace(asked, stock={}), chosen, most_work_s=600)
     most = max(
         sum(span.requested_s <= at.requested_s < span.gone_s for span in free.rows[1].run.spans)
         for at in free.rows[1].run.spans
@@ -290,11 +292,11 @@ def test_a_rented_pool_may_be_empty_beside_an_owned_one() -> None:
     )
     fleet = replace(asked.fleet, pools=pools)
     asked = replace(asked, fleet=fleet, pools=(replace(bounds, most=1), replace(bounds, most=3)))
-    found = study_day(asked, parse_controllers("hpa"), work_s=600)
+    found = study_day(asked, parse_controllers("hpa"), most_work_s=600)
     assert found.optimum is not None
     assert found.optimum.sizes[0].tolist() == [1, 0]
     assert found.optimum.day.keeps
-    given = study_day(replace(asked, is_least_given=True), parse_controllers("hpa"), work_s=600)
+    given = study_day(replace(asked, is_least_given=True), parse_controllers("hpa"), most_work_s=600)
     assert given.optimum is not None
     assert (given.optimum.sizes >= 1).all()
     assert found.optimum.usd < given.optimum.usd - 0.02

@@ -2,8 +2,8 @@
 
 Fields and their ranges: kedacore/keda v2.20, config/crd/bases/keda.sh_scaledobjects.yaml; parameters of the
 triggers: pkg/scalers/prometheus_scaler.go, cron_scaler.go. KEDA makes an HPA of a ScaledObject. The HPA
-follows the trigger that asks for most workers. A cron trigger asks for `desiredReplicas` from
-`start` to `end`; while no trigger asks for any, the pool has `minReplicaCount`.
+follows the trigger that asks for most workers. A cron trigger asks for `desiredReplicas` from `start` to
+`end`; while no trigger asks for any, the pool has `minReplicaCount`.
 """
 
 from collections.abc import Sequence

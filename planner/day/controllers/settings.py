@@ -1,8 +1,9 @@
 """The parameters of controllers: each is a field of a dataclass, with its unit, default and range.
 
     class HpaSettings(ControllerSettings):
-        tolerance_frac: float = settings_field(0.1, SHARE, "no change within this share of the target",
-        most=1.0)
+        tolerance_frac: float = settings_field(
+            0.1, SHARE, "no change within this share of the target", most=1.0
+        )
 
 A document leaves out the unit at the end of a field's name: `tolerance_frac=0.1` is `tolerance: 10 %`.
 """

@@ -35,9 +35,9 @@ _MOST_CANDIDATES = 1000
 class CorrectedSteps(StepFamily):
     """Learns the form above as `form_`.
 
-    Repeats of a step count as their median, because an engine's hiccups only lengthen steps. r is
-    fitted to the `most_anchors` most informative distinct steps (`informative_rows`), g to all. `noise_frac`
-    is the error of a measured time. Mean contexts are rounded up to multiples of `context_step` tokens
+    Repeats of a step count as their median, because an engine's hiccups only lengthen steps. r is fitted to
+    the `most_anchors` most informative distinct steps (`informative_rows`), g to all. `noise_frac` is the
+    error of a measured time. Mean contexts are rounded up to multiples of `context_step` tokens
     (`CorrectedFormula`). `beyond` is that of `StepFamily`.
     """
 

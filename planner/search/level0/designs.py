@@ -84,7 +84,7 @@ class DesignPool:
         alone: Holds | None = None,
         assumption: PruningRule | None = None,
     ):
-        self.bounded, self.search, self.alone, self.assumption = (bounded, search, alone, assumption)
+        self.bounded, self.search, self.alone, self.assumption = bounded, search, alone, assumption
         self.learned = search.learned.setdefault(bounded.option.name, KnownCounts(bounded.least - 1))
         self.designs: list[FleetDesign] = []  # Every design that has this pool.
 
@@ -113,9 +113,8 @@ def record_why_not(bounded: BoundedOption, search: Search) -> None:
         search.refuted.pop(option.name, None)
     elif failed >= bounded.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        is_assumed = (
-            failed == bounded.assumed_least - 1
-        )  # `DesignPool.assume_few_fail` set it, without a simulation.
+        # `DesignPool.assume_few_fail` sets this number, without a simulation.
+        is_assumed = failed == bounded.assumed_least - 1
         search.refuted[option.name] = (
             facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )

@@ -283,9 +283,9 @@ def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
 
 @dataclass(frozen=True, slots=True)
 class RacedPolicy:
-    """Policies that were raced, and the `change` by which they differ from the best ones so far.
-    `best` is the cheapest fleet that holds with these policies, among those near the best one that cost less;
-    None if none holds. `is_simulated` is False if the simulator refuses these policies for such a fleet.
+    """Policies that were raced, and the `change` by which they differ from the best ones so far. `best` is
+    the cheapest fleet that holds with these policies, among those near the best one that cost less; None if
+    none holds. `is_simulated` is False if the simulator refuses these policies for such a fleet.
     """
 
     change: PolicyChange

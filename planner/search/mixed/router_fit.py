@@ -39,8 +39,8 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
 
 
 def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Policies, Counts | None]:
-    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with `likely_fleet`,
-    and as long as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
+    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with `likely_fleet`, and as long
+    as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
 
     Returns the policies and the first of these fleets that keeps the SLO, or None if all fail.
     """

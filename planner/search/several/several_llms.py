@@ -50,20 +50,20 @@ def plan_together(
     *,
     seed: int = 0,
     time_limit_s: float = USUAL_LIMIT_S,
-    work_s: float = math.inf,
+    most_work_s: float = math.inf,
     progress: Progress = report_nothing,
     adds_robustness: bool = False,
 ) -> SharedPlan:
     """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With
     `adds_robustness` each plan also says what more traffic would do to its fleet (evidence/robustness.py), as
-    a plan for one LLM does. `work_s` is a further limit on the search's clock.
+    a plan for one LLM does. `most_work_s` is a further limit on the search's clock.
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
     or all of them cannot be served together; the message names the limits and the least increase of each that
     would help. If work or time runs out (work_clock.py) the best fleets so far are returned with their bound.
     """
     with time_limit(time_limit_s) as limit_s:
-        deadline = min(limit_s, now_s() + work_s)
+        deadline = min(limit_s, now_s() + most_work_s)
 
         def plan(
             question: SeveralLlmsQuestion, *, own_nodes: bool = False, fills_nodes: bool = False
