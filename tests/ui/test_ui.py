@@ -854,7 +854,8 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
     assert again.number_input(key="llm1_rate").value == 1.0
     verdict = next(str(part.value) for part in again.html if "class=verdict" in str(part.value))
     assert "chat" in verdict and "code" in verdict
-    assert any("as whole nodes are paid" in line for line in shown(again.markdown))
+    instead = "planned without h100-80g, on 8 a100-80g, as whole nodes are paid: 15.12 instead of 18.11 USD/h"
+    assert any(instead in line for line in shown(again.markdown))
     kept = Store(folder).page_document("5" * 32, "several result")
     assert kept is not None
     files = Store(folder).files(kept["result"])
