@@ -176,3 +176,30 @@ def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
 
     plan_by_bill(plan, question(), lambda: False, lambda _: None)
     assert {"h100-80g"} in asked and {"a100-80g"} in asked
+
+
+@pytest.mark.long
+def test_a_dearer_gpu_never_makes_the_bill_of_several_llms_smaller() -> None:
+    """Alone both LLMs take some of the three gpu1, in fleets of several types. One of them saves 2.29 USD/h
+    with two of them. That was found only where gpu1 cost so much that the other took none: 22.20 USD/h at
+    1.63 a gpu1, 20.56 at 1.96.
+    """
+    drawn = random_questions.question(55, random_questions.CLASSES, (12, 24))
+    document = {key: drawn.document[key] for key in ("llm", "engine")} | {"safety": "none", "policies": {}}
+    ttft, tbt = {"p90": "0.118382 s"}, {"p99": "0.363338 s"}
+    document["slo"] = {"ttft": ttft, "tbt": tbt, "tenants": {"each": {"share_frac": 0.9}}}
+    settings = {"max_num_batched_tokens": [1024], "max_num_seqs": [128]}
+    document["fleet"] = drawn.document["fleet"] | settings | {"gpus": {"gpu1": 3, "gpu0": 12}}
+    late = replace(drawn.trace, name="late", arrival_s=drawn.trace.arrival_s * 1.2452530325862647)
+    bills = []
+    for usd_per_h in (1.63, 1.96):
+        gpus = dict(drawn.catalog.gpus)
+        gpus["gpu1"] = replace(gpus["gpu1"], price_usd_per_h=usd_per_h, gpus_per_node=3, is_sold_whole=False)
+        gpus["gpu0"] = replace(gpus["gpu0"], gpus_per_node=3, is_sold_whole=True)
+        catalog = replace(drawn.catalog, gpus=gpus)
+        catalog._fits.update(drawn.catalog._fits)
+        task = parse_task(document, catalog)
+        parts = tuple(LlmQuestion(trace.name, task, trace) for trace in (drawn.trace, late))
+        bills.append(plan_together(SeveralLlmsQuestion(parts, (), ()), catalog).bill.usd_per_h)
+    assert bills[0] <= bills[1] * (1 + 1e-9)
+    assert bills[0] == pytest.approx(9 * 1.85 + 2 * 1.63)

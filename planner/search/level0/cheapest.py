@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import ROUNDING, FleetLimit
+from planner.domain import COST, ROUNDING, FleetLimit
 from planner.search.level0.designs import (
     DesignPool,
     DesignQuery,
@@ -122,9 +122,10 @@ def _packed_stocks(
 
     stocked = set[Option]()
     for limit in limits:
-        of_stock = [option for option in options if limit.total is not None and limit.use(option)]
-        stocked.update(of_stock)
-        add_stock(limit.amount, of_stock)
+        if limit.total is not None and limit.limit != COST:
+            of_stock = [option for option in options if limit.use(option)]
+            stocked.update(of_stock)
+            add_stock(limit.amount, of_stock)
     if by_bill:
         add_stock(math.inf, [option for option in options if option not in stocked])
     return sums, stocks

@@ -99,11 +99,11 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 def require_shared_nodes(limits: FleetLimits, llms: int) -> None:
     """Raises InfeasibleError if each of several LLMs has nodes of its own, which the limits then count
-    (`by_gpu` is False). No fleets are searched for within such shared limits (shared_bill.py).
+    (`by_gpu` is False): what more of a limit would do is not known for nodes that they could share.
     """
     if llms > 1 and not limits.by_gpu:
         raise InfeasibleError(
-            "capacity: the fleets of all LLMs, each on nodes of its own, are not within the limits together",
+            "capacity: no fleets of all LLMs, each on nodes of its own, were found within the limits",
             kind="capacity",
             constraint="stock",
             is_proved=False,

@@ -83,7 +83,6 @@ def plan_on_paper(
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(each)[1].best for each in alone)):
-        joint_limits.require_shared_nodes(limits, len(parts))
         until = slice_of(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(parts, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)
@@ -135,6 +134,7 @@ def _plan_shared(
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
         if mixed is None:
+            joint_limits.require_shared_nodes(limits, len(parts))
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
         together, left_to_each = _search_within_others(parts, *mixed, deadline)
         least = sum(map(_level0_value, together))
@@ -155,7 +155,11 @@ def _plan_shared(
         chosen.append(design.counts(vector))
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-    binding = (*paid_for_sharing, *joint_limits.price_limits(queries, rows, shared, parts[0].task.objective))
+    binding = paid_for_sharing
+    if (
+        limits.by_gpu
+    ):  # On nodes of their own, more of a limit is not known to save as much as on shared ones.
+        binding += joint_limits.price_limits(queries, rows, shared, parts[0].task.objective)
     shared = _without_tie_breaks(shared, zip(problems, chosen, strict=True))
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
@@ -338,19 +342,40 @@ def _search_within_others(
     parts: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
 ) -> tuple[list[Searched], list[OthersLeave]]:
     """Search for each LLM within what the others leave, starting from its fleet in `chosen`, whose fleets fit
-    together.
+    together. An LLM may take what a later one would save more with. So where one takes another fleet, each
+    later one is searched first too, and the cheapest fleets of all count.
     """
+    last = len(parts)
+    best = _search_in_order(parts, problems, chosen, range(last), deadline)
+    fleets = [names_of(best_of(each)[1].best) for each in best[0]]
+    changed = (k for k, fleet in enumerate(fleets) if fleet != names_of(chosen[k]))
+    for first in range(next(changed, last) + 1, last):
+        if is_over(deadline):
+            break
+        order = (*range(first, last), *range(first))
+        other = _search_in_order(parts, problems, chosen, order, deadline)
+        best = min(best, other, key=lambda found: sum(map(best_value, found[0])))
+    return best
+
+
+def _search_in_order(
+    parts: Sequence[LlmQuestion],
+    problems: Sequence[Problem],
+    chosen: Sequence[Counts],
+    order: Sequence[int],
+    deadline: float,
+) -> tuple[list[Searched], list[OthersLeave]]:
+    """The searches of `_search_within_others` in one order of the LLMs, and what the others leave to each."""
     fleets = list(chosen)
-    searched: list[Searched] = []
-    left_to_each: list[OthersLeave] = []
-    for k, (part, problem) in enumerate(zip(parts, problems, strict=True)):
-        remaining = joint_limits.limits_beside(problem.limits, fleets, k)
-        problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
-        each = search_within(problem, remaining, fleets[k])
-        fleets[k] = best_of(each)[1].best
-        searched.append(each)
-        left_to_each.append(others_leave_fact(remaining))
-    return searched, left_to_each
+    searched: dict[int, Searched] = {}
+    left_to_each: dict[int, OthersLeave] = {}
+    for done, k in enumerate(order):
+        remaining = joint_limits.limits_beside(problems[k].limits, fleets, k)
+        problem = replace(problems[k], task=parts[k].task, deadline=slice_of(deadline, len(parts) - done))
+        searched[k] = search_within(problem, remaining, fleets[k])
+        fleets[k] = best_of(searched[k])[1].best
+        left_to_each[k] = others_leave_fact(remaining)
+    return [searched[k] for k in sorted(order)], [left_to_each[k] for k in sorted(order)]
 
 
 def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Searched:

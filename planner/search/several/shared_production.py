@@ -169,7 +169,6 @@ def share_production(
         llm.extend_time(deadline)
     fleets, shared, tries = [llm.alone for llm in llm_productions], None, 0
     if not joint_limits.fit_together(limits, fleets):
-        joint_limits.require_shared_nodes(limits, len(llms))
         chosen = _plan_within_shared_limits(llm_productions, limits, deadline, progress)
         if chosen is None:
             return None
@@ -366,6 +365,7 @@ def _choose_fleets(
     mixed = _serve_in_turn(llms, limits, half_time, any_mix=True)
     if mixed is not None:
         return mixed, shared
+    joint_limits.require_shared_nodes(limits, len(llms))
     queries = joint_limits.SharedLimitQueries(designs, lambda: is_over(deadline), progress)
     ways = joint_limits.ways_to_fit(queries, rows)
     problems = [replace(llm.problem, deadline=deadline) for llm in llms]
